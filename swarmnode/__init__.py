@@ -24,7 +24,7 @@ __all__ = ["Node", "TrainedPolicy", "errors", "evaluate", "load_adapter", "load_
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: `import swarmnode` itself loads nothing."""
+    """Imports a public name on first use: `import swarmnode` itself loads nothing."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from swarmnode.node.offline import OfflineEvaluation
 
 GivenTask = str | Path | Task | Draw | Rows
-"""A task by name, as `--task` takes it: a file, a data set, an import path; a function
-`examples(seed)`; rows: a list, a Dataset, a DataFrame, a generator, several splits; an object with
-name, version, examples and score."""
+"""A task. By name, as `--task` takes it: a file, a data set, an import path; a function `examples(seed)`;
+rows: a list, a Dataset, a DataFrame, a generator, several splits; an object with name, version, examples and
+score."""
 
 RoundCallback = Callable[[NodeStatus], object]
 
@@ -53,7 +53,7 @@ P = ParamSpec("P")
 
 
 class Node:
-    """One node, as `swarmnode join` would run it.
+    """One node, like that of `swarmnode join`.
 
     >>> node = Node(task=examples, reward=reward, rounds=20)    # doctest: +SKIP
     >>> node.run().reward_last                                  # doctest: +SKIP
@@ -86,24 +86,24 @@ class Node:
         demonstrations: GivenDemonstrations | None = None,
         **unknown: Never,
     ) -> None:
-        """Nothing is loaded yet.
+        """Loads nothing yet.
 
-        `task`: what is asked (None: the built-in tasks); `reward`: what judges it instead of the task's own
-        judge. `tools`: functions that the policy may call; `environment`: a class (or a function without
-        arguments) that makes what it plays with, which may bring its own questions (docs/environments.md).
+        `task`: the questions (None: the built-in tasks). `reward`: the judge in place of the task's own.
+        `tools`: functions that the policy may call; `environment`: a class (or a function without arguments)
+        that makes the environment of an episode, which may bring its own questions (docs/environments.md).
         `eval_dataset`: rows that it is measured on, whole; then no row of `task` is held out.
         `demonstrations`: right answers to begin with, where the policy is never right by itself: a function
         of the example, a mapping of prompts to texts, or rows with a column `demonstration`. The task judges
-        them; none is shown in a prompt, and none is published.
-        `model`: a name, a folder, or a causal LM of transformers that is loaded, with its `tokenizer` (or
-        `processing_class`, as TRL calls it) where its name does not lead to one. `rounds` (of the run, over
-        restarts), `run` (its name; None: that of this model, task and reward, a new one where these have
-        changed), `peers` (addresses to dial) and `home` are the options of `swarmnode join`; `settings` any
-        other, by its full name: {"training.learning_rate": 1e-3}. `on_round` is called with the status after
-        every round, in the thread that runs the node; what it raises ends the run. `monitors`: trackers by
-        the names that node.monitors takes, or objects (docs/metrics.md); what they raise ends nothing.
-        `fresh`: start over. `log`: write the node's story to stderr.
-        Raises ConfigError and TaskError for what cannot be.
+        them; none is shown in a prompt, and none is published. `model`: a name, a folder, or a causal LM of
+        transformers that is loaded, with its `tokenizer` (or `processing_class`, as TRL calls it) where its
+        name does not lead to one. `rounds` (of the run, over restarts), `run` (its name; None: that of this
+        model, task and reward, a new one where these have changed), `peers` (addresses to dial) and `home`
+        are the options of `swarmnode join`; `settings` any other, by its full name:
+        {"training.learning_rate": 1e-3}. `on_round` is called with the status after every round, in the
+        thread that runs the node; what it raises ends the run. `monitors`: trackers by the names that
+        node.monitors takes, or objects (docs/metrics.md); what they raise ends nothing. `fresh`: start over.
+        `log`: write the node's story to stderr. Raises ConfigError and TaskError for settings and tasks that
+        are not possible.
         """
         for name in unknown:
             raise ConfigError(
@@ -146,24 +146,22 @@ class Node:
 
     @property
     def home(self) -> Path | None:
-        """The folder with all that it keeps, to pass as `home=` again; None: the folders of XDG, where it
-        lives that was given none."""
+        """Folder with everything that the node keeps, to pass as `home=` again. None: the folders of XDG, for
+        a node without a home of its own."""
         return self._settings.paths.home
 
     @property
     def policy(self) -> "TrainedPolicy":
-        """The policy of the newest checkpoint, to generate from; loaded beside the running node's where it
-        runs. Raises CheckpointError where there is none yet."""
+        """Policy of the newest checkpoint, to generate from; loaded beside that of a running node. Raises
+        CheckpointError if there is none yet."""
         saved = None if self.status is None else self.status.checkpoint.round
         if self._policy is None or self._policy[0] != saved:
             self._policy = saved, _load(self._settings_of_run(), best=False, base=False)
         return self._policy[1]
 
     def run(self) -> Summary:
-        """Run to the end and return what it came to. Ctrl-C and `stop` end it in order, with a checkpoint.
-
-        In a notebook, whose thread has an event loop already, the node runs in a thread of its own.
-        """
+        """Runs to the end and returns a summary. Ctrl-C and `stop` end the run in order, with a checkpoint.
+        In a notebook, whose thread has an event loop already, the node runs in a thread of its own."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -177,8 +175,8 @@ class Node:
                 return running.result()
 
     async def serve(self) -> Summary:
-        """As `run`, without blocking the event loop; the node computes in threads and has a loop of its own.
-        Where the caller is cancelled, the node stops in order first."""
+        """Runs as `run` does, without blocking the event loop: the node computes in threads and has a loop of
+        its own. If the caller is cancelled, the node stops in order first."""
         running = asyncio.get_running_loop().run_in_executor(None, lambda: self._run(signals=False))
         try:
             return await asyncio.shield(running)
@@ -188,7 +186,7 @@ class Node:
             raise
 
     def stop(self) -> None:
-        """Have the run end in order, with a checkpoint. May be called from any thread and from `on_round`."""
+        """Ends the run in order, with a checkpoint. May be called from any thread and from `on_round`."""
         self._stopping = True
         self._request_stop()
 
@@ -196,7 +194,7 @@ class Node:
         self.status = status
 
     def _settings_of_run(self) -> Settings:
-        """The settings with the name of the run that this node trains, once it has begun."""
+        """Returns the settings with the name of the run that this node trains, once it has begun."""
         if self.status is None:
             return self._settings
         node = self.config.node.model_copy(update={"run": self.status.run})
@@ -233,7 +231,7 @@ class Node:
 
 
 class TrainedPolicy:
-    """A policy from a checkpoint, with an engine to generate from it."""
+    """A policy of a checkpoint, with an engine to generate from it."""
 
     def __init__(self, local: "LocalPolicy", config: Config, round: int | None) -> None:
         self.local = local
@@ -263,11 +261,12 @@ class TrainedPolicy:
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> str | list[str]:
-        """One completion of each prompt, a text or messages; a text for one of them, a list for a list.
+        """Returns one completion of each prompt, a text or messages; a text for one of them, a list for a
+        list.
 
         `temperature` and `max_tokens`: as the policy trains, unless given; temperature 0 takes the likeliest
-        token. The same `seed` gives the same samples. Raises TaskError for messages that are none
-        and ModelError for a prompt that is too long.
+        token. The same `seed` gives the same samples. Raises TaskError for messages that are none and
+        ModelError for a prompt that is too long.
         """
         from swarmnode.rollout.engine import SamplingParams
         from swarmnode.training.evaluation import collect
@@ -294,10 +293,10 @@ class TrainedPolicy:
 
 
 def _run_of(node: Callable[P, Node]) -> Callable[P, Summary]:
-    """Make `run`, with the parameters of a Node for editors, type checkers and `help`."""
+    """Makes `run`, with the parameters of a Node for editors, type checkers and `help`."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> Summary:
-        """Run a node to its end: `Node(task, reward, ...).run()`, with all that a Node takes."""
+        """Runs a node to its end: `Node(task, reward, ...).run()`, with all that a Node takes."""
         return node(*args, **kwargs).run()
 
     run.__signature__ = signature(node).replace(return_annotation=Summary)  # pyright: ignore[reportFunctionMemberAccess]
@@ -326,12 +325,11 @@ def evaluate(
     tools: Sequence[object] | None = None,
     environment: object = None,
 ) -> "OfflineEvaluation":
-    """The mean reward on held-out examples of the newest checkpoint, of the best, or of the `base` model; as
-    `swarmnode eval`. `task` None: those that it was trained on, where they have a name; rows: all of them
-    are asked, and of several splits those that are not for training. `run`: its name (None: that which was
-    written to last).
+    """Returns the mean reward on held-out examples of the newest checkpoint, of the best, or of the `base`
+    model; as `swarmnode eval`. `task` None: the named tasks that it was trained on; rows: all of them, and of
+    several splits those not for training. `run`: its name (None: the one written to last).
 
-    Raises CheckpointError where there is nothing to measure.
+    Raises CheckpointError if there is nothing to measure.
     """
     from swarmnode.node.offline import evaluate_offline
     from swarmnode.node.screen import Screen
@@ -369,8 +367,8 @@ def load_policy(
     base: bool = False,
     best: bool = False,
 ) -> TrainedPolicy:
-    """The policy of the newest checkpoint (or the best, or the `base` model), to generate from; of the named
-    `run`, or of that which was written to last. Raises CheckpointError where there is none."""
+    """Returns the policy of the newest checkpoint (or the best, or the `base` model), to generate from. `run`
+    None: the run written to last. Raises CheckpointError if there is none."""
     settings = {"node.run": run, **(settings or {})}
     chosen = _settings_of_trained(home, preset, model, {}, settings)
     return _load(chosen, base=base, best=best)
@@ -385,8 +383,8 @@ def load_adapter(
     settings: Mapping[str, Any] | None = None,
     best: bool = False,
 ) -> "tuple[PeftModel, PreTrainedTokenizerBase]":
-    """The trained adapter on its base as PEFT knows it, and the tokenizer, for code that uses transformers.
-    `run` as in `load_policy`. Raises CheckpointError where there is no checkpoint."""
+    """Returns the trained adapter on its base as a PEFT model, and the tokenizer, for code that uses
+    transformers. `run` as in `load_policy`. Raises CheckpointError if there is no checkpoint."""
     local = load_policy(model=model, home=home, run=run, preset=preset, settings=settings, best=best).local
     return local.policy.peft_model, local.base.tokenizer
 
@@ -399,8 +397,8 @@ def settings_of(
     settings: Mapping[str, Any],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> Settings:
-    """All layers of settings, what the script says above them. A `model` that is loaded is written to a
-    folder of the home. Raises ConfigError, ModelError."""
+    """Returns all layers of settings merged, with the script's own on top. A `model` that is loaded is
+    written to a folder of the home. Raises ConfigError, ModelError."""
     folder = None if home is None else Path(home)
     named, loaded = (None, None) if model is None else (str(model), None)
     if model is not None and not isinstance(model, str | Path):
@@ -425,7 +423,7 @@ def _settings_of_trained(
     settings: Mapping[str, Any],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> Settings:
-    """As `settings_of`; where nobody names a model, it is the one that was trained here, as for
+    """Returns settings as `settings_of` does; without a named model, that of the model trained here, as for
     `swarmnode eval`."""
     from swarmnode.training.runs import runs_in, trained_model
 
@@ -438,7 +436,7 @@ def _settings_of_trained(
 
 
 def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec]:
-    """One reward, or several, as a list. Raises TaskError for what judges nothing."""
+    """Returns one reward, or several, as a list. Raises TaskError for an object that is no reward."""
     if isinstance(reward, str) or callable(reward):
         return [reward]
     if not isinstance(cast(object, reward), Iterable):
@@ -450,7 +448,7 @@ def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec
 
 
 class _Watch:
-    """The watcher by which a Node hears how it is doing."""
+    """A watcher that passes a node's status on to its Node object."""
 
     def __init__(self, seen: RoundCallback, on_round: RoundCallback) -> None:
         self._seen, self._on_round = seen, on_round
@@ -471,7 +469,8 @@ class _Watch:
 
 @contextmanager
 def _interrupts(stop: Callable[[], None], wanted: bool) -> Generator[None]:
-    """Ctrl-C stops the node in order; a second one raises KeyboardInterrupt, as it does elsewhere."""
+    """Context in which Ctrl-C stops the node in order; a second one raises KeyboardInterrupt, as it does
+    elsewhere."""
     if not wanted:
         yield
         return
@@ -488,19 +487,19 @@ def _interrupts(stop: Callable[[], None], wanted: bool) -> Generator[None]:
 
 
 def _ignored(status: NodeStatus) -> None:
-    """Nobody asked to be told."""
+    """Ignores a status: the default of `on_round`."""
 
 
 def _unseen(done: int, total: int, what: str) -> None:
-    """Nobody watches how a model is loaded."""
+    """Ignores the progress of loading a model."""
 
 
 def _nothing() -> None:
-    """Nobody runs who could be asked to stop."""
+    """Does nothing: `stop` of a node that does not run."""
 
 
 def _names(task: GivenTask | None) -> dict[str, Any]:
-    """The setting that names a task, where it has a name."""
+    """Returns the setting that names a task, if the task is a name."""
     named = isinstance(task, str | Path)
     return {"tasks.names": (str(task),), "tasks.mixes": ()} if named else {}
 
@@ -513,7 +512,8 @@ def _task_around(
     evaluation: Rows | None,
     config: Config,
 ) -> Task | None:
-    """The task that objects of the script make; None: the settings or a name say it. Raises TaskError."""
+    """Returns the task made of the script's objects. None: the settings or a name say it. Raises
+    TaskError."""
     named = isinstance(task, str | Path)
     if named and (tools is not None or environment is not None or evaluation is not None):
         hint = "pass its examples as a list or a function"
@@ -531,7 +531,7 @@ def _task_around(
 def tasks_of(
     stack: ExitStack, task: GivenTask | None, rewards: Sequence[RewardSpec], config: Config
 ) -> dict[str, Task] | None:
-    """The tasks that were passed in; None: the settings name them. The stack ends their processes."""
+    """Returns the tasks that were passed in. None: the settings name them. The stack ends their processes."""
     if task is not None and not isinstance(task, str | Path):
         one = as_task(task, rewards)
         return {one.name: one}

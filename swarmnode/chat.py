@@ -1,15 +1,4 @@
-"""Conversations as texts: one that stands for the messages of a prompt, one for the turns of a completion.
-
-tasks (rows.py) -> [chat_text] -> Example.prompt -> types.messages_of -> group.py, rewards.py
-turns of a policy and an environment -> [transcript] -> Completion.text -> [turns_of] -> Environment.score
-
-A prompt is a text everywhere: it is hashed to hold it out, compared, kept in books and checkpoints. That of a
-single message of the user is what the user says; any other conversation is written as JSON behind a mark that
-no prompt begins with. Tools that the policy may call are part of the prompt.
-
-What a policy and an environment said to each other is one text in the same way. Only what a task that is an
-environment gets is ever read so: a policy may write the mark itself.
-"""
+"""Conversations as texts: one form for the messages of a prompt, one for the turns of a completion."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,8 +13,8 @@ ROLES = ("system", "developer", "user", "assistant")
 
 
 def chat_text(messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The prompt that stands for a conversation in which these tools (JSON schemas) may be called, the same
-    on every machine.
+    """Returns the prompt that encodes a conversation in which these tools (JSON schemas) may be called, the
+    same on every machine.
 
     >>> chat_text([{"role": "user", "content": "2 + 2 ="}])
     '2 + 2 ='
@@ -41,8 +30,8 @@ def chat_text(messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str
 
 
 def asked_of(prompt: str) -> str:
-    """A prompt as people read it: what the user says last, and what was said before it by whom, without the
-    schemas of tools.
+    """Returns a prompt for people to read: the user's last message, then the earlier ones with their roles,
+    without the schemas of tools.
 
     >>> brief = {"role": "system", "content": "Be brief."}
     >>> asked_of(chat_text([brief, {"role": "user", "content": "2 + 2 ="}]))
@@ -55,7 +44,7 @@ def asked_of(prompt: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy said, and what the environment answered."""
+    """A turn of the policy, with the environment's answer."""
 
     said: str
     observed: tuple[Message, ...] = ()
@@ -63,7 +52,7 @@ class Turn:
 
 
 def transcript(turns: Sequence[Turn]) -> str:
-    """The text that stands for these turns.
+    """Returns the text that encodes these turns.
 
     >>> transcript([Turn("ask", ({"role": "tool", "content": "7"},)), Turn("It is 7.")])
     '\\x02[["ask",[["tool","7"]]],["It is 7.",[]]]'
@@ -75,7 +64,7 @@ def transcript(turns: Sequence[Turn]) -> str:
 
 
 def turns_of(text: str) -> tuple[Turn, ...]:
-    """The turns that a text stands for. Raises ValueError for one that `transcript` did not write.
+    """Returns the turns that a text encodes. Raises ValueError for one that `transcript` did not write.
 
     >>> turns_of(transcript([Turn("ask", ({"role": "tool", "content": "7"},))]))
     (Turn(said='ask', observed=({'role': 'tool', 'content': '7'},)),)

@@ -39,11 +39,11 @@ NOT_OF_A_TEMPLATE = frozenset(
         "truncation",
     }
 )
-"""Arguments of apply_chat_template that the node sets, or that would make something else of a prompt."""
+"""Arguments of apply_chat_template that the node sets, or that would turn a prompt into something else."""
 
 
 SECRET = "secret"
-"""The type of an error whose value may be a key or a password, so that nobody shows it."""
+"""Type of an error whose value may be a key or a password and must not be shown."""
 
 
 class Section(BaseModel):
@@ -54,13 +54,13 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
-        """`--set tasks.names=rev` means what it looks like."""
+        """Turns a single value into a list of one, so that `--set tasks.names=rev` works."""
         field = cls.model_fields[str(info.field_name)]
         return (value,) if isinstance(value, str) and get_origin(field.annotation) is tuple else value
 
 
 SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
-"""A swarm's name, as a regular expression. It stands in topics and in names of files."""
+"""Pattern of a swarm's name, which stands in topics and in names of files."""
 
 
 def named(kind: Kind, *besides: str) -> AfterValidator:
@@ -75,7 +75,7 @@ class SwarmConfig(Section):
 
 class NetworkConfig(Section):
     transport: Annotated[str, named("transport")] = "p2pd"
-    """What carries messages: p2pd (the go-libp2p daemon), or a host of your own, as mymodule:name. All nodes
+    """Transport of messages: p2pd (the go-libp2p daemon), or a host of your own, as mymodule:name. All nodes
     of a swarm must agree."""
     listen: str = "0.0.0.0"
     """IPv4 address to listen on. 127.0.0.1 keeps the node to this machine."""
@@ -87,13 +87,14 @@ class NetworkConfig(Section):
     map_port: bool = False
     """Ask the router to forward our port, by UPnP or NAT-PMP, and tell peers where it does."""
     relays: tuple[str, ...] = ("auto",)
-    """Who takes connections for us where nobody can dial us: multiaddrs that end in /p2p/<peer id>, or seeds,
-    or none. auto: the seeds, for a member of a pipeline that has no public address and announces none."""
+    """Relays that take connections for us if nobody can dial us: multiaddrs that end in /p2p/<peer id>, or
+    seeds, or none. auto: the seeds, for a member of a pipeline that has no public address and announces
+    none."""
     relay_for_others: bool | None = None
-    """Take connections for peers that nobody can dial, within limits; we must be reachable. Unset: a seed
-    does that listens for more than its own machine."""
+    """Take connections for peers that nobody can dial, within limits; we must be reachable. Unset: on for a
+    seed that listens for more than its own machine."""
     seeds: tuple[str, ...] = ("shipped",)
-    """Whom to dial first: multiaddrs that end in /p2p/<peer id>, files with one on each line, DNS names as
+    """Peers to dial first: multiaddrs that end in /p2p/<peer id>, files with one on each line, DNS names as
     /dnsaddr/example.org. shipped: the list that came with swarmnode (configs/seeds.txt)."""
     mdns: bool = True
     """Find peers in the local network by multicast DNS, in private address ranges only."""
@@ -132,11 +133,11 @@ class PolicyConfig(Section):
     """LoRA scaling is alpha / rank."""
 
     chat_template: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """What the tokenizer's own chat template is told besides messages, as in {enable_thinking = false}."""
+    """Further arguments of the tokenizer's own chat template, as in {enable_thinking = false}."""
 
     raw_prompts: bool = False
-    """Prompts that are a text, or one message of a user, stand as they are, as TRL trains on texts. Off: the
-    chat template is put around them. Conversations of several messages have it in any case."""
+    """Use prompts that are a text, or one message of a user, as they are, as TRL trains on texts. Off: put
+    the chat template around them. Conversations of several messages have it in any case."""
 
     @field_validator("chat_template")
     @classmethod
@@ -162,7 +163,7 @@ class JudgeConfig(Section):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     url: str = ""
-    """An OpenAI-compatible endpoint such as http://localhost:8000/v1, with `model`; or what takes
+    """An OpenAI-compatible endpoint such as http://localhost:8000/v1, with `model`; or an endpoint that takes
     {"prompt", "completions", "columns"} by POST and gives {"scores": [...]}. Empty: there is none."""
     model: str = ""
     """The model that judges each answer. Empty: the URL gives scores itself."""
@@ -170,28 +171,29 @@ class JudgeConfig(Section):
         "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is the answer, from 0 (wrong) to 1 (right)?"
         " Reply with one number and nothing else."
     )
-    """What the model is asked: {prompt}, {completion} and any {column} are filled in."""
+    """Prompt of the model: {prompt}, {completion} and any {column} are filled in."""
     read: str = r"^\s*(\d+(?:\.\d+)?)\s*$"
     """Regular expression whose first group is the number; of several matches the last."""
     lowest: float = 0.0
-    """The smallest number that is believed."""
+    """Smallest number that counts as a score."""
     highest: float = 1.0
-    """The largest number that is believed. Any other is as none at all."""
+    """Largest number that counts as a score. A number outside is no score."""
     key_env: str = ""
-    """The environment variable that holds the key. It is read when the judge is asked, and never written."""
+    """Environment variable that holds the key. It is read for each request to the judge, and never
+    written."""
     max_tokens: int = Field(default=512, ge=1)
     """Longest reply of the model."""
     concurrency: int = Field(default=8, ge=1, le=256)
     """Requests of one process at the same time."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Longest that the answers to one example may take, attempts and waits included. Then they have no
-    reward. Those of strangers have 14 seconds at most."""
+    """Longest that the answers to one example may take, attempts and waits included. Past it they have no
+    reward. Strangers' answers have 14 seconds at most."""
     tries: int = Field(default=5, ge=1, le=20)
     """Attempts at one request that finds the judge busy, broken or unclear."""
     cached: int = Field(default=100_000, ge=0)
-    """Judgements kept on disk, so that nothing is asked twice. 0: none."""
+    """Judgements kept on disk, so that no question is asked twice. 0: none."""
     exchangeable: bool = False
-    """Every node has this judge and gets the same scores of it, so rollouts may leave this one."""
+    """True if every node with this judge gets the same scores of it, so that rollouts may leave this one."""
 
     @field_validator("url")
     @classmethod
@@ -257,20 +259,21 @@ class TasksConfig(Section):
     """So many groups of a task one after the other whose reward raises, overruns or ends its process stop the
     node. A reward that raises before it ever judged a group stops it at once."""
     sandbox: Literal["required", "optional"] = "required"
-    """How rewards run programs that stand in answers. required: in a sandbox, or not at all where a machine
-    has nothing to make one of; optional: there with your rights, those in strangers' answers too."""
+    """Isolation of programs in answers that rewards run. required: in a sandbox, or not at all if the machine
+    can make none; optional: without a sandbox with your rights, those in strangers' answers too."""
     reward: tuple[str, ...] = ()
     """Rewards of data sets: exact_match and our others by name, `file.py:function` or
     `package.module:function`. Empty: an answer counts when it equals the answer column."""
     reward_weights: tuple[float, ...] = ()
-    """How much each reward of `reward` counts in their sum, a judge behind a URL last; at 0 it is only
-    measured. Empty: 1 each. Peers with other weights have another task."""
+    """Weight of each reward of `reward` in their sum, a judge behind a URL last; at 0 it is only measured.
+    Empty: 1 each. Peers with other weights have another task."""
     prompt_column: str = ""
-    """The column of data sets that is asked. Empty: prompt, messages, question, problem, or the like."""
+    """Column of data sets that holds the question. Empty: prompt, messages, question, problem, or the
+    like."""
     answer_column: str = ""
-    """The column of data sets that rewards get as `answer`. Empty: answer, solution, target, or the like."""
+    """Column of data sets that rewards get as `answer`. Empty: answer, solution, target, or the like."""
     system_prompt: str = ""
-    """What the system says before every question of data sets and of reasoning-gym."""
+    """System message before every question of data sets and of reasoning-gym."""
     reasoning_gym: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Parameters of `reasoning-gym:NAME`, as a table [tasks.reasoning_gym.NAME]."""
     curriculum: bool = False
@@ -295,7 +298,7 @@ class RolloutConfig(Section):
     group_size: int = Field(default=8, ge=2, le=512)
     """Completions per example (G)."""
     max_tokens: int = Field(default=512, ge=1)
-    """Longest completion in tokens; of a conversation with an environment, what that says included."""
+    """Longest completion in tokens; in a conversation, the environment's messages count, too."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
     """Longest turn in tokens, where an environment answers; one that is cut ends its conversation. Unset:
     max_tokens is the only bound."""
@@ -308,11 +311,11 @@ class RolloutConfig(Section):
     slots: int = Field(default=256, ge=1, le=4096)
     """Most sequences generated at the same time."""
     engine: Annotated[str, named("engine", "auto")] = "auto"
-    """What generates: embedded (our own loop), vllm, generate (transformers' own, the slowest), or an engine
+    """Engine: embedded (our own loop), vllm, generate (transformers' own, the slowest), or an engine
     of your own, as mymodule:name. auto: vllm on a GPU where it is installed, else our own loop; `join` says
     why."""
     mode: Literal["refill", "april", "sync"] = "refill"
-    """How a round ends. refill: as soon as its groups are complete, the rest goes on into the next round.
+    """End of a round. refill: as soon as its groups are complete, the rest goes on into the next round.
     april: as the paper has it (ask for more, stop, resume). sync: waits for everything."""
     concurrency: int | None = Field(default=None, ge=1)
     """Sequences kept in flight in mode refill. Unset: from the measured cost of a step; of several policies
@@ -329,7 +332,7 @@ class RolloutConfig(Section):
 
 class ExchangeConfig(Section):
     enabled: bool = True
-    """Share rollouts and train on others'. Off: no network at all; see `rule` for what is left of it."""
+    """Share rollouts and train on others'. Off: no network at all; `rule` says what remains."""
     local_groups: int = Field(default=4, ge=0)
     """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison), where external
     ones take the places of own ones: under the rules book and own_book all of a round are."""
@@ -349,8 +352,8 @@ class ExchangeConfig(Section):
     """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs
     was right: one at least where anybody asks. 0: none. A pipeline has none."""
     teachers: Literal["measured", "all"] = "measured"
-    """Who may fill the book. measured: an author's answers wait until they pull our policy where our own
-    finds do, by the gradients of the two; all: everybody whose answers our judge gives full marks."""
+    """Authors who may fill the book. measured: an author's answers wait until their gradients agree with
+    those of our own finds; all: everybody with answers that our judge gives full marks."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)
     """Accepted external groups kept for later rounds."""
     library: bool = True
@@ -378,8 +381,8 @@ class TrainingConfig(Section):
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW learning rate of the adapter."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls until node.rounds, which linear and cosine need: not at all, in a straight
-    line, or along half a cosine."""
+    """Course of the learning rate until node.rounds, which linear and cosine need: constant, falling in a
+    straight line, or along half a cosine."""
     warmup_rounds: int = Field(default=0, ge=0)
     """Rounds over which the learning rate rises to its full size. 0: it begins with that."""
     weight_decay: float = Field(default=0.0, ge=0, lt=1)
@@ -401,8 +404,8 @@ class TrainingConfig(Section):
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
-    """How tokens sampled by another policy than the newest are weighted: truncated importance sampling,
-    masked importance sampling, decoupled PPO, or not at all."""
+    """Weighting of tokens sampled by another policy than the newest: truncated importance sampling, masked
+    importance sampling, decoupled PPO, or not at all."""
     micro_batch_tokens: int | None = Field(default=None, ge=16)
     """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
     out."""
@@ -438,7 +441,8 @@ class PipelineConfig(Section):
     trainable: Literal["lora", "full"] = "lora"
     """Train an adapter on each stage, or all of its weights."""
     codec: Literal["none", "fp16", "int8"] = "fp16"
-    """How activations and gradients travel. int8 is a quarter of float32 and changes them by up to 1/254."""
+    """Encoding of activations and gradients on the wire. int8 is a quarter of float32 and changes them by up
+    to 1/254."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
     idle_model: str = ""
@@ -462,7 +466,7 @@ class NodeConfig(Section):
     keep_checkpoints: int = Field(default=3, ge=1)
     """Checkpoints kept; older ones are deleted, but never the one with the best evaluation."""
     learner: Annotated[str, named("learner")] = "local"
-    """What answers and learns: local, or a class of your own in its place, as mymodule:name. A pipeline has
+    """Learner: local, or a class of your own in its place, as mymodule:name. A pipeline has
     a learner of its own."""
     policies: int = Field(default=1, ge=1, le=16)
     """Policies that this node trains on one base model, each with its own identity, seed and adapter."""
@@ -531,10 +535,10 @@ KEYS = tuple(f"{name}.{key}" for name, section in SECTIONS.items() for key in se
 
 
 def explain_setting(key: str) -> str:
-    """The sentence under a setting.
+    """Returns the sentence under a setting.
 
     >>> explain_setting("network.mdns")
-    'Find peers in the local network by multicast DNS.'
+    'Find peers in the local network by multicast DNS, in private address ranges only.'
     """
     section, _, name = key.partition(".")
     return " ".join((SECTIONS[section].model_fields[name].description or "").split())

@@ -24,7 +24,7 @@ from swarmnode.storage import Paths, builtin_folder, resolve_paths
 
 ENV_PREFIX = "SWARMNODE_"
 NOT_SETTINGS = frozenset({"SWARMNODE_HOME"})
-"""Variables with our prefix that are no settings."""
+"""Environment variables with our prefix that are no settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LoadedConfig:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a command or a script works with. `model` is resolved: tiny, a folder or a hub name."""
+    """The merged settings of a command or a script. `model` is resolved: tiny, a folder or a hub name."""
 
     config: Config
     origins: Mapping[str, str]
@@ -64,8 +64,8 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     flags_from: str = "command line",
 ) -> LoadedConfig:
-    """Merge all layers. `flags` are command-line flags that stand for a key (`--seed`), or what a script
-    says, where a section may be a dictionary of its own; they win last.
+    """Merges all layers. `flags` are command-line flags that stand for a key (`--seed`), or a script's
+    settings, where a section may be a dictionary of its own; they win over all others.
 
     Raises ConfigError naming the layer, the key and, for an unknown key, the closest known one.
     """
@@ -83,7 +83,7 @@ def load_config(
 
 
 def merge_layers(layers: Iterable[ConfigLayer]) -> LoadedConfig:
-    """Later layers win. Every key of every layer must exist, also one that is overridden."""
+    """Merges layers; later ones win. Every key of every layer must exist, even an overridden one."""
     origins = dict.fromkeys(KEYS, "default")
     tree: dict[str, dict[str, Any]] = {}
     for layer in layers:
@@ -110,7 +110,7 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     flags_from: str = "command line",
 ) -> Settings:
-    """Merge all layers. The tiny policy brings its preset along unless another one was named."""
+    """Merges all layers. The tiny policy brings its preset along unless another one was named."""
     paths = resolve_paths(home)
     given = {key: value for key, value in (flags or {}).items() if value is not None}
 
@@ -134,7 +134,7 @@ def load_settings(
 
 
 def presets(folder: Path) -> dict[str, Path]:
-    """Preset name -> file, for every TOML file of the folder that is one."""
+    """Returns the TOML files of the folder by preset name."""
     return {path.stem: path for path in sorted(folder.glob("*.toml")) if path.stem != "models"}
 
 
@@ -189,7 +189,7 @@ def _split_assignment(text: str) -> tuple[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    """A TOML value where it is one (3, true, ["a"]), else the text itself."""
+    """Returns the TOML value of a text (3, true, ["a"]), or the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -208,8 +208,8 @@ def _require_what_holds_now(key: str, value: Any, origin: str) -> None:
 
 
 def _closest(key: str) -> str:
-    """Advice naming the nearest known key: a slip of one letter, what TRL calls so, what is called so in
-    another section, then by whole name, then by last part."""
+    """Returns advice with the nearest known key: a slip of one letter, TRL's name, the name in another
+    section, then the nearest by whole name and by last part."""
     tail = key.rpartition(".")[2]
     slips = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.94)
     if tail in NAMES_OF_TRL and not slips:
@@ -229,7 +229,7 @@ def _closest(key: str) -> str:
 
 
 def advice_for_argument(name: str, known: Collection[str]) -> str:
-    """Advice for a keyword that a Node does not take: the one that is meant, or the setting.
+    """Returns advice for an unknown keyword of a Node: the intended one, or the setting.
 
     >>> advice_for_argument("roundz", ["rounds", "home"])
     "Did you mean 'rounds'?"

@@ -18,7 +18,7 @@ from swarmnode.registry import SEAMS, find
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine is made with."""
+    """The arguments that an engine is made with."""
 
     base: Any
     """The transformers model, without an adapter: read, never changed."""
@@ -47,11 +47,11 @@ class EngineRecord(EngineMemory):
     fastest_on: Mapping[str, str] = field(default_factory=dict[str, str])
     """Types of devices (cuda, cpu) on which `auto` prefers it, with the reason. {family} is the model's."""
     instead: str = "{family} runs"
-    """What it does where it is not the fastest: the reason begins so."""
+    """Beginning of the reason if another engine would be faster."""
     missing: Callable[[str], str | None] = lambda device: None
     """Why it cannot be had on this machine for this type of device, which an installation would change."""
     install: str = ""
-    """How to install what is missing."""
+    """Advice on installing a missing part."""
     refuses: Callable[[Any, str, str | None], str | None] = lambda base, device, source: None
     """Why it cannot run a model (perhaps without weights) on this type of device; it comes from `source`."""
     takes_quantized: bool = False

@@ -49,7 +49,7 @@ class SwarmnodeError(Exception):
 
 
 def notes_of(error: BaseException) -> tuple[str, ...]:
-    """What stands below an error: the traceback of code that is not ours."""
+    """Returns the notes of an error: the traceback of code that is not ours."""
     return tuple(getattr(error, "__notes__", ()))
 
 
@@ -106,7 +106,7 @@ class JudgementLost(SwarmnodeError):
 
 
 class StillLoading(JudgementLost):
-    """A judgement waited for a process that still loads its task."""
+    """A judgement that waited for a process which is still loading its task."""
 
 
 class JudgementOverran(JudgementLost):
@@ -114,7 +114,7 @@ class JudgementOverran(JudgementLost):
 
 
 class JudgementAbandoned(JudgementLost):
-    """Nobody waits for a judgement any more: it is not begun."""
+    """A judgement that is not begun, since its group has been given up."""
 
 
 class ModelError(SwarmnodeError):
@@ -126,7 +126,7 @@ class EngineError(SwarmnodeError):
 
 
 class RequestRefused(EngineError):
-    """The request is the fault, not the engine: another example may do."""
+    """A request that the engine refuses, by fault of the request: another example may do."""
 
 
 class CheckpointError(SwarmnodeError):
@@ -138,7 +138,7 @@ class PipelineError(SwarmnodeError):
 
 
 class Rejected(SwarmnodeError):
-    """What a peer sent was not accepted. Counted by `reason`, never fatal."""
+    """Input of a peer that was not accepted. Counted by `reason`, never fatal."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

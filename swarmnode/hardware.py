@@ -1,9 +1,4 @@
-"""What this machine is: cores, memory, accelerators. Nothing here imports torch before it is asked to.
-
-[hardware] -> models.py (which model), training (device), cli doctor
-
-A card counts where torch can use it, and nowhere else: the driver may show one that torch cannot.
-"""
+"""The resources of this machine: cores, memory, accelerators. torch is imported only where needed."""
 
 import os
 import shutil
@@ -25,56 +20,55 @@ NVIDIA_SMI_COLUMNS = (
     "memory.total,memory.free,compute_cap,uuid,driver_version,name",
     "memory.total,memory.free,index,uuid,driver_version,name",
 )
-"""The name comes last, since it may hold a comma. Drivers before 510 refuse to tell a capability: a number of
-the card stands in its place, which is no decimal."""
+"""Columns of nvidia-smi. The name comes last, since it may hold a comma. Drivers before 510 refuse to tell a
+capability: a number of the card stands in its place, which is no decimal."""
 LEAST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
-"""The oldest Linux driver that runs what was built for each major version of CUDA."""
+"""Oldest Linux driver for builds of each major version of CUDA."""
 CGROUP = Path("/sys/fs/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
 BF16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})
-"""Flags of a CPU that multiplies bfloat16 two times (AVX-512) to sixteen times (AMX) as fast as float32."""
+"""Flags of CPUs that multiply bfloat16 two times (AVX-512) to sixteen times (AMX) as fast as float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One accelerator. Memory in bytes; None where the driver does not tell."""
+    """One accelerator. Memory is in bytes; None: the driver does not tell."""
 
     name: str
     memory_total_bytes: int | None
     memory_free_bytes: int | None
     capability: float | None = None
-    """NVIDIA's compute capability, 8.9 for Ada; what a card can multiply follows from it."""
+    """NVIDIA's compute capability, 8.9 for Ada, which decides the types that a card can multiply."""
     uuid: str = ""
     driver: str = ""
-    """Version of NVIDIA's driver, 580.65.06; empty where it does not tell."""
+    """Version of NVIDIA's driver, such as 580.65.06. Empty: it does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchCuda:
-    """What the installed torch says of CUDA on this machine."""
+    """The installed torch's report on CUDA on this machine."""
 
     version: str
     built_for: str | None
-    """The version of CUDA; None: the build is without."""
+    """Version of CUDA that it is built for. None: it is a build without."""
     uuids: tuple[str, ...] | None = None
-    """UUIDs of the cards it can use, in CUDA's order, which is not the driver's; None: CUDA does not
-    start."""
+    """UUIDs of the usable cards, in CUDA's order, which is not the driver's. None: CUDA does not start."""
     complaint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The card that a node will use, or why one that is here stays idle."""
+    """The card that a node will use, or the reason why an existing one is not used."""
 
     gpu: Gpu | None
     problem: str = ""
-    """Empty where a card is used, none is here, or none was asked for."""
+    """Reason. Empty: a card is used, none is here, or none was asked for."""
     advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a model may use. Sizes in bytes."""
+    """The resources that a model may use. Sizes are in bytes."""
 
     cpu: str
     cores: int
@@ -84,12 +78,12 @@ class Machine:
 
 
 def inspect_machine() -> Machine:
-    """Look at this machine without loading torch (`nvidia-smi` answers for NVIDIA cards)."""
+    """Inspects this machine without loading torch (`nvidia-smi` answers for NVIDIA cards)."""
     return Machine(_cpu_name(), psutil.cpu_count() or 1, *memory_bytes(), nvidia_gpus())
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Memory of this machine, or of the container that we are in, and what of it is free."""
+    """Returns the total and the free memory of this machine, or of the container that we are in."""
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
     if (container := container_memory()) is not None:
@@ -98,7 +92,7 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def nvidia_gpus() -> tuple[Gpu, ...]:
-    """NVIDIA cards as the driver reports them; none when there is no driver."""
+    """Returns the NVIDIA cards that the driver reports; none without a driver."""
     if shutil.which("nvidia-smi") is None:
         return ()
     for columns in NVIDIA_SMI_COLUMNS:
@@ -115,7 +109,7 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
 
 
 def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """Cards from `MiB, MiB, capability, uuid, driver, name` lines.
+    """Returns cards from `MiB, MiB, capability, uuid, driver, name` lines.
 
     >>> parse_nvidia_smi("24564, 24000, 8.9, GPU-5a1e, 580.65.06, NVIDIA GeForce RTX 4090")[0].name
     'NVIDIA GeForce RTX 4090'
@@ -128,13 +122,14 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
 
 
 def usable_gpu(device: str) -> Gpu | None:
-    """The card that torch will use for `policy.device`; None: no card, not asked for, or torch cannot."""
+    """Returns the card that torch will use for `policy.device`. None: there is no card, none was asked for,
+    or torch cannot use it."""
     return find_card(device).gpu
 
 
 def find_card(device: str) -> Card:
-    """The card that torch will use for `policy.device`, or why it cannot. Imports torch where the driver
-    shows a card and the installed torch is not the build for CPUs."""
+    """Returns the card that torch will use for `policy.device`, or the reason why it cannot. Imports torch if
+    the driver shows a card and the installed torch is not the build for CPUs."""
     name, _, index = device.partition(":")
     gpus = nvidia_gpus() if name in ("auto", "cuda") else ()
     if not gpus:
@@ -143,7 +138,7 @@ def find_card(device: str) -> Card:
 
 
 def card_for(number: int, gpus: tuple[Gpu, ...], torch: TorchCuda | None, visible: str | None) -> Card:
-    """The card that CUDA counts as `number`, out of what the driver shows and what torch says of it.
+    """Returns CUDA's card `number`, from the driver's and torch's reports.
 
     >>> old = Gpu("RTX 4090", 24 * GIB, 23 * GIB, driver="470.82.01")
     >>> card_for(0, (old,), TorchCuda("2.13.0", "13.0"), None).problem
@@ -168,7 +163,7 @@ def _same_uuid(one: str, other: str) -> bool:
 
 
 def _idle_card(gpu: Gpu, torch: TorchCuda | None) -> Card:
-    """Why torch does not use a card that the driver shows, and what to do."""
+    """Returns the reason why torch does not use a card that the driver shows, with advice."""
     if torch is None:
         return Card(None, f"{gpu.name} is not used: torch is not installed", how_to_install("train"))
     if torch.built_for is None:
@@ -201,7 +196,7 @@ def _major(version: str) -> int:
 
 @cache
 def torch_cuda() -> TorchCuda | None:
-    """What torch says, asked once a process; None: it is not installed."""
+    """Returns torch's report on CUDA, made once a process. None: torch is not installed."""
     try:
         number = version("torch")
     except PackageNotFoundError:
@@ -222,9 +217,9 @@ def torch_cuda() -> TorchCuda | None:
 
 
 def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
-    """The cards that CUDA_VISIBLE_DEVICES leaves to a process, in its order (None: all).
+    """Returns the cards that CUDA_VISIBLE_DEVICES leaves to a process, in its order (None: all).
 
-    It lists numbers or beginnings of UUIDs, and what follows an entry that names no card does not count.
+    It lists numbers or prefixes of UUIDs; entries after one that names no card do not count.
 
     >>> one, two = Gpu("A", None, None, uuid="GPU-a1"), Gpu("B", None, None, uuid="GPU-b2")
     >>> [gpu.name for gpu in visible_gpus((one, two), "GPU-b,0,-1,1")]
@@ -244,7 +239,7 @@ def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Free space where `path` is or will be created."""
+    """Returns the free bytes on the disk of `path`, which need not exist yet."""
     existing = next(p for p in (path, *path.parents) if p.exists())
     return shutil.disk_usage(existing).free
 
@@ -259,10 +254,8 @@ def _capability(text: str) -> float | None:
 
 
 def container_memory(cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Limit and free bytes of the container we are in (cgroup v2); None: no limit, or no such system.
-
-    Pages of files are free in the sense that matters: the kernel drops them when somebody needs the room.
-    """
+    """Returns limit and free bytes of the container we are in (cgroup v2). None: there is no limit, or no
+    such system. Pages of files count as free: the kernel drops them when room is needed."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())
@@ -275,12 +268,13 @@ def container_memory(cgroup: Path = CGROUP) -> tuple[int, int] | None:
 
 
 def cpu_has_bf16(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether this CPU has units for products in bfloat16. False where the system does not tell."""
+    """Returns True if this CPU has units for products in bfloat16. False also if the system does not tell."""
     return not BF16_UNITS.isdisjoint(cpu_flags(cpuinfo))
 
 
 def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
-    """What this CPU can do, as Linux calls it (on ARM under another key); empty where it does not tell."""
+    """Returns the feature flags of this CPU, by Linux's names (on ARM under another key). Empty: it does not
+    tell."""
     return frozenset((_cpuinfo("flags", cpuinfo) or _cpuinfo("Features", cpuinfo)).split())
 
 
@@ -289,7 +283,7 @@ def _cpu_name() -> str:
 
 
 def _cpuinfo(key: str, cpuinfo: Path) -> str:
-    """What Linux says of the first core; empty where it says nothing."""
+    """Returns the value of a key for the first core in Linux's cpuinfo, empty without one."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

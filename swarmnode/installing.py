@@ -1,11 +1,4 @@
-"""The command that installs what is missing here, and whoever else may be installed in our place.
-
-errors' hints -> [how_to_install];  cli/__init__.py, __init__.py, doctor -> [find_namesake]
-
-The distribution is called swarmnode-rl, the package and the command swarmnode. On the package index the name
-swarmnode is another project's, with a package of the same name, and neither name is ours there yet: so every
-hint names the place that this installation came from. Needs nothing but the standard library.
-"""
+"""The command that installs a missing part, and the check for another project of our name."""
 
 import json
 import sys
@@ -14,12 +7,12 @@ from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "swarmnode-rl"
 OUR_COMMAND = "swarmnode.cli.app:main"
-"""What the entry points of every distribution of ours say, of those that were called swarmnode, too."""
+"""Entry point of every distribution of ours, including earlier ones that were called swarmnode."""
 
 
 def how_to_install(extra: str) -> str:
-    """Returns the command that adds an extra to this installation: from its source tree, the git address or
-    the wheel that it came from, or, where none of them is known, in words for any of them.
+    """Returns the command that adds an extra to this installation, from the source tree, git address or wheel
+    that it came from; if none of them is known, in words for any of them.
 
     >>> how_to_install("train").startswith("pip install ")
     True
@@ -29,7 +22,7 @@ def how_to_install(extra: str) -> str:
 
 def install_command(extra: str, beside: Path, origin: str) -> str:
     """Returns `how_to_install` of a package that lies in the folder `beside` and came from the address
-    `origin` (a git+ or file: URL; empty: nobody knows)."""
+    `origin` (a git+ or file: URL; empty: unknown)."""
     tree = beside if (beside / "pyproject.toml").is_file() else _local(origin)
     if tree is not None and tree.is_dir():
         return f'pip install -e "{tree}[{extra}]"'
@@ -58,7 +51,7 @@ NAMESAKE_ADVICE = f"pip uninstall swarmnode {DISTRIBUTION}, then install this on
 
 
 def _came_from() -> str:
-    """The address in the record that pip keeps of an installation (PEP 610); empty where there is none."""
+    """Returns the address in pip's record of an installation (PEP 610), empty without one."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

@@ -1,9 +1,4 @@
-"""How much memory a model takes: sums that a person can check, made before anything is loaded.
-
-models.py (shapes, settings) -> [memory_plan] -> --model auto, doctor, join, model/budget.py
-
-Everything is bytes and follows from shapes. What is not known is never filled in: there is no card then.
-"""
+"""The memory that a model takes: sums that a person can check, made before anything is loaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,19 +9,21 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a number in NF4: four bits, a byte of scale for 64 numbers and four for 256 scales (QLoRA, section
 3)."""
 ADAPTER_BYTES = 4
-"""PEFT keeps LoRA parameters in float32, also over a base in 16 bits: they are their own master copy."""
+"""Bytes of an adapter's parameter. PEFT keeps LoRA in float32, also over a base in 16 bits: it is its own
+master copy."""
 MOMENT_BYTES = 8
-"""Two moments of Adam in float32."""
+"""Bytes of Adam's two moments in float32."""
 COMPARED_GRADIENTS = 3
-"""Parts of a gradient that are kept apart to see whether what others teach helps (foreign/agreement.py)."""
+"""Parts of a gradient that are kept apart to see whether foreign answers help (foreign/agreement.py)."""
 CHUNK_BYTES = 256 * 2**20
-"""Log-probabilities are computed for so many tokens at once that one float32 tensor [tokens, vocabulary] is
-this large."""
+"""Size of one float32 tensor [tokens, vocabulary]: log-probabilities are computed for so many tokens at
+once."""
 LEAST_CHUNK_TOKENS = 256
 CUDA_RESERVE_BYTES = GIB
-"""The driver's context, cuBLAS workspaces, and what torch's allocator holds without being able to use it."""
+"""Bytes of the driver's context, cuBLAS workspaces, and memory that torch's allocator holds without being
+able to use it."""
 CPU_RESERVE_BYTES = GIB // 2
-"""The code of torch and transformers, resident before a single weight is."""
+"""Bytes of the code of torch and transformers, resident before a single weight is."""
 SAME_SIZE = 0.05
 """Share by which the parameters of a model may differ from those of its matrices: norms, biases, padding."""
 
@@ -45,9 +42,10 @@ class ModelCard:
     head_dim: int
     vocabulary: int
     tied: bool = False
-    """One matrix is both the embedding and the head."""
+    """True if one matrix is both the embedding and the head."""
     qk_norm: bool = False
-    """Queries and keys are normalised, as in Qwen3; the backward pass keeps them in float32 for it."""
+    """True if queries and keys are normalised, as in Qwen3; the backward pass keeps them in float32 for
+    it."""
 
     @property
     def query_width(self) -> int:
@@ -59,47 +57,49 @@ class ModelCard:
 
     @property
     def linear_parameters(self) -> int:
-        """Numbers in the linear layers that LoRA is put on (all but the head)."""
+        """Number of parameters in the linear layers with LoRA (all but the head)."""
         attention = 2 * self.hidden * (self.query_width + self.kv_width)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
     def linear_widths(self) -> int:
-        """Inputs plus outputs of the same layers, so that an adapter has rank times as many numbers."""
+        """Sum of inputs and outputs of the linear layers with LoRA: an adapter has rank times as many
+        numbers."""
         attention = 4 * self.hidden + 2 * self.query_width + 2 * self.kv_width
         return self.layers * (attention + 3 * (self.hidden + self.intermediate))
 
     @property
     def is_consistent(self) -> bool:
-        """Whether the parameters are those of such a decoder: a mixture of experts or a plain MLP differ."""
+        """True if the number of parameters is that of such a decoder: a mixture of experts or a plain MLP
+        differs."""
         expected = self.linear_parameters + self.vocabulary * self.hidden * (1 if self.tied else 2)
         return abs(self.parameters - expected) <= SAME_SIZE * expected
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is done with the model, as far as memory is concerned."""
+    """The work on a model that determines its memory."""
 
     rank: int
     """LoRA rank."""
     slots: int
     """Most sequences generated at the same time."""
     sequence_tokens: int
-    """Prompt and completion of the longest one."""
+    """Tokens of the longest prompt and completion."""
     micro_batch_tokens: int
     """Tokens in one forward pass of training."""
     number_bytes: int = 2
     """Bytes of one weight or activation: 2 for bfloat16, 4 for float32."""
     nf4: bool = False
-    """The trainer's linear layers are held in 4 bits; what is computed has `number_bytes`."""
+    """True if the trainer's linear layers are in 4 bits; products have `number_bytes`."""
     policies: int = 1
-    """Adapters over the one base model."""
+    """Number of adapters over the one base model."""
     engine: "EngineMemory" = field(default_factory=lambda: EMBEDDED_MEMORY)
     engine_bytes: float | None = None
-    """What the engine takes for itself whatever it needs (its share of a card); None: what it needs."""
+    """Fixed bytes of the engine (its share of a card). None: as many as it needs."""
     gpu: bool = True
     checkpointing: bool = False
-    """Activations are computed again in the backward pass, layer by layer."""
+    """True if activations are computed again in the backward pass, layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ class MemoryPlan:
     gradients: float
     optimizer: float
     activations: float
-    """Kept for the backward pass of one micro-batch."""
+    """Activations kept for the backward pass of one micro-batch."""
     logprobs: float
     """One chunk of logits and its gradient."""
     kv_cache: float
-    """Every slot with a sequence of full length: the most, not the usual."""
+    """Keys and values with a sequence of full length in every slot: the most, not the usual."""
     reserve: float
     engine: str
     micro_batch_tokens: int
@@ -131,16 +131,16 @@ class MemoryPlan:
 
     @property
     def loaded(self) -> float:
-        """There as soon as everything is loaded."""
+        """Bytes in use as soon as everything is loaded."""
         return self.weights + self.engine_weights + self.adapters + self.reserve
 
     @property
     def step(self) -> float:
-        """Comes and goes with every micro-batch."""
+        """Bytes that come and go with every micro-batch."""
         return self.activations + self.logprobs
 
     def describe(self) -> str:
-        """The sum in one line."""
+        """Returns the sum in one line."""
         again = ", recomputed" if self.checkpointing else ""
         parts = (
             ("weights", self.weights),
@@ -155,7 +155,7 @@ class MemoryPlan:
 
 
 def size_text(size: float) -> str:
-    """Bytes as a person reads them.
+    """Returns bytes in a readable unit.
 
     >>> size_text(24 * 2**30), size_text(300 * 2**20), size_text(2**19)
     ('24.0 GiB', '300 MiB', '0.5 MiB')
@@ -167,7 +167,7 @@ def size_text(size: float) -> str:
 
 
 def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
-    """Bytes that generating with and training `card` takes at once.
+    """Returns the bytes for generating with and training `card`.
 
     >>> card = ModelCard("m", 2e9, layers=10, hidden=1000, intermediate=4000, heads=10, kv_heads=2,
     ...     head_dim=100, vocabulary=50_000)
@@ -198,13 +198,14 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
 
 
 def adapter_parameters(card: ModelCard, rank: int) -> int:
-    """Numbers of one adapter: A is [rank, in] and B is [out, rank], for every linear layer but the head."""
+    """Returns the numbers of one adapter: A is [rank, in] and B is [out, rank], for every linear layer but
+    the head."""
     return rank * card.linear_widths
 
 
 def weight_bytes(card: ModelCard, work: Workload) -> float:
-    """The base as the trainer holds it. bitsandbytes leaves embedding, norms and head as they are, and
-    unpacks the layer that it multiplies with."""
+    """Returns the bytes of the base as the trainer holds it. bitsandbytes leaves embedding, norms and head as
+    they are, and unpacks the layer in use."""
     if not work.nf4:
         return card.parameters * work.number_bytes
     others = card.parameters - card.linear_parameters
@@ -223,7 +224,7 @@ def _a_copy(card: ModelCard, work: Workload) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """What an engine holds beside the trainer's weights, keys and values not counted."""
+    """The bytes that an engine holds beside the trainer's weights, keys and values not counted."""
 
     name: str
     weights: Callable[[ModelCard, Workload], float] = _a_copy
@@ -249,7 +250,8 @@ EMBEDDED_MEMORY = EngineMemory("embedded", _merged_layers, growth=_further_polic
 
 
 def layer_bytes(card: ModelCard, work: Workload) -> int:
-    """What one layer keeps per token for the backward pass, its LoRA fused (`model/lora.py`).
+    """Returns the bytes that one layer keeps per token for the backward pass, with LoRA fused
+    (`model/lora.py`).
 
     Two norms keep their input in float32. A linear layer keeps its input, which q, k and v share, as gate and
     up do, and rank numbers. Attention keeps q, k, v, its result and one sum per head. The MLP keeps gate, its
@@ -264,8 +266,8 @@ def layer_bytes(card: ModelCard, work: Workload) -> int:
 
 
 def activation_bytes(card: ModelCard, work: Workload) -> int:
-    """Bytes of activations per token of a micro-batch: all layers, or with checkpointing their inputs and one
-    layer at a time."""
+    """Returns the bytes of activations per token of a micro-batch: all layers, or with checkpointing their
+    inputs and one layer at a time."""
     full = layer_bytes(card, work)
     last = (
         4 * card.hidden + (work.number_bytes + 4) * card.hidden
@@ -276,12 +278,13 @@ def activation_bytes(card: ModelCard, work: Workload) -> int:
 
 
 def in_flight_bytes(card: ModelCard, work: Workload) -> int:
-    """Gradients of the layer that the backward pass is in: the three wide ones of its MLP, and two narrow."""
+    """Returns the bytes of the gradients of the layer that the backward pass is in: three wide ones of its
+    MLP, and two narrow."""
     return work.micro_batch_tokens * work.number_bytes * (3 * card.intermediate + 2 * card.hidden)
 
 
 def logprob_bytes(card: ModelCard, tokens: int) -> int:
-    """A chunk of logits and of their gradient in float32; never [all tokens, vocabulary].
+    """Returns the bytes of a chunk of logits and its gradient in float32; never [all tokens, vocabulary].
 
     >>> card = ModelCard("m", 0, 1, 1, 1, 1, 1, 1, vocabulary=2**15)
     >>> logprob_bytes(card, 2048) == 2 * CHUNK_BYTES
@@ -292,5 +295,5 @@ def logprob_bytes(card: ModelCard, tokens: int) -> int:
 
 
 def with_tokens(work: Workload, tokens: int, *, checkpointing: bool) -> Workload:
-    """The same work in micro-batches of another size."""
+    """Returns the work with micro-batches of another size."""
     return replace(work, micro_batch_tokens=tokens, checkpointing=checkpointing)

@@ -1,7 +1,5 @@
-"""Which model fits this machine, and what is known of one before it is loaded: shapes, never guesses.
-
-hardware, configs/models.toml, a model's files -> [models] -> memory_plan.py -> cli join, doctor
-"""
+"""The choice of a model that fits this machine, and facts about a model before it is loaded: shapes, never
+guesses."""
 
 import json
 import math
@@ -20,13 +18,15 @@ from swarmnode.hardware import Gpu, cpu_has_bf16, find_card
 from swarmnode.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, size_text
 
 PLANNED_TOKENS = 4096
-"""Micro-batch that a model is chosen for; what is then free decides the real one (model/budget.py)."""
+"""Tokens of the micro-batch that a model is chosen for; free memory decides the real one
+(model/budget.py)."""
 LARGEST_HEADER_BYTES = 100_000_000
-"""The bound that safetensors itself puts on a header."""
+"""Bytes of a header at most, as safetensors itself bounds it."""
 BF16_CAPABILITY = 8.0
-"""NVIDIA cards from Ampere on multiply in bfloat16. Before, torch emulates it, far slower than float32."""
+"""Compute capability from which NVIDIA cards multiply in bfloat16 (Ampere). Before, torch emulates it, far
+slower than float32."""
 BF16_FROM_HIDDEN = 256
-"""Narrower models take as long in bfloat16 on a CPU: a layer's products are not what costs there."""
+"""Width from which bfloat16 pays on a CPU: in narrower models a layer's products are not the main cost."""
 LOWER = "lower rollout.slots, rollout.max_tokens or training.micro_batch_tokens, or choose a smaller --model"
 
 TINY = ModelCard(
@@ -42,24 +42,24 @@ TINY = ModelCard(
     tied=True,
     qk_norm=True,
 )
-"""What model/tiny.py builds."""
+"""Card of the model that model/tiny.py builds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a model: its card, or why there is none."""
+    """The facts about a model: its card, or the reason why there is none."""
 
     card: ModelCard | None
     source: str
 
 
 def load_cards(path: Path) -> tuple[ModelCard, ...]:
-    """Cards of configs/models.toml, in its order."""
+    """Returns the cards of configs/models.toml, in its order."""
     return tuple(ModelCard(**card) for card in tomllib.loads(path.read_text())["models"])
 
 
 def find_facts(spec: str, cards: tuple[ModelCard, ...]) -> Facts:
-    """What is known of a model without loading or downloading anything."""
+    """Returns the facts about a model without loading or downloading anything."""
     known = next((card for card in (TINY, *cards) if card.name == spec), None)
     if known is not None:
         return Facts(known, "its card")
@@ -70,8 +70,8 @@ def find_facts(spec: str, cards: tuple[ModelCard, ...]) -> Facts:
 
 
 def read_facts(folder: Path, name: str) -> Facts:
-    """The facts of a model from config.json and the headers of the weights; the weights themselves are not
-    read."""
+    """Returns the facts about a model from config.json and the headers of its weights; the weights themselves
+    are not read."""
     try:
         config = json.loads((folder / "config.json").read_text())
         shapes = _tensor_shapes(folder)
@@ -81,7 +81,7 @@ def read_facts(folder: Path, name: str) -> Facts:
 
 
 def read_config(spec: str) -> dict[str, Any] | None:
-    """config.json of a model on this disk; None: it is not here, or cannot be read."""
+    """Returns config.json of a model on this disk. None: it is not here, or cannot be read."""
     folder = folder_of(spec)
     try:
         config = None if folder is None else json.loads((folder / "config.json").read_text())
@@ -91,8 +91,8 @@ def read_config(spec: str) -> dict[str, Any] | None:
 
 
 def card_of(name: str, config: Mapping[str, Any], parameters: int, tensors: Collection[str]) -> Facts:
-    """The card of a dense decoder from its configuration and the names of its tensors. The parameters must be
-    as many as the shapes give: what a configuration does not say about experts or gates, they show.
+    """Returns the card of a dense decoder from its configuration and the names of its tensors. Its parameters
+    must be as many as the shapes give: they reveal experts or gates that a configuration does not mention.
 
     >>> card_of("m", {}, 0, ()).source
     'the configuration of m has no num_attention_heads'
@@ -125,7 +125,7 @@ def card_of(name: str, config: Mapping[str, Any], parameters: int, tensors: Coll
 
 
 def folder_of(spec: str) -> Path | None:
-    """The folder of a model that is on this disk: as given, or in the hub's cache."""
+    """Returns the folder of a model on this disk: as given, or in the hub's cache."""
     if Path(spec).expanduser().is_dir():
         return Path(spec).expanduser()
     if find_spec("huggingface_hub") is None:
@@ -141,7 +141,8 @@ def folder_of(spec: str) -> Path | None:
 
 
 def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
-    """Shapes of all weights by name, from the headers of the files that transformers would load."""
+    """Returns the shapes of all weights by name, from the headers of the files that transformers would
+    load."""
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.exists():
@@ -154,7 +155,7 @@ def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """The JSON at the start of a safetensors file: eight bytes say how long it is."""
+    """Returns the JSON at the start of a safetensors file, whose length is in the first eight bytes."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > LARGEST_HEADER_BYTES:
@@ -169,8 +170,8 @@ def workload(
     hidden: int = 0,
     engine_bytes: float | None = None,
 ) -> Workload:
-    """What the settings do with a model on this card (None: on the CPU). `hidden`: its width, 0 where it is
-    not known yet."""
+    """Returns the work that the settings ask for, with a model on this card (None: on the CPU). `hidden`: its
+    width, 0 if unknown."""
     rollout, nf4 = config.rollout, config.policy.quantization == "nf4"
     return Workload(
         rank=config.policy.lora_rank,
@@ -188,7 +189,7 @@ def workload(
 
 
 def expected_engine(config: Config, gpu: bool) -> EngineRecord:
-    """The engine that rollout/select.py will take for a model that all of them can run."""
+    """Returns the engine that rollout/select.py will take for a model that all of them can run."""
     device, packed = "cuda" if gpu else "cpu", config.policy.quantization != "none"
     if config.rollout.engine != "auto":
         return record_of(config.rollout.engine)
@@ -197,8 +198,8 @@ def expected_engine(config: Config, gpu: bool) -> EngineRecord:
 
 
 def number_bytes(dtype: str, gpu: Gpu | None, hidden: int = 0) -> int:
-    """Bytes of a weight as `policy.dtype` will have it. auto: 2 on a card that multiplies in bfloat16, and on
-    a CPU where that pays for a model of this width.
+    """Returns the bytes of a weight under `policy.dtype`. auto: 2 on a card that multiplies in bfloat16, and
+    on a CPU where that pays for a model of this width.
 
     >>> number_bytes("auto", None), number_bytes("auto", Gpu("T4", None, None, capability=7.5))
     (4, 4)
@@ -211,14 +212,14 @@ def number_bytes(dtype: str, gpu: Gpu | None, hidden: int = 0) -> int:
 
 
 def bf16_pays_on_cpu(hidden: int) -> bool:
-    """Whether a model of this width generates and trains faster in bfloat16 on this CPU."""
+    """Returns True if a model of this width generates and trains faster in bfloat16 on this CPU."""
     return hidden >= BF16_FROM_HIDDEN and cpu_has_bf16()
 
 
 def choose_model(
     cards: tuple[ModelCard, ...], free_bytes: int, work: Workload
 ) -> tuple[ModelCard, MemoryPlan]:
-    """The first card that fits. Raises ModelError with the smallest one's arithmetic when none does."""
+    """Returns the first card that fits. Raises ModelError with the smallest one's arithmetic if none does."""
     plan = None
     for card in cards:
         plan = plan_memory(card, work)
@@ -232,7 +233,7 @@ def choose_model(
 
 
 def find_model(spec: str) -> str:
-    """A folder when `spec` looks like one or is one, else the hub name it must be. Raises ModelError.
+    """Returns the folder if `spec` is or looks like one, else the hub name. Raises ModelError.
 
     >>> find_model("owner/name")
     'owner/name'
@@ -253,7 +254,7 @@ def find_model(spec: str) -> str:
 
 
 def resolve_model(config: Config, cards_file: Path, remembered: Path) -> tuple[str, str]:
-    """The model that `policy.model` means on this machine, and the reason in one sentence.
+    """Returns the model that `policy.model` means on this machine, and the reason in one sentence.
 
     `auto` stays with what it chose at the first start (`remembered` holds it): how much memory happens to be
     free later must not change which policy a node trains.
@@ -272,8 +273,8 @@ def resolve_model(config: Config, cards_file: Path, remembered: Path) -> tuple[s
 def choose_for_machine(
     config: Config, cards: tuple[ModelCard, ...], gpu: Gpu | None, problem: str = ""
 ) -> tuple[str, str]:
-    """tiny without a GPU that torch can use, or when nothing fits it; else the largest model that fits.
-    `problem`: why one that is here is not used."""
+    """Returns the largest model that fits, or tiny if there is no GPU that torch can use or nothing fits.
+    `problem`: the reason why an existing GPU is not used."""
     if gpu is None or gpu.memory_free_bytes is None:
         return "tiny", f"{problem or 'no GPU was found'}: the demonstration policy"
     free_bytes = gpu.memory_free_bytes
@@ -285,7 +286,7 @@ def choose_for_machine(
 
 
 def remember_model(remembered: Path, model: str) -> None:
-    """Keep what `auto` chose. A full disk only means that it chooses again."""
+    """Remembers the choice of `auto`. With a full disk it chooses again at the next start."""
     with suppress(OSError):
         remembered.parent.mkdir(parents=True, exist_ok=True)
         remembered.write_text(model + "\n")

@@ -57,7 +57,7 @@ NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "run_name": ("node.run", "run= of sn.Node, --run of join"),
     "dataset_name": ("tasks.names", "the first argument of sn.Node, --task of join: hf:OWNER/NAME"),
 }
-"""TRL's name -> our setting, and what else there is to know of it."""
+"""Our setting by TRL's name, with remarks."""
 
 WITHOUT_A_NAME_HERE: Mapping[str, str] = {
     "mask_truncated_completions": "TRL's get_soft_overlong_punishment is a reward, and tasks.reward takes it",
@@ -69,7 +69,7 @@ WITHOUT_A_NAME_HERE: Mapping[str, str] = {
     "top_k": "none: rollout.top_p and rollout.temperature shape the sampling",
     "min_p": "none: rollout.top_p and rollout.temperature shape the sampling",
 }
-"""What TRL has and no setting here stands for -> what there is to know instead."""
+"""Remarks by TRL's name, for options without a setting here."""
 
 ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "train_dataset": "the first argument, task=: sn.Node(rows, reward=f)",
@@ -82,7 +82,7 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "trackers": "monitors=, such as monitors=['tensorboard']",
     "environment_factory": "environment=",
 }
-"""What TRL's trainer or its config is called with -> what says the same to sn.Node."""
+"""Equivalents in sn.Node, by argument of TRL's trainer or of its config."""
 
 NO_LONGER_SETTINGS: Mapping[str, tuple[Any, str]] = {
     "exchange.adapt": (True, "less is taken while it works against us, unless a rule has adapts = False"),

@@ -1,19 +1,14 @@
-"""One rule for text that is not ours on its way to a person: nothing in it may steer a terminal.
-
-peers' words in log lines, errors, a NodeStatus -> [printable] -> screen.py, panel.py, cli/app.py
-
-It is applied where text leaves us, to whole lines and whole records, because there the list of exits is short
-and the list of what a peer may say is not.
-"""
+"""One rule for foreign text on its way to a person: nothing in it may steer a terminal."""
 
 MAX_LINE_CHARS = 2000
-"""Longer than any line of ours, and short enough that a thousand of them are no trouble."""
+"""Longest line in characters: longer than any of ours, and short enough that a thousand of them do no
+harm."""
 
 
 def printable(text: str, *, max_chars: int = MAX_LINE_CHARS) -> str:
-    r"""The text on one line, without control characters, changes of direction or lone surrogates.
+    r"""Returns a text on one line, without control characters, changes of direction or lone surrogates.
 
-    What cannot be shown is written as Python would escape it, what is too long is cut and says so.
+    Characters that cannot be shown are escaped as in Python, and a text that is too long is cut and says so.
 
     >>> printable("\x1b[2J\nready")
     '\\x1b[2J\\nready'
@@ -27,7 +22,8 @@ def printable(text: str, *, max_chars: int = MAX_LINE_CHARS) -> str:
 
 
 def printable_lines(text: str, *, max_lines: int = 100) -> str:
-    """Several lines, such as a traceback, each of them printable; the last ones where there are too many.
+    """Returns several lines, such as a traceback, each of them printable; the last ones if there are too
+    many.
 
     >>> printable_lines("one\\ntwo\\x07")
     'one\\ntwo\\\\x07'

@@ -75,7 +75,7 @@ def _shown(value: Any) -> str:
 
 
 def _values(field: FieldInfo) -> str:
-    """The type of a setting in words, with its bounds."""
+    """Returns the type of a setting in words, with its bounds."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     bounds = [
         f"{sign} {getattr(limit, name)}"

@@ -1,13 +1,5 @@
-"""Where a node's files live, and how one is written: either the old or the new, also when the power goes.
-
---home, SWARMNODE_HOME, XDG -> [Paths]
-identity, network, exchange, training, node -> [storage] -> disk
-
-The folders are those of XDG, or one folder for everything when SWARMNODE_HOME is set. The identity is data,
-not cache: emptying the cache never changes who a node is.
-
-Errors are OSError: whoever writes knows what a full disk means to them.
-"""
+"""The places of a node's files, and writing them: a reader finds the old or the new one, even after a power
+cut."""
 
 import hashlib
 import os
@@ -20,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Folders of one node. Nothing is created until it is written to."""
+    """The folders of one node. None is created until it is written to."""
 
     config: Path
     data: Path
@@ -29,7 +21,7 @@ class Paths:
 
     @property
     def home(self) -> Path | None:
-        """The one folder that holds all of these; None: they are those of XDG."""
+        """Folder that holds all of these. None: they are those of XDG."""
         root = self.cache.parent
         return root if (self.config, self.cache) == (root / "config", root / "cache") else None
 
@@ -39,7 +31,7 @@ class Paths:
 
     @property
     def swarms(self) -> Path:
-        """Keys of the private swarms that this home belongs to, a file for each."""
+        """Folder with a key file for each private swarm that this home belongs to."""
         return self.config / "swarms"
 
     @property
@@ -48,7 +40,7 @@ class Paths:
 
     @property
     def model_choice(self) -> Path:
-        """What `--model auto` chose at the first start."""
+        """File with the choice of `--model auto` at the first start."""
         return self.data / "model"
 
     @property
@@ -60,17 +52,18 @@ class Paths:
         return self.state / "peers.json"
 
     def met_members(self, swarm: str) -> Path:
-        """Who was met in a private swarm."""
+        """Returns the file with the members met in a private swarm."""
         return self.state / "swarms" / f"{swarm}.json"
 
     @property
     def exchange_record(self) -> Path:
-        """What we heard of other nodes and what they are worth, over restarts."""
+        """File with the record of other nodes and their worth, kept over restarts."""
         return self.state / "exchange.record"
 
     @property
     def library(self) -> Path:
-        """Groups that this node's book has answers of, as their authors signed them (exchange/library/)."""
+        """Folder of the groups that this node's book has answers of, as their authors signed them
+        (exchange/library/)."""
         return self.data / "library.jsonl"
 
     @property
@@ -79,12 +72,12 @@ class Paths:
 
     @property
     def running(self) -> Path:
-        """Written while a node runs: pid and local HTTP port, for `swarmnode status`."""
+        """File written while a node runs, with pid and local HTTP port, for `swarmnode status`."""
         return self.state / "running.json"
 
     @property
     def lora_kernel(self) -> Path:
-        """What the start-up measurement of the LoRA kernel said on this machine."""
+        """File with the start-up measurement of the LoRA kernel on this machine."""
         return self.cache / "lora_kernel.json"
 
     @property
@@ -92,8 +85,8 @@ class Paths:
         return self.cache / "models"
 
     def policy(self, number: int) -> "Paths":
-        """Folders of one of several policies. The first lives where a single one would; settings and cache
-        are common to all."""
+        """Returns the folders of one of several policies. The first has those of a single one; settings and
+        cache are common to all."""
         if number == 0:
             return self
         return replace(
@@ -101,14 +94,14 @@ class Paths:
         )
 
     def policies(self) -> "list[Paths]":
-        """Folders of all policies that have ever run here, the first one's always among them."""
+        """Returns the folders of all policies that have ever run here, always with the first one's."""
         folders = (folder for root in (self.data, self.state) for folder in (root / "policies").glob("*"))
         numbers = sorted({int(folder.name) for folder in folders if folder.name.isdecimal()} - {0})
         return [self, *map(self.policy, numbers)]
 
 
 def resolve_paths(home: Path | None = None, environ: Mapping[str, str] | None = None) -> Paths:
-    """Folders for `--home`, else SWARMNODE_HOME, else XDG.
+    """Returns the folders for `--home`, else SWARMNODE_HOME, else XDG.
 
     >>> resolve_paths(Path("/data")).identity.as_posix()
     '/data/data/identity/node.key'
@@ -132,7 +125,8 @@ def resolve_paths(home: Path | None = None, environ: Mapping[str, str] | None = 
 
 
 def builtin_folder(name: str) -> Path:
-    """`rewards` or `configs`: inside the wheel, or at the repository's root in an editable install."""
+    """Returns the folder `rewards` or `configs`: inside the wheel, or at the repository's root in an editable
+    install."""
     package = Path(__file__).parent
     packed = package / "_builtin" / name
     return packed if packed.is_dir() else package.parent / name
@@ -142,7 +136,7 @@ def builtin_folder(name: str) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Waits until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -151,9 +145,8 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write under another name and rename: a reader never sees half of it, a crash leaves the old file.
-
-    `mode`: who may read it, from its first moment."""
+    """Replaces a file by renaming another: a reader never sees half of it, and a crash leaves the old one.
+    `mode`: its permissions, from its first moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -166,7 +159,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write a file piece by piece, wait until it is on the disk, and return the SHA-256 of it all."""
+    """Writes a file piece by piece, waits until it is on the disk, and returns the SHA-256 of it all."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for piece in pieces:
@@ -178,13 +171,13 @@ def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, whatever its size."""
+    """Returns the SHA-256 of a file, whatever its size."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it, so that their names outlive a power cut as well."""
+    """Creates a folder and those above it, so that their names outlive a power cut as well."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:

@@ -1,8 +1,4 @@
-"""The nouns that travel through every folder.
-
-tasks draw an [Example] -> the engine answers with [Completion]s -> scored, they are a [RolloutGroup]
--> the exchange shares it -> the trainer learns from it.
-"""
+"""The nouns that all folders share."""
 
 import json
 import math
@@ -13,19 +9,20 @@ from statistics import fmean
 from typing import Any, Literal, cast
 
 Message = dict[str, str]
-"""{"role": ..., "content": ...}"""
+"""A message: {"role": ..., "content": ...}."""
 
 CHAT_MARK = "\x02"
-"""Start of text, in ASCII. A prompt that begins with it stands for a conversation; no other does."""
+"""Start of text, in ASCII. Prompts that begin with it encode a conversation; no others do."""
 
 FinishReason = Literal["stop", "length", "abort"]
-"""stop: the policy ended its answer (EOS or a stop token); length: out of tokens; abort: we cut it."""
+"""Reason for the end of a completion. stop: the policy ended its answer (EOS or a stop token); length: out of
+tokens; abort: we cut it."""
 
 Scores = Mapping[str, float | None]
 """Named rewards of one completion. None means "not scored", which is not zero."""
 
 MIN_REWARD_SPREAD = 1e-6
-"""Rewards whose standard deviation is below this are equal: what is left of it is rounding."""
+"""Least standard deviation of rewards that differ: below, it is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +37,25 @@ class ExampleKey:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question, and what its reward functions need to judge an answer."""
+    """One question, with the columns that its reward functions need."""
 
     key: ExampleKey
     prompt: str
-    """What is asked. Of several messages, the text that stands for them (chat.py)."""
+    """Question. A text that encodes several messages begins with CHAT_MARK (chat.py)."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Every other dataset column (`answer`, ...), handed to reward functions by name as TRL does."""
     conversational: bool = False
-    """The task gave its prompt as messages, so its rewards get prompts and completions as messages too."""
+    """True if the task gave its prompt as messages, so that its rewards get prompts and completions as
+    messages too."""
 
     @property
     def messages(self) -> list[Message]:
-        """The prompt as a conversation; a text is what the user says."""
+        """Returns the prompt as a conversation; a text is a message of the user."""
         return messages_of(self.prompt)
 
 
 def messages_of(prompt: str) -> list[Message]:
-    """The conversation that a prompt stands for.
+    """Returns the conversation that a prompt encodes.
 
     >>> messages_of("2 + 2 =")
     [{'role': 'user', 'content': '2 + 2 ='}]
@@ -69,7 +67,7 @@ def messages_of(prompt: str) -> list[Message]:
 
 
 def tools_of(prompt: str) -> list[dict[str, Any]]:
-    """JSON schemas of the tools that a prompt offers, in the form that chat templates take.
+    """Returns the JSON schemas of the tools that a prompt offers, in the form that chat templates take.
 
     >>> tools_of("2 + 2 =")
     []
@@ -88,12 +86,12 @@ class Span:
     start: int
     end: int
     kv: Literal["fresh", "stale"] = "fresh"
-    """stale: keys and values of earlier tokens were partly computed by an older version. The recorded
-    log-probabilities are exact all the same: they are those of the process that sampled."""
+    """Origin of keys and values. stale: those of earlier tokens were partly computed by an older version. The
+    recorded log-probabilities are exact all the same: they are those of the process that sampled."""
 
 
 def one_span(version: int, tokens: int) -> tuple[Span, ...]:
-    """The spans of `tokens` tokens that one version sampled.
+    """Returns the spans of `tokens` tokens that one version sampled.
 
     >>> one_span(3, 5), one_span(3, 0)
     ((Span(version=3, start=0, end=5, kv='fresh'),), ())
@@ -102,7 +100,7 @@ def one_span(version: int, tokens: int) -> tuple[Span, ...]:
 
 
 def check_spans(spans: Sequence[Span], tokens: int) -> None:
-    """Raise ValueError unless `spans` cover `tokens` tokens without a gap, an overlap or an empty span."""
+    """Raises ValueError unless `spans` cover `tokens` tokens without a gap, an overlap or an empty span."""
     end = 0
     for span in spans:
         if span.start != end or span.end <= span.start:
@@ -117,7 +115,7 @@ Stretch = tuple[int, int]
 
 
 def check_given(given: Sequence[Stretch], tokens: int) -> None:
-    """Raise ValueError unless these stretches of `tokens` tokens are in order, apart and not empty."""
+    """Raises ValueError unless these stretches of `tokens` tokens are in order, apart and not empty."""
     last = 0
     for start, end in given:
         if not last <= start < end <= tokens:
@@ -126,7 +124,7 @@ def check_given(given: Sequence[Stretch], tokens: int) -> None:
 
 
 def sampled_places(tokens: int, given: Sequence[Stretch]) -> Sequence[int]:
-    """Those of `tokens` tokens that a policy sampled, where it was `given` the others.
+    """Returns the indices among `tokens` tokens that a policy sampled; the `given` ones were inserted.
 
     >>> list(sampled_places(6, [(1, 3), (4, 5)]))
     [0, 3, 5]
@@ -142,22 +140,21 @@ class Completion:
     """One sampled answer. `token_ids` include the EOS token when `finish` is "stop"."""
 
     text: str
-    """What the policy wrote; of a conversation with an environment, the text that stands for its turns
-    (chat.transcript)."""
+    """Text of the policy. For a conversation with an environment, it encodes the turns (chat.transcript)."""
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     """Log-probability of each token under the distribution it was sampled from. None: a stranger's."""
     spans: tuple[Span, ...]
-    """Which policy version sampled which tokens. Together they cover `token_ids`."""
+    """Policy version that sampled each token. Together the spans cover `token_ids`."""
     finish: FinishReason
     path: tuple[int, ...] = ()
-    """The stages of a pipeline that sampled it, in order of visit: its log-probabilities are those of this
-    path, and so must those be that it is trained with. Empty: a whole model. Never leaves the node."""
+    """Stages of the pipeline that sampled it, in order of visit: its log-probabilities are those of this
+    path, and it must be trained along the same one. Empty: a whole model. Never leaves the node."""
     given: tuple[Stretch, ...] = ()
     """Tokens that an environment wrote between two turns of the policy, which reads them and is not trained
     on them. Their log-probabilities are 0.0, and `spans` run across them."""
     broken_off: bool = False
-    """Its environment was lost in the middle of it, so it has no reward."""
+    """True if its environment was lost in the middle of it, so that it has no reward."""
 
     def __post_init__(self) -> None:
         check_spans(self.spans, len(self.token_ids))
@@ -165,17 +162,17 @@ class Completion:
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return len(self.token_ids) - sum(end - start for start, end in self.given)
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest policy version that sampled a token; None without a token."""
+        """Oldest policy version that sampled a token. None: there is no token."""
         return min((span.version for span in self.spans), default=None)
 
 
 def in_turns(text: str) -> bool:
-    """Whether what a policy wrote stands for the turns of a conversation (chat.transcript).
+    """Returns True if a completion's text encodes the turns of a conversation (chat.transcript).
 
     >>> in_turns('\\x02[["7",[]]]'), in_turns("7")
     (True, False)
@@ -218,12 +215,12 @@ class RolloutGroup:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether there is something to learn: rewards that differ."""
+        """True if the rewards differ, so that the group has something to teach."""
         return has_gradient(self.rewards)
 
 
 def has_gradient(rewards: Sequence[float | None]) -> bool:
-    """Whether the scored rewards differ. Where they do not, every advantage is zero and so is the gradient.
+    """Returns True if the scored rewards differ. Otherwise every advantage is zero, and the gradient with it.
 
     >>> has_gradient([1.0, 0.0, None]), has_gradient([0.5, 0.5]), has_gradient([1.0, None])
     (True, False, False)
@@ -233,7 +230,7 @@ def has_gradient(rewards: Sequence[float | None]) -> bool:
 
 
 def total_reward(scores: Scores) -> float | None:
-    """Sum of the named rewards that were scored, each by its weight; None when none of them was.
+    """Returns the weighted sum of the named rewards that were scored. None: none of them was.
 
     >>> total_reward({"correct": 1.0, "format": None}), total_reward({"correct": 1.0, "format*0.5": 0.5})
     (1.0, 1.25)
@@ -243,12 +240,12 @@ def total_reward(scores: Scores) -> float | None:
 
 
 WEIGHT_MARK = "*"
-"""Stands between the name of a reward and its weight: so scores tell what they count, wherever they go."""
+"""Separator of a reward's name and its weight, so that scores always carry their weights."""
 
 
 @lru_cache(maxsize=1024)
 def weight_of(name: str) -> float:
-    """The weight of a reward: its name ends in it, where it is not 1.
+    """Returns the weight of a reward, which its name ends in if it is not 1.
 
     >>> weight_of("format*0.5"), weight_of("format")
     (0.5, 1.0)
@@ -261,7 +258,7 @@ def weight_of(name: str) -> float:
 
 
 def by_reward(scores: Iterable[Scores]) -> dict[str, list[float]]:
-    """Returns the values of each reward before its weight, by name, without those that are not known.
+    """Returns the unweighted values of each reward by name, without unknown ones.
 
     >>> by_reward([{"correct": 1.0, "format*0.5": None}, {"correct": 0.0, "format*0.5": 1.0}])
     {'correct': [1.0, 0.0], 'format': [1.0]}
@@ -275,7 +272,8 @@ def by_reward(scores: Iterable[Scores]) -> dict[str, list[float]]:
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Population standard deviation. `statistics.pstdev` computes with fractions, at twenty times the time.
+    """Returns the population standard deviation. `statistics.pstdev` computes with fractions, at twenty times
+    the time.
 
     >>> spread_of([1.0, 0.0, 1.0, 0.0])
     0.5
@@ -285,5 +283,5 @@ def spread_of(values: Sequence[float]) -> float:
 
 
 def mean_or_none(values: Sequence[float]) -> float | None:
-    """Mean, or None for no values: zero would be a measurement."""
+    """Returns the mean, or None for no values: zero would be a measurement."""
     return fmean(values) if values else None

@@ -1,1 +1,1 @@
-"""Who a node is: an Ed25519 key, the name people read, and bytes signed with it."""
+"""The identity of a node: an Ed25519 key, the name that people read, and bytes signed with it."""

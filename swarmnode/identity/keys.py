@@ -1,24 +1,4 @@
-"""Who a node is: the key made at its first run, and what follows from it, peer id, name and signatures.
-
-first run -> node.key -> [NodeKey] -> [peer id] -> [name] -> log lines, status, leaderboards
-                 p2pd reads the same file
-NodeKey, payload -> [seal] -> wire -> [unseal] -> author, payload
-
-The file is libp2p's protobuf private key, 68 bytes: `08 01 12 40`, seed (32), public key (32). A key is never
-overwritten: what stands in its way is kept beside it, and a file we cannot read is an error, not a new key.
-
-An Ed25519 peer id is the public key itself, spelled as libp2p spells it: the base58 of an identity multihash.
-So the key can be read back out of the id, and no lookup is ever needed to verify a signature. RSA ids
-(`Qm...`) only hash their key and are not accepted.
-
-Signed bytes say who said what, and in which context. The context is signed with the payload, so a signature
-made for one purpose proves nothing in another. `unseal` decodes three fields and no more until the signature
-has been checked.
-
-The same peer id has the same `adjective-adjective-animal` name on every screen, forever, out of 64 x 64 x 64
-= 262,144. A name is for people: two peers may share one, so nothing is ever decided by it. The lists and the
-rule are frozen: changing a word would rename peers.
-"""
+"""The identity of a node: the key made at its first run, and its peer id, name and signatures."""
 
 import binascii
 import hashlib
@@ -48,14 +28,15 @@ logger = logging.getLogger(__name__)
 PUBLIC_KEY_BYTES = 32
 
 _MULTIHASH_PREFIX = bytes.fromhex("002408011220")
-"""identity hash of 36 bytes; protobuf field 1 (key type) = Ed25519; field 2 (data) of 32 bytes."""
+"""Prefix of a peer id: identity hash of 36 bytes; protobuf field 1 (key type) = Ed25519; field 2 (data) of 32
+bytes."""
 
 MAX_PEER_ID_CHARS = 52
-"""An Ed25519 peer id never has more. Decoding base58 is quadratic, so length is checked first."""
+"""Longest Ed25519 peer id. Decoding base58 is quadratic, so the length is checked first."""
 
 
 def peer_id_from_public_key(public_key: bytes) -> str:
-    """Spell a raw Ed25519 public key as a libp2p peer id.
+    """Spells a raw Ed25519 public key as a libp2p peer id.
 
     >>> peer_id_from_public_key(bytes(32))
     '12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw'
@@ -64,7 +45,7 @@ def peer_id_from_public_key(public_key: bytes) -> str:
 
 
 def public_key_from_peer_id(peer_id: str) -> bytes:
-    """Read the raw Ed25519 public key back out of a peer id. Raises Rejected for anything else.
+    """Reads the raw Ed25519 public key back out of a peer id. Raises Rejected for anything else.
 
     >>> public_key_from_peer_id("12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw") == bytes(32)
     True
@@ -126,16 +107,17 @@ class NodeKey:
         return memorable_name(self.peer_id)
 
     def sign(self, data: bytes) -> bytes:
-        """The raw signature of `data`, 64 bytes. Messages go through `seal`, which adds the context."""
+        """Returns the raw signature of `data`, 64 bytes. Messages go through `seal`, which adds the
+        context."""
         return self._private.sign(data)
 
     def to_protobuf(self) -> bytes:
-        """The key as libp2p stores it; what the file holds."""
+        """Returns the key in libp2p's format, which is also the file's."""
         return _KEY_FILE_PREFIX + self.seed + self.public_bytes
 
     @classmethod
     def from_protobuf(cls, data: bytes) -> "NodeKey":
-        """Read `to_protobuf` back. Raises IdentityError for anything but a consistent Ed25519 key."""
+        """Reads `to_protobuf` back. Raises IdentityError for anything but a consistent Ed25519 key."""
         if len(data) != KEY_FILE_BYTES or not data.startswith(_KEY_FILE_PREFIX):
             raise IdentityError(
                 f"not a libp2p Ed25519 private key ({len(data)} bytes, expected {KEY_FILE_BYTES})",
@@ -150,7 +132,8 @@ class NodeKey:
 
 
 def load_or_create(path: Path) -> NodeKey:
-    """The key at `path`, made if there is none. What cannot be read is an IdentityError, never replaced."""
+    """Returns the key at `path`, made if there is none. An unreadable one raises IdentityError and is never
+    replaced."""
     if not os.path.lexists(path):
         key = NodeKey.generate()
         if _install(key, path):
@@ -160,7 +143,7 @@ def load_or_create(path: Path) -> NodeKey:
 
 
 def load(path: Path) -> NodeKey:
-    """The key at `path`. Permissions that let others read it are repaired, with a warning."""
+    """Returns the key at `path`. Permissions that let others read it are repaired, with a warning."""
     try:
         with path.open("rb") as file:
             data = file.read(KEY_FILE_BYTES + 1)
@@ -176,16 +159,17 @@ def load(path: Path) -> NodeKey:
 
 
 def export_key(path: Path) -> str:
-    """The key at `path` as one line of text, for a password manager or a piece of paper.
+    """Returns the key at `path` as one line of text, for a password manager or a piece of paper.
 
-    The line names its peer id, by which `import_key` notices a slip of the pen. Whoever has it is this node.
+    The line names its peer id, by which `import_key` notices a slip of the pen. Its holder can act as this
+    node.
     """
     key = load(path)
     return f"{_TEXT_PREFIX}:{key.peer_id}:{b64encode(key.to_protobuf()).decode('ascii')}"
 
 
 def import_key(text: str, path: Path, *, overwrite: bool = False) -> NodeKey:
-    """Install an exported key at `path`. A key that is already there is kept beside it, never lost."""
+    """Installs an exported key at `path`. A key that is already there is kept beside it, never lost."""
     key = _parse_exported(text)
     if not os.path.lexists(path) and _install(key, path):
         return key
@@ -219,9 +203,8 @@ def _parse_exported(text: str) -> NodeKey:
 
 
 def keep_secret(path: Path, descriptor: int) -> None:
-    """Take the permission to read a secret from others, with a warning.
-
-    Repair rather than refuse: a key restored with `cp` should not keep a node off the network."""
+    """Takes the permission to read a secret from others, with a warning. It repairs instead of refusing: a
+    key restored with `cp` should not keep a node off the network."""
     mode = S_IMODE(os.fstat(descriptor).st_mode)
     if not mode & 0o077:
         return
@@ -239,7 +222,7 @@ def keep_secret(path: Path, descriptor: int) -> None:
 
 
 def _install(key: NodeKey, path: Path, *, replace: bool = False) -> bool:
-    """Put the key file in place whole or not at all. False: somebody else's key got there first."""
+    """Puts the key file in place whole or not at all. Returns False if another key got there first."""
     temporary = path.with_name(f".{path.name}.{os.urandom(3).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -276,7 +259,7 @@ def _back_up(path: Path) -> Path:
 
 
 def _write_secret(path: Path, data: bytes) -> None:
-    """A new file that is readable by us alone from its first moment, and on the disk when we return."""
+    """Writes a new file that is readable by us alone from its first moment, and on the disk on return."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _SECRET_MODE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
@@ -290,7 +273,7 @@ SIGNATURE_BYTES = 64
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A payload and its author's signature. Only `unseal` makes one that can be believed."""
+    """A payload and its author's signature. Only one returned by `unseal` can be trusted."""
 
     author: Annotated[str, msgspec.Meta(max_length=MAX_PEER_ID_CHARS)]
     payload: bytes
@@ -302,12 +285,12 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def seal(key: NodeKey, context: str, payload: bytes) -> bytes:
-    """Sign `payload` for one purpose, for example `seal(key, "swarmnode/3/rollout-header", header)`."""
+    """Signs `payload` for one purpose, for example `seal(key, "swarmnode/3/rollout-header", header)`."""
     return _encoder.encode(Envelope(key.peer_id, payload, key.sign(_signed_bytes(context, payload))))
 
 
 def unseal(data: bytes, context: str, *, max_bytes: int) -> Envelope:
-    """Check the signature and hand out author and payload.
+    """Checks the signature and returns author and payload.
 
     Raises Rejected: too_large, malformed, bad_peer_id, bad_signature.
 
@@ -375,7 +358,7 @@ ANIMALS = _words(
 
 
 def memorable_name(peer_id: str) -> str:
-    """The name of a peer, computed from its id alone.
+    """Returns the readable name of a peer, computed from its id alone.
 
     >>> memorable_name("12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw")
     'graceful-copper-puma'

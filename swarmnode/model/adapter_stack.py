@@ -16,7 +16,7 @@ from swarmnode.model.lora import LoraGemm, LoraWeights, StackedGemm
 
 
 class AdapterStack:
-    """a_ARK and b_ANR of a layer's adapters, lower ranks padded with zeros that no optimizer reaches."""
+    """a_ARK and b_ANR of a layer's adapters; lower ranks are padded with zeros that no optimizer reaches."""
 
     def __init__(self, gemm: LoraGemm) -> None:
         self._gemm = gemm
@@ -24,7 +24,7 @@ class AdapterStack:
         self._scalings: tuple[float, ...] = ()
 
     def of(self, adapters: Sequence[LoraWeights]) -> StackedGemm | None:
-        """The kernel with these adapters stacked; None where their types or devices differ.
+        """Returns the kernel with these adapters stacked. None: their types or devices differ.
 
         Two or more adapters: the `.data` of their parameters moves into the stack. One: the stack is a view
         of it.
@@ -40,7 +40,7 @@ class AdapterStack:
 
 
 def _holds(stacked: StackedGemm, adapters: Sequence[LoraWeights]) -> bool:
-    """Whether each parameter still lies where the stack has it."""
+    """Returns True if each parameter is still at its place in the stack."""
     a_ARK, b_ANR = stacked.a_ARK, stacked.b_ANR
     return len(adapters) == len(a_ARK) and all(
         adapter.a_RK.data_ptr() == a_ARK.data_ptr() + i * a_ARK.stride(0) * a_ARK.element_size()

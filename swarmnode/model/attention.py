@@ -39,10 +39,10 @@ from swarmnode.native.passes import fits, packed_attention_gradient
 from swarmnode.native.passes import packed_attention as packed_rows
 
 PACKED_ATTENTION = "swarmnode_packed"
-"""The name under which transformers knows our function. Never saved: its configs leave the attention out."""
+"""Name under which transformers knows our function. Never saved: its configs leave the attention out."""
 
 REPLACED = "sdpa"
-"""The implementation that ours equals where nothing is packed."""
+"""Implementation that ours equals without packing."""
 
 
 def packed_attention(
@@ -59,7 +59,7 @@ def packed_attention(
     windows_seen: set[int | None] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: [B, H, T, D] in, [B, T, H, D] out.
+    """Computes attention as transformers calls it: [B, H, T, D] in, [B, T, H, D] out.
 
     `plain` takes every call without a layout. With one, B is 1 and causal attention stays inside each
     sequence, and inside the window where the layer has one. Raises ModelError for what it does not compute,
@@ -89,19 +89,19 @@ def packed_attention(
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """What a layer asks of its attention, besides the tensors."""
+    """The settings of a layer's attention."""
 
     scaling: float | None
     dropout: float
     window: int | None
     grouped: bool
-    """Several query heads share one key head."""
+    """True if several query heads share one key head."""
 
 
 def flash_suits(
     capability: tuple[int, int], dtype: torch.dtype, key_dim: int, value_dim: int, dropout: float
 ) -> bool:
-    """Whether torch's variable-length flash kernel takes such tensors on such an NVIDIA card."""
+    """Returns True if torch's variable-length flash kernel takes such tensors on such an NVIDIA card."""
     return (
         torch.version.hip is None
         and torch.backends.cuda.is_flash_attention_available()
@@ -121,7 +121,7 @@ def by_flash(
     settings: AttentionSettings,
     kernel: Callable[..., Any] = varlen_attn,
 ) -> Tensor:
-    """Attention of H query heads over G key heads by torch's variable-length kernel, [T, H, D].
+    """Computes attention of H query heads over G key heads by torch's variable-length kernel, [T, H, D].
 
     Where a sequence has more keys than queries, the kernel's causal mask lets the last query see the last key
     (as FlashAttention's does since version 2.1): the queries are the sequence's last.
@@ -140,8 +140,8 @@ def by_flash(
 def by_boxes(
     query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, layout: PackedLayout, settings: AttentionSettings
 ) -> Tensor:
-    """The same on any device and for any dtype: by the C kernel or products of ours where all sequences are
-    short, else box by box by torch's SDPA."""
+    """Computes attention as `by_flash` does, on any device and for any dtype: by the C kernel or our own
+    products if all sequences are short, else box by box by torch's SDPA."""
     tensors = query_THD, key_TGD, value_TGD
     kernel = kernel_suits(query_THD, value_TGD, layout, settings.dropout)
     scale = query_THD.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
@@ -242,7 +242,7 @@ time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is
 
 
 def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dropout: float) -> bool:
-    """Whether the kernel can compute a row, and sooner than torch."""
+    """Returns True if the kernel can compute a row, and faster than torch."""
     return (
         layout.longest_sequence <= MOST_KEYS
         and value_TGE.shape[2] == query_THE.shape[2]

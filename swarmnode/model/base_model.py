@@ -1,16 +1,4 @@
-"""The model that a policy starts from: a causal LM as it was published, with its tokenizer.
-
-models folder or hub -> [load_base_model] -> policy.py (adapter), rollout/select.py (engine)
-config.json of either -> [load_outline] -> policy.py: which engine, which layers for LoRA
-
-Nothing that a stranger wrote is ever run: `trust_remote_code` is off and only safetensors weights are read.
-
-Precision: bfloat16 where the hardware multiplies in it, else float32. Never float16: its range starts at
-6e-8, and a gradient that was divided by the tokens of a step would vanish below that.
-
-An outline is the model without its weights: what is wrong for it is said before they are loaded, or
-downloaded.
-"""
+"""The model that a policy starts from: a causal LM as published, with its tokenizer."""
 
 import hashlib
 import warnings
@@ -32,18 +20,19 @@ from swarmnode.native.compiler import library, turn_off
 from swarmnode.rollout.decode.family import longest_sequence_of
 
 FINGERPRINT_VALUES = 64
-"""Leading values of each tensor that enter the fingerprint: enough to tell two trainings apart."""
+"""Leading values of each tensor that enter the fingerprint, enough to tell two trainings apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A causal LM as loaded, before an adapter is put on it."""
+    """A causal LM as loaded, before it gets an adapter."""
 
     name: str
     model: Any
     tokenizer: Any
     fingerprint: str
-    """Tells apart base models that an adapter could be mistaken for (names, shapes and leading weights)."""
+    """Digest that tells apart base models that an adapter could be mistaken for (names, shapes and leading
+    weights)."""
 
     @property
     def family(self) -> str:
@@ -51,7 +40,7 @@ class LoadedModel:
 
     @property
     def parameters(self) -> int:
-        """Numbers in the base, LoRA layers that were put into it left out. NF4 packs two into a byte."""
+        """Number of parameters in the base, without added LoRA layers. NF4 packs two into a byte."""
         return sum(p.numel() * (1 if p.is_floating_point() else 2) for _, p in _base_parameters(self.model))
 
     @property
@@ -60,32 +49,34 @@ class LoadedModel:
 
     @property
     def card(self) -> ModelCard | None:
-        """What its memory depends on; None for an architecture that the arithmetic does not know."""
+        """Card of the model, for memory estimates. None: the arithmetic does not know its architecture."""
         config = self.model.config.get_text_config().to_dict()
         return card_of(self.name, config, self.parameters, [n for n, _ in _base_parameters(self.model)]).card
 
     @property
     def max_positions(self) -> int | None:
-        """The longest sequence that the model is run with; None for models without such a bound (ALiBi)."""
+        """Longest sequence that the model is run with. None: it has no such bound (ALiBi)."""
         return longest_sequence_of(self.model.config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's end of sequence, and those the model's generation config adds (chat models do)."""
+        """Tokenizer's end of sequence, and the end tokens of the model's generation config (chat models have
+        some)."""
         return end_tokens(self.tokenizer, self.model.generation_config)
 
 
 def end_tokens(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
-    """The tokens that end an answer, the tokenizer's own first. `generation_config` None: there is none."""
+    """Returns the tokens that end an answer, the tokenizer's own first. `generation_config` None: there is
+    none."""
     extra = None if generation_config is None else generation_config.eos_token_id
     listed = [] if extra is None else [extra] if isinstance(extra, int) else list(extra)
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *listed]))
 
 
 def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
-    """Load a folder or a hub name as a causal LM with its tokenizer.
+    """Loads a model from a folder or by its hub name as a causal LM with its tokenizer.
 
-    Raises ModelError that says which of the two could not be found or loaded, and what to do.
+    Raises ModelError, which names the one that could not be found or loaded, with advice.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -143,7 +134,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
 
 
 def _only_from_disk(source: str) -> bool:
-    """Whether the hub is not asked: never for a folder."""
+    """Returns True if a model is read without asking the hub, as a folder always is."""
     if Path(source).is_dir():
         return True
     from swarmnode.model.hub import only_from_disk
@@ -152,7 +143,7 @@ def _only_from_disk(source: str) -> bool:
 
 
 def read_config(spec: str, source: str) -> Any:
-    """The configuration of a model as transformers has it. Raises ModelError where there is none."""
+    """Returns the configuration of a model as transformers has it. Raises ModelError if there is none."""
     from transformers import AutoConfig
 
     try:
@@ -164,7 +155,7 @@ def read_config(spec: str, source: str) -> Any:
 
 
 def attention_arguments(config: Any) -> dict[str, str]:
-    """How transformers is to attend in a model of this configuration; empty: as it likes best.
+    """Returns the arguments that choose transformers' attention for this configuration. Empty: its default.
 
     Capped scores (Gemma 2, arXiv 2408.00118) only its eager attention computes. Its SDPA leaves the cap out
     without a word: another model than was published, and than other engines sample from.
@@ -174,12 +165,12 @@ def attention_arguments(config: Any) -> dict[str, str]:
 
 
 def hidden_size(config: Any) -> int:
-    """The width of a model, or 0 where its configuration does not tell."""
+    """Returns the width of a model, or 0 if its configuration does not tell."""
     return int(getattr(config.get_text_config(), "hidden_size", 0))
 
 
 def cannot_load(spec: str, error: Exception) -> ModelError:
-    """The error of transformers in our words, with what to do."""
+    """Returns the error of transformers in our words, with advice."""
     return ModelError(f"cannot load {spec} as a causal LM: {_first_line(error)}", hint=_advice(spec))
 
 
@@ -212,9 +203,9 @@ def find_device(name: str) -> torch.device:
 
 
 def find_dtype(name: str, device: torch.device, hidden: int = 0) -> torch.dtype:
-    """The type that was asked for, or the fastest that is exact enough for a model of width `hidden` (0: any,
-    float32 on a CPU). A card without bfloat16 (Turing and older) emulates it far slower than it does float32,
-    so there `auto` is float32."""
+    """Returns the requested type, or the fastest one that is exact enough for a model of width `hidden` (0:
+    unknown, float32 on a CPU). A card without bfloat16 (Turing and older) emulates it far slower than it does
+    float32, so there `auto` is float32."""
     if name == "auto":
         on_cpu = device.type == "cpu" and bf16_pays_on_cpu(hidden)
         on_card = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -252,10 +243,11 @@ class _Recomputed:
 
 
 def enable_checkpointing(model: Any) -> int:
-    """Trade a third more time for activations of one layer instead of all (Chen et al. 2016), in eval mode.
+    """Trades a third more time for activations of one layer instead of all (Chen et al. 2016), in eval mode.
 
     Returns the number of layers; 0: transformers knows no layers of this model that can be computed again.
-    What the forward pass depends on must stay until the backward pass is done (LoRA routes, PEFT's switches).
+    Everything that the forward pass depends on must stay until the backward pass is done (LoRA routes, PEFT's
+    switches).
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -267,7 +259,7 @@ def enable_checkpointing(model: Any) -> int:
 
 
 def disable_checkpointing(model: Any) -> None:
-    """Undo `enable_checkpointing`."""
+    """Undoes `enable_checkpointing`."""
     for layer in model.modules():
         if isinstance(layer.forward, _Recomputed):
             layer.forward = layer.forward.forward
@@ -278,8 +270,9 @@ def _fingerprint(model: Any) -> str:
 
 
 def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
-    """A digest of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Rounded to bfloat16, so
-    that a node whose home moves to a machine that loads the model in another type finds its checkpoints."""
+    """Returns a digest of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Rounded to
+    bfloat16, so that a node whose home moves to a machine that loads the model in another type finds its
+    checkpoints."""
     digest = hashlib.sha256()
     for name, shape, values in parameters:
         head = values[:FINGERPRINT_VALUES].to(torch.bfloat16).float().cpu()
@@ -297,15 +290,14 @@ class Outline:
     model: Any
     """The transformers model on the device "meta": layers and shapes, no numbers."""
     device: torch.device
-    """Where the real one will lie."""
+    """Device of the real model."""
     is_quantized: bool
-    """The real one has packed weights, of which this one shows nothing."""
+    """True if the real model has packed weights, of which this one shows nothing."""
 
 
 def load_outline(spec: str, policy: PolicyConfig) -> Outline | None:
-    """An outline of the model from its configuration alone, in well under a second. None: transformers builds
-    this family with weights only, and everything is found out later. Raises ModelError where there is no such
-    causal LM."""
+    """Returns an outline of the model from its configuration alone, in well under a second. None:
+    transformers builds this family with weights only. Raises ModelError if there is no such causal LM."""
     from transformers import AutoModelForCausalLM
 
     config = read_config(spec, find_model(spec))

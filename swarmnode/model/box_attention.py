@@ -35,7 +35,8 @@ CACHED_SCORES = 2**19
 
 
 def suits(query_THE: Tensor, layout: PackedLayout, dropout: float) -> bool:
-    """Whether a row is computed here: on a CPU, no sequence long, without dropout and autocast."""
+    """Returns True if a row is computed here: on a CPU, with short sequences, without dropout and
+    autocast."""
     plain = query_THE.device.type == "cpu" and dropout == 0 and not torch.is_autocast_enabled("cpu")
     return plain and max(box.keys for box in layout.boxes) * query_THE.element_size() <= KEPT_BYTES
 
@@ -107,22 +108,23 @@ class _Part:
     box: int
     rows: slice
     matrices: int
-    """One for each of the rows and each key head."""
+    """Number of matrices: one for each row and key head."""
     queries: slice
-    """Where its queries lie among the P query slots."""
+    """Slice of its queries among the P query slots."""
     keys: slice
 
     def of_queries(self, tensor_PX: Tensor, width: int) -> Tensor:
-        """[B, Q, width]"""
+        """Returns its queries, [B, Q, width]."""
         return tensor_PX[self.queries].view(self.matrices, -1, width)
 
     def of_keys(self, tensor_PE: Tensor) -> Tensor:
-        """[B, K, E]"""
+        """Returns its keys, [B, K, E]."""
         return tensor_PE[self.keys].view(self.matrices, -1, tensor_PE.shape[1])
 
 
 def _parts(layout: PackedLayout, groups: int, heads: int) -> Iterator[_Part]:
-    """All boxes, in as few parts as keep their scores in the cache. `heads` are those of a key head."""
+    """Returns all boxes in as few parts as keep their scores in the cache. `heads`: query heads of a key
+    head."""
     query = key = 0
     for number, box in enumerate(layout.boxes):
         step = max(1, CACHED_SCORES // (groups * heads * box.queries * box.keys))
@@ -135,7 +137,7 @@ def _parts(layout: PackedLayout, groups: int, heads: int) -> Iterator[_Part]:
 
 
 def _scores(query_BQE: Tensor, key_BKE: Tensor, mask_RQK: Tensor, scale: float) -> Tensor:
-    """scale q k^T + mask, in the mask's type; its R rows are those of the part, or one for all."""
+    """Returns scale q k^T + mask, in the mask's type; its R rows are those of the part, or one for all."""
     exact = mask_RQK.dtype
     scores_BQK = torch.bmm(query_BQE.to(exact).mul(scale), key_BKE.to(exact).transpose(1, 2))
     rows, queries, keys = mask_RQK.shape
@@ -145,7 +147,7 @@ def _scores(query_BQE: Tensor, key_BKE: Tensor, mask_RQK: Tensor, scale: float) 
 
 
 def _mask(layout: PackedLayout, part: _Part, window: int | None, like: Tensor) -> Tensor:
-    """[rows of the part or 1, queries, keys], in the type that scores are computed in."""
+    """Returns the mask [rows of the part or 1, queries, keys], in the type that scores are computed in."""
     exact = like.dtype if like.dtype is torch.float64 else torch.float32
     mask_RHQK = layout.mask(part.box, window, exact)
     if mask_RHQK is None:
@@ -156,12 +158,12 @@ def _mask(layout: PackedLayout, part: _Part, window: int | None, like: Tensor) -
 
 
 def _of_groups(tensor_THE: Tensor, groups: int) -> Tensor:
-    """[T * G, X]: what each token has for each key head."""
+    """Returns [T * G, X]: each token's numbers for each key head."""
     return tensor_THE.reshape(len(tensor_THE) * groups, -1)
 
 
 def _to_tokens(tensor_PX: Tensor, slots: TokenSlots) -> Tensor:
-    """What stands in the slots of a token, added up."""
+    """Returns the sum of each token's slots."""
     tensor_TX = tensor_PX.index_select(0, slots.slot_of_token_T)
     if slots.again is not None:
         again, tokens = slots.again

@@ -1,9 +1,5 @@
-"""How many tokens go through the model at once, and what is done when they turn out to be too many.
-
-memory_plan -> [token_budget] -> trainer.py -> out of memory -> [smaller] -> trainer.py, the same step again
-
-torch is imported by the one function that needs it, so that `doctor` can ask without loading it.
-"""
+"""The number of tokens that go through the model at once, and its reduction if they turn out to be too
+many."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,19 +15,20 @@ from swarmnode.memory_plan import (
 )
 
 HEADROOM = 0.15
-"""Share of the free memory that is left alone: fragments between blocks, and other programs."""
+"""Share of free memory that is left alone, for fragments between blocks and for other programs."""
 LEAST_TOKENS = 64
-"""The size below which a smaller micro-batch saves nothing that counts."""
+"""Tokens below which a smaller micro-batch saves nothing that counts."""
 MOST_TOKENS = {"cpu": 8192, "cuda": 16384, "mps": 8192}
-"""Where larger micro-batches stop paying. On a CPU (one thread, AMX, 3 million parameters) training on 4100
-tokens takes 672, 616 and 597 ms in micro-batches of 1024, 2048 and 5000 in float32, 440, 365 and 306 in
-bfloat16. A card is busy at some thousand tokens; more room makes packing fuller."""
+"""Tokens from which on larger micro-batches stop paying, by device. On a CPU (one thread, AMX, 3 million
+parameters) training on 4100 tokens takes 672, 616 and 597 ms in micro-batches of 1024, 2048 and 5000 in
+float32, 440, 365 and 306 in bfloat16. A card is busy at some thousand tokens; more room makes packing
+fuller."""
 CPU_TOKENS = 2048
-"""Enough on a CPU for a large model, whose products take so long that nothing else counts."""
+"""Tokens that suffice on a CPU for a large model, whose products dominate the time."""
 CPU_BYTES = 2**30
-"""What a micro-batch of more tokens may take there."""
+"""Most bytes of a micro-batch of more than CPU_TOKENS on a CPU."""
 UNKNOWN_TOKENS = 4096
-"""Where nobody can tell what a token costs."""
+"""Tokens of a micro-batch if the cost of a token is unknown."""
 
 
 OUT_OF_MEMORY = (
@@ -41,34 +38,35 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""What torch says when memory runs out: on CUDA by an error of its own, elsewhere by a plain RuntimeError."""
+"""Texts of torch's errors when memory runs out: on CUDA of an error type of its own, elsewhere of a plain
+RuntimeError."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """Bytes that one micro-batch takes, as a straight line of its tokens."""
+    """Bytes of one micro-batch, linear in its tokens."""
 
     per_token: float
     per_token_checkpointed: float
-    """The same when layers are computed again in the backward pass."""
+    """Bytes per token if layers are computed again in the backward pass."""
     fixed: float
-    """Whatever the number of tokens: a chunk of logits."""
+    """Bytes for any number of tokens: a chunk of logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """Tokens of one micro-batch, and why that many."""
+    """Tokens of one micro-batch, and the reason for that number."""
 
     tokens: int
     checkpointing: bool
     reason: str
     """One sentence for the log."""
     fits: bool = True
-    """False: by the arithmetic not even one sequence of full length does."""
+    """False if by the arithmetic not even one sequence of full length fits."""
 
 
 def token_cost(card: ModelCard, work: Workload) -> TokenCost:
-    """What a micro-batch of `card` costs; `work.micro_batch_tokens` is not looked at."""
+    """Returns the cost of a micro-batch of `card`; `work.micro_batch_tokens` is ignored."""
     plain, checkpointed = (
         activation_bytes(card, with_tokens(work, 1, checkpointing=on))
         + in_flight_bytes(card, with_tokens(work, 1, checkpointing=on))
@@ -86,7 +84,8 @@ def token_budget(
     wanted: int | None = None,
     checkpointing: Literal["auto", "on", "off"] = "auto",
 ) -> TokenBudget:
-    """The micro-batch that fits into `free_bytes` (None: unknown) on a `device` ("cpu", "cuda", "mps").
+    """Returns the micro-batch that fits into `free_bytes` (None: unknown) on a `device` ("cpu", "cuda",
+    "mps").
 
     `longest_sequence` is the lower bound, because a sequence is never cut. With checkpointing "auto" layers
     are computed again in the backward pass only where that sequence would not fit otherwise: it costs a third
@@ -124,7 +123,7 @@ def _reason(tokens: int, on: bool, fits: bool, per_token: float, free_bytes: flo
 
 
 def smaller(budget: TokenBudget, longest_sequence: int) -> TokenBudget | None:
-    """What to try after an out-of-memory error; None when nothing is left to try.
+    """Returns the budget to try after an out-of-memory error. None: nothing is left to try.
 
     `longest_sequence` is that of the step that failed: a micro-batch of one sequence cannot be halved, so at
     that size layers are recomputed, and after that there is nothing.
@@ -148,7 +147,7 @@ def smaller(budget: TokenBudget, longest_sequence: int) -> TokenBudget | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether less at once may help. torch has an error of its own for accelerators only.
+    """Returns True if a smaller micro-batch may help. torch has an error of its own for accelerators only.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes do not match"))
     (True, False)

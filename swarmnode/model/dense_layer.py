@@ -56,13 +56,13 @@ class Adapted:
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """What a layer computes with in one call."""
+    """The operands of one call of a layer."""
 
     head_dim: int
     before: Norm
     qkv: tuple[Adapted, ...]
     head_norms: tuple[Norm | None, Norm | None]
-    """The norms over each query and over each key, where the family has them (Qwen3)."""
+    """Norms over each query and over each key, if the family has them (Qwen3)."""
     out: tuple[Adapted]
     after: Norm
     gate_up: tuple[Adapted, ...]
@@ -72,13 +72,14 @@ class DenseLayer:
 def into_attention(
     hidden_MD: Tensor, cos_ME: Tensor, sin_ME: Tensor, layer: DenseLayer
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm, projections and rotation: queries [M, H, E], keys and values [M, G, E]."""
+    """Computes norm, projections and rotation. Returns queries [M, H, E], keys and values [M, G, E]."""
     found = _IntoAttention.apply(hidden_MD, cos_ME, sin_ME, layer, *_parameters(layer.qkv))
     return cast(tuple[Tensor, Tensor, Tensor], found)
 
 
 def out_of_attention(attended_MX: Tensor, hidden_MD: Tensor, layer: DenseLayer) -> Tensor:
-    """The rest of the layer: attended heads [M, H * E] and the layer's input -> its output, [M, D]."""
+    """Computes the rest of the layer: attended heads [M, H * E] and the layer's input -> its output, [M,
+    D]."""
     adapted = (*layer.out, *layer.gate_up, *layer.down)
     return cast(Tensor, _OutOfAttention.apply(attended_MX, hidden_MD, layer, *_parameters(adapted)))
 
@@ -167,22 +168,22 @@ class _OutOfAttention(torch.autograd.Function):
 
 
 def _parameters(adapted: Sequence[Adapted]) -> list[Tensor]:
-    """What autograd has to see: every A and B, in order."""
+    """Returns every A and B in order, which autograd has to see."""
     return [weight for one in adapted for weight in (one.adapter.a_RK, one.adapter.b_NR)]
 
 
 # ---- products of layers that read one input ----
 
 ONEDNN_FROM = 2**24
-"""Multiplications from which oneDNN is asked: it prepares itself for half a millisecond per new number of
-tokens."""
+"""Number of multiplications from which oneDNN is used: it takes half a millisecond of preparation per new
+number of tokens."""
 
 
 def product(
     x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, onto_MN: Tensor | None = None
 ) -> Tensor:
-    """x W^T (+ bias) (+ onto); the weight may be a transposed view. oneDNN multiplies float32 with AVX-512
-    where torch's default (MKL) does not on AMD: 5 to 40 % less time on an EPYC."""
+    """Returns x W^T (+ bias) (+ onto); the weight may be a transposed view. oneDNN multiplies float32 with
+    AVX-512 where torch's default (MKL) does not on AMD: 5 to 40 % less time on an EPYC."""
     large = x_MK.numel() * len(weight_NK) >= ONEDNN_FROM
     if large and x_MK.dtype is torch.float32 and x_MK.is_cpu and torch.backends.mkldnn.is_available():
         multiply = torch.ops.mkldnn._linear_pointwise
@@ -201,11 +202,11 @@ class _Products:
 
     adapted: Sequence[Adapted]
     scale_K: Tensor | None
-    """What x is multiplied by first."""
+    """Scale that x is multiplied by first."""
     a_RK: Tensor
-    """All A on top of each other, in the type of x."""
+    """All A stacked, in the type of x."""
     scaled_b_NR: tuple[Tensor, ...]
-    """scaling B of each, in the type of x."""
+    """scaling * B of each layer, in the type of x."""
 
     @classmethod
     def of(cls, adapted: Sequence[Adapted], scale_K: Tensor | None, dtype: torch.dtype) -> "_Products":
@@ -216,17 +217,18 @@ class _Products:
 
     @property
     def merges(self) -> bool:
-        """Whether W + scaling B A keeps what the adapter adds. Then the weights have the scale inside too."""
+        """True if W + scaling B A keeps what the adapter adds. Then the merged weights include the scale of
+        x, too."""
         return self.a_RK.dtype in (torch.float32, torch.float64)
 
     @property
     def scale_before(self) -> Tensor | None:
-        """What x has to be multiplied by before it comes here; None: nothing, or the weights do it."""
+        """Scale that the caller has to multiply x by. None: there is none, or the weights include it."""
         return None if self.merges else self.scale_K
 
     def outputs(self, x_MK: Tensor, onto: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
-        """[M, N] of every layer, and S of all for the backward pass. `onto` is what the output of a single
-        layer is added to."""
+        """Returns [M, N] of every layer, and S of all for the backward pass. `onto` is added to the output of
+        a single layer."""
         a_RK = self.a_RK if self.scale_K is None or not self.merges else self.a_RK * self.scale_K
         s_MR = product(x_MK, a_RK)
         found = [product(x_MK, self._weight(n), one.bias_N, onto) for n, one in enumerate(self.adapted)]
@@ -236,14 +238,15 @@ class _Products:
         return found, s_MR
 
     def low_gradient(self, outputs: Sequence[Tensor]) -> Tensor:
-        """scaling dy B of all, [M, R]. The gradients of the outputs [M, N] are contiguous, here and below."""
+        """Returns scaling dy B of all layers, [M, R]. The gradients of the outputs [M, N] are contiguous,
+        here and below."""
         parts = [product(dy, b_NR.t()) for dy, b_NR in zip(outputs, self.scaled_b_NR, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def adapter_gradients(
         self, outputs: Sequence[Tensor], ds_MR: Tensor, x_MK: Tensor, s_MR: Tensor
     ) -> list[Tensor]:
-        """Of every A and B in order; x before its scale."""
+        """Returns the gradients of every A and B in order; `x_MK` is x before its scale."""
         da_RK = (ds_MR.t() @ x_MK).to(self.adapted[0].adapter.a_RK.dtype)
         if self.scale_K is not None:
             da_RK.mul_(self.scale_K)
@@ -255,7 +258,7 @@ class _Products:
         return gradients
 
     def input_gradient(self, outputs: Sequence[Tensor], ds_MR: Tensor) -> Tensor:
-        """Of x as `outputs` got it, or before the scale that is in the weights."""
+        """Returns the gradient of x as `outputs` got it, or before the scale that is in the weights."""
         first, *others = outputs
         dx_MK = product(first, self._weight(0).t())
         for number, dy_MN in enumerate(others, 1):
@@ -266,7 +269,7 @@ class _Products:
         return dx_MK if self.merges else dx_MK.addmm_(ds_MR, self.a_RK)
 
     def _weight(self, number: int) -> Tensor:
-        """What x is multiplied with: a new weight with adapter and scale inside, where they can be merged."""
+        """Returns the factor of x: a new weight with adapter and scale merged into it, if they can be."""
         one = self.adapted[number]
         if not self.merges:
             return one.weight_NK
@@ -283,19 +286,19 @@ class _Products:
 
 @dataclass(frozen=True, slots=True)
 class Normed:
-    """What a norm gives, and what its gradient needs."""
+    """The result of a norm, with the values that its gradient needs."""
 
     xhat_MD: Tensor
     """x / rms(x), before the scale."""
     rstd_M1: Tensor
     """1 / rms(x), in float32 at least."""
     y_MD: Tensor
-    """xhat times the scale; xhat itself where the scale was left out."""
+    """xhat times the scale, or xhat itself without one."""
 
 
 def normed(x_MD: Tensor, norm: Norm, *, scaled: bool) -> Normed:
-    """The norm over the last dimension, which may be that of heads. `scaled` False: whoever multiplies by the
-    result has the scale in its weights."""
+    """Returns the norm over the last dimension, which may be that of heads. `scaled` False leaves the scale
+    out, for a caller that has it in its weights."""
     scale_D = norm.scale_D if scaled else None
     if fits(x_MD):
         return Normed(*passes.rms_norm_kept(x_MD, scale_D, norm.eps))
@@ -306,8 +309,8 @@ def normed(x_MD: Tensor, norm: Norm, *, scaled: bool) -> Normed:
 def norm_gradient(
     dy_MD: Tensor, xhat_MD: Tensor, rstd_M1: Tensor, scale_D: Tensor | None, more_MD: Tensor | None = None
 ) -> Tensor:
-    """The gradient of x from that of y = xhat scale (of xhat without a scale), plus `more`. May overwrite
-    `dy`."""
+    """Returns the gradient of x from that of y = xhat scale (of xhat without a scale), plus `more`. May
+    overwrite `dy`."""
     if fits(dy_MD):
         return passes.rms_norm_gradient(dy_MD, xhat_MD, rstd_M1, scale_D, more_MD)
     dxhat_MD = dy_MD if scale_D is None else dy_MD.mul_(scale_D)
@@ -318,14 +321,14 @@ def norm_gradient(
 
 
 def gated(gate_MI: Tensor, up_MI: Tensor) -> Tensor:
-    """silu(gate) * up."""
+    """Returns silu(gate) * up."""
     if fits(gate_MI):
         return passes.silu_mul(gate_MI, up_MI)
     return F.silu(gate_MI).mul_(up_MI)
 
 
 def gated_gradient(gate_MI: Tensor, up_MI: Tensor, dactive_MI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """silu(gate) * up once more, and the gradients of gate and up. May overwrite `dactive`."""
+    """Returns silu(gate) * up computed again, and the gradients of gate and up. May overwrite `dactive`."""
     if fits(gate_MI):
         return passes.silu_mul_gradient(gate_MI, up_MI, dactive_MI)
     silu_MI = F.silu(gate_MI)
@@ -344,7 +347,7 @@ class Rotation:
 
 
 def turned_heads(x_MHE: Tensor, norm: Norm | None, rotation: Rotation) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Each head normed, where there is a norm, and rotated; and what the gradient needs."""
+    """Returns each head normed, if there is a norm, and rotated, with the values that the gradient needs."""
     if fits(x_MHE):
         turned = passes.rotate_heads(x_MHE, *_scale_of(norm), rotation.cos_ME, rotation.sin_ME)
         return turned, () if norm is None else (x_MHE,)
@@ -358,7 +361,7 @@ def turned_heads(x_MHE: Tensor, norm: Norm | None, rotation: Rotation) -> tuple[
 def turned_heads_gradient(
     dy_MHE: Tensor, kept: Sequence[Tensor], norm: Norm | None, rotation: Rotation
 ) -> Tensor:
-    """The gradient of x, contiguous; `kept` as `turned_heads` gave it, which says how."""
+    """Returns the gradient of x, contiguous. `kept`: the values that `turned_heads` returned for it."""
     by_kernel = len(kept) == 1 if norm is not None else fits(dy_MHE)
     if by_kernel:
         x_MHE = kept[0] if kept else None
@@ -376,7 +379,7 @@ def _scale_of(norm: Norm | None) -> tuple[Tensor | None, float]:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
-    """x cos + rotate_half(x) sin. `back` is the transpose of that."""
+    """Returns x cos + rotate_half(x) sin, or with `back` its transpose."""
     half = x.shape[-1] // 2
     first, second = sin[..., :half], sin[..., half:]
     if back:

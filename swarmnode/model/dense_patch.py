@@ -27,10 +27,10 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def fuse_layers(model: nn.Module) -> int:
-    """Let the decoder layers of a causal LM run on `dense_layer.py`, and return how many can.
+    """Lets the decoder layers of a causal LM run on `dense_layer.py`, and returns how many can.
 
-    Layers that are patched already, and those on another device than a CPU, count and are left alone. Not
-    one of them is touched where one is not exactly what this file knows: the log says why.
+    Layers that are patched already, and those on another device than a CPU, count and are left alone. None of
+    them is touched if one is not exactly what this file knows: the log says why.
     """
     layers = _layers(model)
     reason = next(filter(None, (_why_not(layer, family) for layer, family in layers)), None)
@@ -46,14 +46,14 @@ def fuse_layers(model: nn.Module) -> int:
 
 
 def restore_layers(model: nn.Module) -> None:
-    """Undo `fuse_layers`, once nothing else stands before these layers (`disable_checkpointing`)."""
+    """Undoes `fuse_layers`, once nothing else is in front of these layers (`disable_checkpointing`)."""
     for layer, _ in _layers(model):
         if isinstance(vars(layer).get("forward"), _DenseForward):
             del layer.forward
 
 
 class _DenseForward:
-    """Stands in for `forward` of one decoder layer; that of its class stays below."""
+    """Replaces the `forward` of one decoder layer; that of its class stays below."""
 
     __slots__ = ("_attend_eagerly", "_family", "_layer", "_parts", "_window")
 
@@ -79,7 +79,7 @@ class _DenseForward:
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **others: Any,
     ) -> Tensor:
-        """As transformers calls a decoder layer: [B, T, D] in and out."""
+        """Runs the layer as transformers calls it: [B, T, D] in and out."""
         dense = None
         if past_key_values is None and position_embeddings is not None:
             dense = self._dense(hidden_states)
@@ -104,7 +104,7 @@ class _DenseForward:
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, others: dict[str, Any]
     ) -> Tensor:
-        """With the attention that the model is set to, called as its own layers call it."""
+        """Runs the attention implementation that the model is set to, called as its own layers call it."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         module = self._layer.self_attn
@@ -118,7 +118,7 @@ class _DenseForward:
         return found
 
     def _dense(self, hidden_BTD: Tensor) -> DenseLayer | None:
-        """This layer as it is now, or None where only transformers' own forward is right."""
+        """Returns this layer's operands as it is now. None: only transformers' own forward is right."""
         layer = self._layer
         attention, mlp = layer.self_attn, layer.mlp
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
@@ -156,7 +156,8 @@ class _DenseForward:
 
 
 def _layers(model: nn.Module) -> list[tuple[Any, Family]]:
-    """Decoder layers of transformers that are Llama's but for what a record says, each with the record."""
+    """Yields the decoder layers of transformers that are Llama's except for options of a record, each with
+    its record."""
     known = {
         (family.model_type, f"{family.classes}DecoderLayer"): family
         for family in FAMILIES.values()
@@ -173,7 +174,7 @@ def _layers(model: nn.Module) -> list[tuple[Any, Family]]:
 
 
 def _why_not(layer: Any, family: Family) -> str | None:
-    """What about the layer itself keeps transformers' forward in place."""
+    """Returns the reason in the layer itself to keep transformers' forward, or None."""
     modeling = import_module(type(layer).__module__)
     expected = {"self_attn": "Attention", "mlp": "MLP"} | dict.fromkeys(family.norms.names, "RMSNorm")
     if family.head_norms:
@@ -193,7 +194,7 @@ def _why_not(layer: Any, family: Family) -> str | None:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody waits for this module to be called."""
+    """Returns True if a hook waits for calls of this module."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

@@ -1,11 +1,4 @@
-"""A model that a script has loaded, written once to a folder that is named by its weights.
-
-Node(model=AutoModelForCausalLM...) -> [folder_of_model] -> a folder, as --model takes it
-
-A node reads its base from files: engines load it again, checkpoints name it, and the next run of the script
-has to find the same one. The folder is named by a digest of weights and tokenizer, so equal models share one,
-and checkpoints of models that differ are never mixed.
-"""
+"""A model loaded by a script, written once to a folder that is named by its weights."""
 
 import hashlib
 import json
@@ -23,13 +16,13 @@ from swarmnode.storage import make_folder
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 CHUNK_BYTES = 64 << 20
-"""Of a tensor so much at a time is copied to be hashed."""
+"""Bytes of a tensor that are copied at a time to be hashed."""
 
 
 def folder_of_model(model: Any, tokenizer: Any, models: Path) -> Path:
-    """The folder under `models` that holds this model and its tokenizer, written where it is not there yet.
-    `tokenizer` None: the one that the model's name leads to. Raises ModelError for what is no causal LM of
-    transformers whose weights are its own, StorageError."""
+    """Returns the folder under `models` with this model and its tokenizer, written unless it exists.
+    `tokenizer` None: the one of the model's name. Raises StorageError, and ModelError for anything but a
+    causal LM of transformers with weights of its own."""
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
@@ -73,7 +66,7 @@ def _tokenizer_of(named: str) -> Any:
 
 
 def _digest(model: Any, tokenizer: Any) -> str:
-    """Of all weights, the configurations and the tokenizer."""
+    """Returns a digest of all weights, the configurations and the tokenizer."""
     digest = hashlib.blake2b(digest_size=8)
     config = {**model.config.to_dict(), "_name_or_path": "", "transformers_version": ""}
     generation = {} if model.generation_config is None else model.generation_config.to_dict()

@@ -29,23 +29,25 @@ RECOMPUTED_BUFFERS = 4
 
 @dataclass(frozen=True, slots=True)
 class LogitsBudget:
-    """How much is worked on at a time, in bytes of float32 logits. It changes the speed, not the result."""
+    """Bytes of float32 logits that are worked on at a time. It changes the speed, not the result."""
 
     chunk_bytes: int
-    """Rows of one matrix product. More need more memory; fewer read the head's weights more often."""
+    """Bytes of one matrix product's rows. More need more memory; fewer read the head's weights more often."""
     block_bytes: int
-    """Rows of one softmax: all its passes but the first should find them in a cache."""
+    """Bytes of one softmax's rows: all its passes but the first should find them in a cache."""
 
 
 CPU_BUDGET = LogitsBudget(chunk_bytes=48 * 2**20, block_bytes=2**19)
-"""Measured: `benchmarks/logprob.py`. The block is per thread."""
+"""Budget of a CPU, measured by `benchmarks/logprob.py`. The block is per thread."""
 GPU_BUDGET = LogitsBudget(chunk_bytes=256 * 2**20, block_bytes=2**25)
-"""Reasoned, not measured: 400 rows at 150k tokens feed the tensor cores, a block outweighs its launches."""
+"""Budget of a GPU. Reasoned, not measured: 400 rows at 150k tokens feed the tensor cores, a block outweighs
+its launches."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What is known of the N chosen tokens. A row whose logits are not all finite is NaN in both."""
+    """Log-probabilities and entropies of N chosen tokens. A row whose logits are not all finite is NaN in
+    both."""
 
     logprobs_N: Tensor
     entropy_N: Tensor
@@ -62,13 +64,14 @@ def head_logprobs(
     entropy_gradient: bool = False,
     chunk_rows: int | None = None,
 ) -> TokenLogprobs:
-    """Log-probability of each target and the entropy around it, in float32 (float64 for a float64 head).
+    """Returns the log-probability of each target and the entropy around it, in float32 (float64 for a float64
+    head).
 
     `temperature` is above zero, one for all or one per token, and receives no gradient. `top_p` is the
-    sampler's: the distribution is that over the head's own nucleus (nucleus.py). The entropy has a
-    gradient only with `entropy_gradient`. `chunk_rows` replaces the rows per chunk, not the result. The
-    products run in the dtype of the head's weights, the softmax in float32. Autocast is not supported, and a
-    head that is computed again must give the same logits twice: no active dropout.
+    sampler's: the distribution is that over the head's own nucleus (nucleus.py). The entropy has a gradient
+    only with `entropy_gradient`. `chunk_rows` replaces the rows per chunk, not the result. The products run
+    in the dtype of the head's weights, the softmax in float32. Autocast is not supported, and a head that is
+    computed again must give the same logits twice: no active dropout.
 
     >>> head = nn.Linear(2, 3, bias=False).requires_grad_(False)
     >>> head_logprobs(head, torch.zeros(1, 2), torch.tensor([0])).logprobs_N
@@ -99,7 +102,8 @@ def logits_logprobs(
     top_p: float = 1.0,
     entropy_gradient: bool = False,
 ) -> TokenLogprobs:
-    """The same from logits that exist already; autograd keeps what it needs of them."""
+    """Measures targets as `head_logprobs` does, from logits that exist already; autograd keeps the parts that
+    it needs."""
     inverse_N1 = _inverse(temperature, logits_NV)
     return TokenLogprobs(*_measure(logits_NV, targets_N, inverse_N1, top_p, entropy_gradient))
 
@@ -180,10 +184,8 @@ class _Block:
     """Expectation of z."""
 
     def store_slopes(self, slopes: list[Tensor], targets_R: Tensor) -> None:
-        """Write onehot - p into the first and, if there is a second, p (mean - z) into that one.
-
-        The second goes first: the product may lie in the memory of the first.
-        """
+        """Writes onehot - p into the first buffer and, if there is a second, p (mean - z) into that one. The
+        second goes first: the product may share the memory of the first."""
         minus_inverse_R1 = self.total_R1.reciprocal().neg_()
         if len(slopes) == 2:
             deviation_RV = self.product_RV.addcmul_(self.exp_RV, self.mean_R1, value=-1)
@@ -209,7 +211,7 @@ class _BlockSoftmax:
         self._shifted_RV = self._exp_RV if self._in_place else torch.empty_like(self._exp_RV)
 
     def measure(self, logits_RV: Tensor, targets_R: Tensor, inverse_R1: Tensor | None) -> _Block:
-        """Logits of the exact dtype are overwritten."""
+        """Measures a block of rows. Logits of the exact dtype are overwritten."""
         shifted_RV = logits_RV if self._in_place else self._shifted_RV[: len(logits_RV)].copy_(logits_RV)
         if inverse_R1 is not None:
             shifted_RV.mul_(inverse_R1)
@@ -302,7 +304,7 @@ class _RecomputedHead(torch.autograd.Function):
 def _measure(
     logits_NV: Tensor, targets_N: Tensor, inverse_N1: Tensor | None, top_p: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """(log-probabilities, entropies) in plain operations that autograd follows."""
+    """Returns (log-probabilities, entropies) by plain operations that autograd follows."""
     logits_NV = logits_NV.to(_exact(logits_NV.dtype))
     if inverse_N1 is not None:
         logits_NV = logits_NV * inverse_N1
@@ -322,8 +324,8 @@ def _nan_where_entropy_is(logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
 
 
 def _is_matrix(head: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether the head is W h + b and nothing else: adapters and quantizers have types of their own, and some
-    libraries put another `forward` on the instance."""
+    """Returns True if the head is W h + b and nothing else. Adapters and quantizers have types of their own,
+    and some libraries replace `forward` on the instance."""
     return type(head) is nn.Linear and "forward" not in vars(head)
 
 
@@ -335,12 +337,12 @@ def _linear(inputs_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, out: Te
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
-    """What softmax and sums are computed in."""
+    """Returns the dtype of softmax and sums."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _inverse(temperature: float | Tensor, like: Tensor) -> Tensor | None:
-    """1 / temperature per row, shape [N, 1]; None if there is nothing to scale."""
+    """Returns 1 / temperature per row, shape [N, 1]. None: there is nothing to scale."""
     exact = _exact(like.dtype)
     if isinstance(temperature, Tensor):
         return temperature.detach().to(like.device, exact).expand(len(like))[:, None].reciprocal()
@@ -354,14 +356,15 @@ def _budget(tensor: Tensor) -> LogitsBudget:
 
 
 def _chunk_rows(hidden_ND: Tensor, width: int, asked: int | None) -> int:
-    """Rows per chunk if each needs `width` numbers, spread evenly: a last one of few rows would be slow."""
+    """Returns the rows per chunk if each needs `width` numbers, spread evenly: a last chunk of few rows would
+    be slow."""
     largest = asked or max(SMALLEST_CHUNK, _budget(hidden_ND).chunk_bytes // (4 * width))
     chunks = max(1, -(-len(hidden_ND) // largest))
     return max(1, -(-len(hidden_ND) // chunks))
 
 
 def _vocabulary(head: nn.Module, hidden_ND: Tensor) -> int:
-    """Measured on one row, since a module need not say how wide its output is."""
+    """Returns the size of the vocabulary, measured on one row, since a module need not state it."""
     with torch.no_grad():
         return head(hidden_ND.new_zeros(1, hidden_ND.shape[1])).shape[1]
 

@@ -1,7 +1,4 @@
-"""Whether the model hub answers, asked once and with a deadline, before its client begins to retry.
-
-assemble.py (before torch is loaded), base_model.py -> [only_from_disk] -> transformers
-"""
+"""Asking the model hub, once and with a deadline, before its client begins to retry."""
 
 from concurrent.futures import TimeoutError as NotDone
 from functools import cache
@@ -10,14 +7,14 @@ from pathlib import Path
 from swarmnode.errors import ModelError
 
 PATIENCE_S = 4.0
-"""Time for name, connection, encryption and one answer without content: a fraction of a second on most
+"""Seconds for name, connection, encryption and one answer without content: a fraction of a second on most
 nets."""
 
 
 @cache
 def only_from_disk(source: str) -> bool:
-    """Whether a model is to be read without asking the hub: a folder, or one in the cache while the hub does
-    not answer. Raises ModelError where it is in neither place."""
+    """Returns True if a model is read without asking the hub: a folder, or one in the cache while the hub
+    does not answer. Raises ModelError if it is in neither place."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     if Path(source).is_dir():
@@ -33,7 +30,7 @@ def only_from_disk(source: str) -> bool:
 
 
 def _trouble(source: str) -> str | None:
-    """Why the hub does not answer; None: it does, whatever it says of this model."""
+    """Returns the reason why the hub does not answer. None: it answers, even if it refuses this model."""
     from huggingface_hub import get_session, hf_hub_url
 
     from swarmnode.tasks.daemon_threads import in_daemon_thread

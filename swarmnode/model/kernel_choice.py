@@ -1,14 +1,5 @@
-"""Whether our Triton kernel is worth using, and how to launch it: measured on this machine, once per shape.
-
-lora_kernel.py (one shape, both ways to compute it) -> [kernel_choice] -> Verdict
-                                                             |
-                                                       lora_kernel.json
-
-Nothing here knows a GPU by name. A shape that was never seen is measured when a layer first asks: each launch
-configuration must give the right numbers before its time counts, and the fastest must beat `addmm_` by 3 %,
-or `addmm_` it stays. Answers are kept in a file; another driver, torch, Triton or kernel, and all is measured
-again. Within one process an answer never changes, so a recomputed forward pass equals the first.
-"""
+"""The choice of our Triton kernel and of its launch configuration, measured on this machine once per
+shape."""
 
 import logging
 import time
@@ -27,10 +18,10 @@ from swarmnode.storage import replace_file
 logger = logging.getLogger(__name__)
 
 MIN_GAIN = 1.03
-"""How many times faster than `addmm_` the kernel must be: a gain below that is noise."""
+"""Least speed-up of the kernel over `addmm_`: a smaller gain is noise."""
 
 BUDGET_S = 60.0
-"""Time that one process gives to measuring, most of it compiling. The rest waits for the next start."""
+"""Seconds that one process gives to measuring, most of it compiling. The rest waits for the next start."""
 
 MAX_RELATIVE_ERROR = {"float32": 5e-3, "float16": 5e-3, "bfloat16": 2e-2}
 """Largest difference to `addmm_`, over the largest value. Rounding stays far below, a lost element does not.
@@ -42,19 +33,19 @@ Run = Callable[[], Tensor]
 
 
 class GemmShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the time of a LoRA GEMM depends on; calls of one shape share an answer."""
+    """The properties of a LoRA GEMM that determine its time; calls of one shape share an answer."""
 
     n: int
     k: int
     swapped: bool
-    """Neighbours along n, not k, lie side by side in the weight: so in dX."""
+    """True if neighbours along n, not k, lie side by side in the weight: so in dX."""
     rank: int
-    """Rounded up to what the kernel multiplies with."""
+    """Rank, rounded up to the kernel's block."""
     tokens: int
-    """Rounded to a power of two."""
+    """Number of tokens, rounded to a power of two."""
     dtype: str
     several: bool
-    """More than one adapter in the batch."""
+    """True if the batch has more than one adapter."""
 
     @classmethod
     def of(cls, x_MK: Tensor, weight_NK: Tensor, rank: int, several: bool) -> "GemmShape":
@@ -81,7 +72,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: GemmShape
     addmm_ms: float
     kernel_ms: float | None = None
-    """None: no configuration could be launched with the right result."""
+    """Milliseconds of the kernel. None: no configuration could be launched with the right result."""
     config: str | None = None
     """Name of the fastest configuration."""
 
@@ -91,7 +82,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KernelEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a measurement is valid for."""
+    """The environment that a measurement is valid for."""
 
     device: str
     driver: str
@@ -117,7 +108,7 @@ class KernelChoice:
     """Measured answers for the shapes of one machine, kept in `cache_file`.
 
     >>> choice = KernelChoice(Path("lora_kernel.json"), machine, timer)     # doctest: +SKIP
-    >>> choice.verdict(shape, addmm, {"128x128x32 warps 4 stages 4": run}).pays
+    >>> choice.verdict(shape, addmm, {"128x128x32 warps 4 stages 4": run}).pays  # doctest: +SKIP
     """
 
     def __init__(
@@ -141,13 +132,14 @@ class KernelChoice:
         return self._measured.get(shape)
 
     def open(self, shape: GemmShape) -> bool:
-        """Nobody asked for this shape yet in this process, and it is not in the file."""
+        """Returns True if this shape has neither been measured nor given up in this process."""
         return shape not in self._measured and shape not in self._given_up
 
     def measure(self, shape: GemmShape, contest: Callable[[], tuple[Run, Mapping[str, Run]]]) -> None:
-        """Time `addmm_` against each configuration, which `contest` makes with their inputs; keep the answer.
+        """Times `addmm_` against each configuration, which `contest` makes with their inputs, and keeps the
+        answer.
 
-        Memory that is short, or a budget that is spent, gives the shape up until the next start.
+        Short memory or a spent budget gives the shape up until the next start.
         """
         if self._left_s <= 0:
             self._give_up(shape, "the time for measuring is spent")
@@ -233,7 +225,8 @@ class CudaTimer:
 
 
 def _is_right(shape: GemmShape, name: str, run: Run, expected: Tensor) -> bool:
-    """Launch one configuration and compare. What does not fit into the GPU or is off is logged."""
+    """Launches one configuration and compares its result. Logs one that does not fit into the GPU or is
+    wrong."""
     try:
         y_MN = run()
         scale, error = float(expected.abs().max()), float((y_MN - expected).abs().max())
@@ -270,7 +263,7 @@ def _nearest_power_of_two(count: int) -> int:
 
 
 def _read(path: Path, machine: KernelEnvironment) -> dict[GemmShape, Verdict]:
-    """Verdicts of an earlier start on the same machine. Anything else in the file is no use, and no error."""
+    """Returns verdicts of an earlier start on the same machine. Other content of the file is ignored."""
     if not path.exists():
         return {}
     try:

@@ -42,12 +42,13 @@ GROUP_TILES = 8
 """Row tiles that are walked together, column by column, so that W and X are found in the L2 cache."""
 
 INTERPRETED = triton.knobs.runtime.interpret
-"""The interpreter holds bfloat16 as integers and multiplies those: there, inputs are widened first."""
+"""True under the interpreter, which holds bfloat16 as integers and multiplies those: inputs are widened
+first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """How the work is cut up. Which one is best is measured, never looked up by the name of a GPU."""
+    """The division of the work into tiles. The best one is measured, never looked up by the name of a GPU."""
 
     block_m: int
     """Rows (tokens) of one tile."""
@@ -57,7 +58,7 @@ class LaunchConfig:
     """Input features per step of the inner loop."""
     warps: int
     stages: int
-    """Depth of the pipeline of loads: up to so many buffers of (block_m + block_n) * block_k elements."""
+    """Depth of the pipeline of loads: at most so many buffers of (block_m + block_n) * block_k elements."""
 
     @property
     def name(self) -> str:
@@ -72,26 +73,26 @@ CONFIGS = (
     LaunchConfig(128, 256, 64, 8, 4),
     LaunchConfig(64, 128, 32, 4, 4),
 )
-"""The first takes 48 KiB of shared memory in 16 bits, which any GPU has; what does not fit is skipped when
-measured."""
+"""Configurations to measure. The first takes 48 KiB of shared memory in 16 bits, which any GPU has; one that
+does not fit is skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileTable:
-    """Which rows each tile covers, with which adapter. Made once per micro-batch, used by all its layers."""
+    """The rows and the adapter of each tile. Made once per micro-batch, used by all its layers."""
 
     tiles_T3: Tensor
-    """int32 on the device: first row, row after the last, adapter (-1: base only)."""
+    """Tiles, int32 on the device: first row, row after the last, adapter (-1: base only)."""
     block_m: int
     rows: int
     adapters: int
-    """Adapters that the stack must have at least."""
+    """Least number of adapters in the stack."""
 
     @classmethod
     def build(
         cls, segments: Sequence["Segment"], rows: int, block_m: int, device: torch.device
     ) -> "TileTable":
-        """Cut `rows` rows into tiles of at most `block_m`. Rows in no segment get the base alone.
+        """Cuts `rows` rows into tiles of at most `block_m`. Rows in no segment get the base alone.
 
         Raises ValueError for segments that overlap, are out of order, pass the last row or name no adapter.
         """
@@ -106,7 +107,8 @@ class TileTable:
 
 
 def tile_rows(segments: Sequence["Segment"], rows: int, block_m: int) -> Iterator[tuple[int, int, int]]:
-    """(first row, row after the last, adapter) of each tile, in order of rows; -1 between segments."""
+    """Returns (first row, row after the last, adapter) of each tile, in order of rows; -1 between
+    segments."""
     done = 0
     for segment in segments:
         yield from _cut(done, segment.start, -1, block_m)
@@ -130,7 +132,7 @@ def lora_gemm(
     config: LaunchConfig,
     bias_N: Tensor | None = None,
 ) -> Tensor:
-    """The sum at the head of this file, in the dtype of `x_MK`, accumulated in float32.
+    """Returns the sum at the head of this file, in the dtype of `x_MK`, accumulated in float32.
 
     All matrices may have any strides (a transposed weight, an expanded gradient) and share one dtype and
     device; `scaling_A` is float32. Raises ValueError for inputs that do not fit together, before anything is
@@ -180,7 +182,7 @@ def _check(
     config: LaunchConfig,
     bias_N: Tensor | None,
 ) -> None:
-    """Refuse whatever would read or write past the end of a tensor."""
+    """Raises ValueError for arguments that would read or write past the end of a tensor."""
     if (x_MK.dim(), weight_NK.dim(), s_MR.dim(), b_ANR.dim()) != (2, 2, 2, 3):
         raise ValueError("lora_gemm takes x [M, K], weight [N, K], s [M, R] and b [A, N, R]")
     (M, K), N, (A, _, R) = x_MK.shape, weight_NK.shape[0], b_ANR.shape
@@ -218,7 +220,7 @@ def _check(
 
 
 def _longest_stride(matrix: Tensor) -> int:
-    """The longest stride of those that are walked: a dimension of one element may have any."""
+    """Returns the longest stride of dimensions with more than one element."""
     (rows, columns), (row, column) = matrix.shape, matrix.stride()
     return max(row * (rows > 1), column * (columns > 1))
 
@@ -259,7 +261,7 @@ def ragged_lora_gemm(
     EVEN_K: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """One [BLOCK_M, BLOCK_N] tile of Y per program. Y is contiguous; everything else has strides."""
+    """Computes one [BLOCK_M, BLOCK_N] tile of Y per program. Y is contiguous; everything else has strides."""
     program = tl.program_id(0)
     programs_per_group = GROUP * tl.cdiv(N, BLOCK_N)
     first_tile = program // programs_per_group * GROUP

@@ -1,13 +1,4 @@
-"""Where the sequences of a packed row lie, and how attention takes them apart again.
-
-packing -> [PackedLayout] -> attention
-
-A row is made of runs. A run is a whole sequence, a prompt, or a completion of a prompt that stands before it
-in the row: group-mates so share one run of prompt tokens, and layers that treat tokens one by one compute a
-prompt once. Attention shows every run the whole sequence that ends with it. Its queries are the run's own
-tokens, so each token asks exactly once; its keys and values are the prompt's, repeated for every completion,
-and the run's own.
-"""
+"""The layout of sequences in a packed row, and their boxes for attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +14,7 @@ from swarmnode.native.passes import Sequences
 
 CALL_COST = 20_000
 SLOT_COST = 50
-"""What one more SDPA call costs, and one more padded token, in units of one (query, key) pair.
+"""Cost of one more SDPA call, and of one more padded token, in units of one (query, key) pair.
 
 Measured on one CPU core with 2 heads of 32, forward and backward: 120 us, 0.6 us and 0.013 us, the call
 counted double for cutting and joining. The best is flat: ten times either way changes a step of the tiny
@@ -46,55 +37,58 @@ class Box:
 
     @property
     def continues(self) -> bool:
-        """The runs follow prompts: their first queries already see some keys."""
+        """True if the runs follow prompts: their first queries already see some keys."""
         return self.queries < self.keys
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSlots:
-    """A row's T tokens spread over P slots: each fills one at least, a shared prompt's several."""
+    """A row's T tokens spread over P slots: each fills at least one, a shared prompt's several."""
 
     token_of_slot_P: Tensor
-    """Which token fills which slot. A pad repeats its run's last."""
+    """Token that fills each slot. A pad repeats its run's last token."""
     slot_of_token_T: Tensor
-    """The first slot of every token that is no pad."""
+    """First slot of every token that is no pad."""
     again: tuple[Tensor, Tensor] | None
-    """The other slots that are no pads, and the tokens in them. None: nothing is shared."""
+    """Further slots that are no pads, and the tokens in them. None: nothing is shared."""
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Where the R runs of a packed row of T tokens lie, computed once for all layers."""
+    """The places of the R runs of a packed row of T tokens, computed once for all layers."""
 
     lengths: tuple[int, ...]
     """Tokens of each run, in the order in which they follow each other; they add up to T."""
     prompts: tuple[int | None, ...]
-    """Which run each one continues. None: it begins a sequence."""
+    """Run that each one continues. None: it begins a sequence."""
     position_ids_1T: Tensor
-    """Counted from 0 in every sequence, so from the prompt's length in a completion behind one."""
+    """Positions, counted from 0 in every sequence: a completion behind a prompt begins at the prompt's
+    length."""
     query_ends: Tensor
     """0 and the running sum of the runs' lengths, int32 [R + 1]: what flash kernels call cu_seqlens_q."""
     key_ends: Tensor
-    """The same of the whole sequences: cu_seqlens_k."""
+    """0 and the running sum of the whole sequences' lengths, int32 [R + 1]: cu_seqlens_k."""
     longest_sequence: int
     keys: TokenSlots | None
-    """The whole sequences one after the other, without pads. None: nothing is shared, they are the row."""
+    """Whole sequences one after the other, without pads. None: nothing is shared, and they are the row."""
     boxes: tuple[Box, ...]
     box_queries: TokenSlots
     """Query slots of all boxes, row after row."""
     box_keys: TokenSlots
     ready_mask_1111: Tensor
-    """Four dimensions tell transformers that the mask is ready: it builds none. We never look at it."""
+    """Mask that transformers takes as finished by its four dimensions, so that it builds none. We never read
+    it."""
     _masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(
         default_factory=dict, init=False, repr=False
     )
-    """Made when a first layer asks, kept for the others: autograd would keep one for each of them."""
+    """Masks made for the first layer that asks, and kept for the others: autograd would keep one for each of
+    them."""
     _grouped: dict[int, tuple[TokenSlots, TokenSlots]] = field(default_factory=dict, init=False, repr=False)
-    """The same of `grouped`."""
+    """Slots made by `grouped` for the first layer that asks, by number of groups."""
 
     @cached_property
     def sequences(self) -> Sequences:
-        """Where the kernel for CPUs finds them."""
+        """Returns the runs and sequences in the form of the CPU kernel."""
         tokens = self.position_ids_1T.shape[1]
         return Sequences(
             query_ends=self.query_ends.long(),
@@ -105,7 +99,7 @@ class PackedLayout:
         )
 
     def arguments(self, input_ids_1T: Tensor) -> dict[str, Any]:
-        """What a prepared decoder, or a whole prepared causal LM, is called with."""
+        """Returns the arguments of a prepared decoder, or of a whole prepared causal LM."""
         return {
             "input_ids": input_ids_1T,
             "position_ids": self.position_ids_1T,
@@ -115,7 +109,8 @@ class PackedLayout:
         }
 
     def mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """What a box adds to its attention scores, [rows or 1, 1, queries, keys]. None: plainly causal."""
+        """Returns the mask added to a box's attention scores, [rows or 1, 1, queries, keys]. None: it is
+        plainly causal."""
         box = self.boxes[number]
         if window is not None and window >= box.keys:
             window = None
@@ -127,8 +122,8 @@ class PackedLayout:
         return self._masks[key]
 
     def grouped(self, groups: int) -> tuple[TokenSlots, TokenSlots]:
-        """Query and key slots of all boxes where each token is `groups` tokens, token t being t * groups and
-        following, and each row of a box is `groups` rows, one after the other."""
+        """Returns the query and key slots of all boxes with each token as `groups` tokens: token t becomes t
+        * groups and following, and each row of a box becomes `groups` rows, one after the other."""
         if groups not in self._grouped:
             self._grouped[groups] = (
                 _grouped(self.box_queries, [(box.rows, box.queries) for box in self.boxes], groups),
@@ -165,7 +160,7 @@ class RowMask:
 def packed_layout(
     lengths: Sequence[int], device: torch.device, prompts: Sequence[int | None] | None = None
 ) -> PackedLayout:
-    """The layout of runs of these lengths, one after the other.
+    """Returns the layout of runs of these lengths, one after the other.
 
     `prompts` names for each run the one that it continues, which stands before it and continues none itself.
     Without, every run is a whole sequence. Raises ModelError for prompts that are not so.
@@ -204,7 +199,7 @@ def packed_layout(
 
 
 def boxes_for(shapes: Sequence[tuple[int, int]]) -> tuple[Box, ...]:
-    """How to cut runs of (queries, keys), fewest keys first, into boxes at the least cost: calls or pads.
+    """Returns the cheapest boxes, in calls and pads, for runs of (queries, keys), fewest keys first.
 
     Exact by dynamic programming over the distinct numbers of keys; above 32 of them, neighbours count as one.
     """
@@ -242,9 +237,9 @@ class _Runs:
     prompts: tuple[int | None, ...]
     lengths_R: Tensor
     starts_R: Tensor
-    """Where in the row its own tokens begin."""
+    """Index in the row of each run's first token."""
     prompt_lengths_R: Tensor
-    """0 for a run that continues none."""
+    """Tokens of each run's prompt; 0 if it continues none."""
     prompt_starts_R: Tensor
 
     @classmethod
@@ -263,23 +258,26 @@ class _Runs:
 
     @property
     def sequences_R(self) -> Tensor:
-        """Tokens of the whole sequences."""
+        """Tokens of each whole sequence."""
         return self.prompt_lengths_R + self.lengths_R
 
     def own_tokens(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Which tokens of the row fill `width` slots of each run, and which of the slots are no pads."""
+        """Returns the tokens of the row that fill `width` slots of each run, and True for slots that are no
+        pads."""
         column, last_B1 = torch.arange(width), self.lengths_R[rows, None] - 1
         tokens = self.starts_R[rows, None] + torch.minimum(column, last_B1)
         return tokens.flatten(), (column <= last_B1).flatten()
 
     def sequence_tokens(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The same of the whole sequences."""
+        """Returns the tokens of the row that fill `width` slots of each whole sequence, and True for slots
+        that are no pads."""
         column, last_B1 = torch.arange(width), self.sequences_R[rows, None] - 1
         tokens = self._tokens_at(rows[:, None], torch.minimum(column, last_B1))
         return tokens.flatten(), (column <= last_B1).flatten()
 
     def all_sequences(self) -> tuple[Tensor, Tensor]:
-        """The same with all sequences one after the other."""
+        """Returns the tokens of all whole sequences one after the other, without pads, in the form of
+        `sequence_tokens`."""
         row = torch.arange(len(self.lengths_R)).repeat_interleave(self.sequences_R)
         starts_R = self.sequences_R.cumsum(0) - self.sequences_R
         tokens = self._tokens_at(row, torch.arange(len(row)) - starts_R[row])
@@ -291,7 +289,7 @@ class _Runs:
 
 
 def _boxed(runs: _Runs) -> tuple[list[int], tuple[Box, ...]]:
-    """The runs in the order of their boxes, and the boxes: those of whole sequences need no mask."""
+    """Returns the runs in the order of their boxes, and the boxes: those of whole sequences need no mask."""
     shapes = list(zip(runs.lengths_R.tolist(), runs.sequences_R.tolist(), strict=True))
     whole = [run for run, prompt in enumerate(runs.prompts) if prompt is None]
     behind = [run for run, prompt in enumerate(runs.prompts) if prompt is not None]
@@ -302,7 +300,8 @@ def _boxed(runs: _Runs) -> tuple[list[int], tuple[Box, ...]]:
 
 
 def _slots(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> TokenSlots:
-    """The slots of parts that say which token fills each slot, and which slots are no pads."""
+    """Returns the slots of parts, each given as the token of each slot and True for slots that are no
+    pads."""
     token_of_slot_P = torch.cat([tokens for tokens, _ in parts])
     slots = torch.cat([real for _, real in parts]).nonzero()[:, 0]
     tokens, by_token = token_of_slot_P[slots].sort(stable=True)
@@ -314,7 +313,7 @@ def _slots(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Toke
 
 
 def _grouped(slots: TokenSlots, boxes: Sequence[tuple[int, int]], groups: int) -> TokenSlots:
-    """The slots of boxes of (rows, width), spread over `groups` as `PackedLayout.grouped` says."""
+    """Returns the slots of boxes of (rows, width), spread over `groups` as in `PackedLayout.grouped`."""
     device, start = slots.token_of_slot_P.device, 0
     places: list[Tensor] = []
     for rows, width in boxes:

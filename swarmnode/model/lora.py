@@ -47,16 +47,16 @@ class Segment:
 
     start: int
     end: int
-    """One past the last."""
+    """Index after the last token."""
     adapter: int
-    """Index into the adapters of the layer; -1: the base alone."""
+    """Index into the adapters of the layer. -1: the base alone."""
 
 
 class LoraGemm(Protocol):
     """A GEMM with the low-rank term inside, for tokens of several adapters (`model/kernels.py`)."""
 
     def pays(self, x_MK: Tensor, weight_NK: Tensor, rank: int) -> bool:
-        """Whether it is faster than `addmm_` for these shapes on this device."""
+        """Returns True if it is faster than `addmm_` for these shapes on this device."""
         ...
 
     def __call__(self, given: "GemmInputs") -> Tensor:
@@ -80,18 +80,18 @@ class GemmInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StackedGemm:
-    """The kernel, with the weights of all adapters of one layer as it wants them (`adapter_stack.py`)."""
+    """The kernel with the stacked weights of all adapters of one layer (`adapter_stack.py`)."""
 
     gemm: LoraGemm
     a_ARK: Tensor
-    """Zero beyond an adapter's own rank, as is b."""
+    """A of each adapter, zero beyond its own rank, as is b."""
     b_ANR: Tensor
     scaling_A: Tensor
     """float32, on the device."""
 
 
 def lora_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, adapter: LoraWeights) -> Tensor:
-    """All tokens through one adapter: x [..., K] -> y [..., N], of the type of x or of autocast.
+    """Computes all tokens through one adapter: x [..., K] -> y [..., N], of the type of x or of autocast.
 
     `weight_NK` and `bias_N` are frozen: a backward with either requiring a gradient raises RuntimeError.
 
@@ -114,7 +114,7 @@ def lora_linear_segments(
     segments: tuple[Segment, ...],
     stacked: StackedGemm | None = None,
 ) -> Tensor:
-    """Each segment of the flattened tokens through its own adapter: x [..., K] -> y [..., N].
+    """Computes each segment of the flattened tokens through its own adapter: x [..., K] -> y [..., N].
 
     The base is one GEMM for all. Tokens in no segment, or in one with adapter -1, get the base alone. Ranks
     may differ. An adapter without tokens gets no gradient (None, not zero: its optimizer state must not
@@ -154,7 +154,8 @@ def _several(
 
 
 class _OneAdapter(torch.autograd.Function):
-    """Kept lean: in a small model its Python costs as much as its GEMMs."""
+    """The LoRA layer for a single adapter. Kept lean: in a small model its Python costs as much as its
+    GEMMs."""
 
     @staticmethod
     def forward(
@@ -205,10 +206,10 @@ class _OneAdapter(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a layer with several adapters does besides its tensors."""
+    """The arguments of a layer with several adapters besides its tensors."""
 
     segments: tuple[Segment, ...]
-    """Segments of adapters only, none empty."""
+    """Segments of adapters, without those of the base and empty ones."""
     scalings: tuple[float, ...]
     stacked: StackedGemm | None
     cast_to: torch.dtype | None
@@ -283,7 +284,7 @@ def _input_gradient(ctx: Any, dy_MN: Tensor, weight_NK: Tensor, ds_MR: Tensor, d
 
 
 def _per_segment(rows_MX: Tensor, factors_XR: list[Tensor], plan: _Plan) -> Tensor:
-    """Each segment's rows times its adapter's factor: [M, largest rank], zero where there is none."""
+    """Returns each segment's rows times its adapter's factor: [M, largest rank], zero beyond its rank."""
     rank = max((factor.shape[1] for factor in factors_XR), default=0)
     out_MR = rows_MX.new_zeros(rows_MX.shape[0], rank)
     for segment in plan.segments:
@@ -312,7 +313,7 @@ def _accumulate(gradients: list[Tensor | None], i: int, gradient: Tensor) -> Non
 
 
 def _transposed_times(skinny_MR: Tensor, wide_MX: Tensor) -> Tensor:
-    """skinny^T @ wide, in whichever order of work is faster. Shape [R, X]."""
+    """Returns skinny^T @ wide, [R, X], in whichever order of work is faster."""
     transposed_RM = skinny_MR.t()
     if (
         wide_MX.dtype is torch.bfloat16
@@ -333,7 +334,7 @@ def _inputs(
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """What autocast wants a linear layer computed in; None where it is off, or leaves x alone (float64)."""
+    """Returns autocast's dtype for a linear layer. None: autocast is off, or leaves x alone (float64)."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind) or x.dtype is torch.float64:
         return None

@@ -1,10 +1,4 @@
-"""The Triton kernel as `lora.py` calls it, or the reason why this machine does without.
-
-lora.py -> LoraGemm = [lora_kernel] -> kernel_choice.py (does it pay?), kernels.py (the launch)
-
-`kernels.py` imports Triton, which CPU builds, macOS and Windows lack, so it is imported inside the functions
-here that run only after `available` has looked. Importing this file needs no Triton.
-"""
+"""The Triton kernel in the form that `lora.py` calls, or the reason why this machine has none."""
 
 import hashlib
 import importlib.util
@@ -26,17 +20,15 @@ if TYPE_CHECKING:
     from swarmnode.model.kernels import LaunchConfig, TileTable
 
 SEVERAL = 3
-"""Adapters in a measurement that stands for a batch with more than one."""
+"""Number of adapters in a measurement that represents any batch with more than one."""
 
 MAX_TABLES = 32
 """Tile tables kept at once: a few tile heights for each of the last micro-batches."""
 
 
 class LoraKernel:
-    """The kernel behind the `LoraGemm` protocol: asks for a shape are answered by measurement.
-
-    `policies` is how many adapters train together: with several, shapes are measured with several.
-    """
+    """The kernel behind the `LoraGemm` protocol: whether a shape pays is measured. `policies`: adapters that
+    train together; with several, shapes are measured with several."""
 
     def __init__(self, choice: KernelChoice, policies: int = 1) -> None:
         from swarmnode.model import kernels
@@ -48,7 +40,8 @@ class LoraKernel:
         self._tables: dict[tuple[tuple[Segment, ...], int, int, torch.device], TileTable] = {}
 
     def pays(self, x_MK: Tensor, weight_NK: Tensor, rank: int) -> bool:
-        """Whether the kernel beats `addmm_` here. The first ask for a shape measures (some seconds)."""
+        """Returns True if the kernel beats `addmm_` here. The first call for a shape measures it (some
+        seconds)."""
         if len(x_MK) == 0 or x_MK.dtype not in self._kernels.DTYPES or weight_NK.dtype != x_MK.dtype:
             return False
         shape = GemmShape.of(x_MK, weight_NK, rank, self._several)
@@ -59,7 +52,7 @@ class LoraKernel:
         return verdict is not None and verdict.pays and verdict.config in self._configs
 
     def __call__(self, given: GemmInputs) -> Tensor:
-        """y [M, N]; see `kernels.lora_gemm` for what is refused."""
+        """Returns y [M, N]. Raises the errors of `kernels.lora_gemm`."""
         verdict = self._choice.known(
             GemmShape.of(given.x_MK, given.weight_NK, given.s_MR.shape[-1], self._several)
         )
@@ -84,7 +77,8 @@ class LoraKernel:
         return found
 
     def _contest(self, shape: GemmShape, weight_NK: Tensor) -> tuple[Run, dict[str, Run]]:
-        """Both ways over the layer's own weight and random inputs, which share no generator with training."""
+        """Returns both contenders on the layer's own weight and random inputs, which share no generator with
+        training."""
         device, dtype = weight_NK.device, weight_NK.dtype
         generator = torch.Generator(device).manual_seed(0)
         adapters = SEVERAL if shape.several else 1
@@ -119,14 +113,14 @@ class LoraKernel:
 
 @dataclass(frozen=True, slots=True)
 class KernelOffer:
-    """A kernel to try, or None; and a sentence that says why, for the log and for `swarmnode doctor`."""
+    """A kernel to try, or None, and a sentence with the reason, for the log and for `swarmnode doctor`."""
 
     gemm: LoraGemm | None
     reason: str
 
 
 def available(device: torch.device) -> tuple[bool, str]:
-    """Whether the kernel can be tried on `device`, and the sentence that says so. Compiles nothing.
+    """Returns True if the kernel can be tried on `device`, and a sentence that says so. Compiles nothing.
 
     >>> available(torch.device("cpu"))
     (False, 'the LoRA kernel needs a CUDA GPU, this node trains on cpu: addmm_ is used')
@@ -144,10 +138,8 @@ def available(device: torch.device) -> tuple[bool, str]:
 def lora_gemm_for(
     device: torch.device, cache_file: Path, policies: int = 1, budget_s: float = BUDGET_S
 ) -> KernelOffer:
-    """The kernel for `device`, once a tiny launch has given the right numbers there; else why not.
-
-    Measurements of earlier starts are read from `cache_file`, new ones go there.
-    """
+    """Returns the kernel for `device`, once a tiny launch has given the right numbers, or else the reason.
+    Earlier measurements are read from `cache_file`, new ones are added to it."""
     possible, reason = available(device)
     if not possible:
         return KernelOffer(None, reason)
@@ -162,7 +154,7 @@ def lora_gemm_for(
 
 
 def _probe(kernel: LoraKernel, device: torch.device) -> None:
-    """Compile and launch once. Raises RuntimeError when either fails or the result is wrong."""
+    """Compiles and launches once. Raises RuntimeError if either fails or the result is wrong."""
     ones = torch.ones(17, 40, device=device, dtype=torch.float16)
     s_MR, b_ANR = ones[:, :3].contiguous(), ones[None, :, :3].contiguous()
     scaling_A = torch.full((1,), 2.0, device=device)
@@ -173,7 +165,7 @@ def _probe(kernel: LoraKernel, device: torch.device) -> None:
 
 
 def _uneven(tokens: int, adapters: int) -> tuple[Segment, ...]:
-    """Segments that end where no tile does."""
+    """Returns segments that end inside tiles."""
     inner = [tokens * a // adapters - 1 for a in range(1, adapters)]
     ends = [*inner, tokens]
     return tuple(Segment(s, e, a) for a, (s, e) in enumerate(zip([0, *ends], ends, strict=False)))
@@ -193,7 +185,7 @@ def _this_machine(device: torch.device) -> KernelEnvironment:
 
 
 def _driver(command: Sequence[str]) -> str:
-    """The driver's version, which torch does not tell."""
+    """Returns the driver's version, which torch does not tell."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False

@@ -23,7 +23,7 @@ class RoutedTokens:
     """Neighbouring tokens of a batch, flattened row after row, that go through one adapter."""
 
     adapter: str | None
-    """PEFT's name of it; None: the base model alone."""
+    """PEFT's name of the adapter. None: the base model alone."""
     tokens: int
 
 
@@ -49,19 +49,20 @@ class FusedLora:
 
     @property
     def unpatched(self) -> Mapping[str, str]:
-        """Module -> why it keeps PEFT's own forward. Passing reasons (dropout, merging) are not here."""
+        """Reasons of the modules that keep PEFT's own forward. Passing reasons (dropout, merging) are left
+        out."""
         self._patch()
         reasons = {name: layer.lasting_obstacle() for name, layer in self._patched.items()}
         return self._left_alone | {name: reason for name, reason in reasons.items() if reason is not None}
 
     @property
     def covers_all(self) -> bool:
-        """Whether every adapted module is ours: only then can a batch mix adapters."""
+        """True if every adapted module runs on our arithmetic: only then can a batch mix adapters."""
         return bool(self._patched) and not self.unpatched
 
     @contextmanager
     def route(self, tokens: Sequence[RoutedTokens]) -> Iterator[None]:
-        """Send each run of tokens through its adapter, in forward, backward and what a checkpoint recomputes.
+        """Context that sends each run of tokens through its adapter, in forward, backward and recomputation.
 
         The runs must add up to the tokens (B * T) of every input that meets an adapter. Layers that lack an
         adapter give its tokens the base. `[RoutedTokens(None, n)]` is the base model like
@@ -86,13 +87,13 @@ class FusedLora:
             self._current.route = previous
 
     def undo(self) -> None:
-        """Give every module its own forward back. The adapters stay as they are."""
+        """Gives every module its own forward back. The adapters stay as they are."""
         for layer in self._patched.values():
             del layer.module.forward
         self._patched, self._left_alone, self._undone = {}, {}, True
 
     def _patch(self) -> None:
-        """Patch what is not yet: adapters added since may sit on layers that had none."""
+        """Patches modules that are not patched yet: adapters added since may be on layers that had none."""
         from peft.tuners.tuners_utils import BaseTunerLayer
         from peft.utils.other import AuxiliaryTrainingWrapper
 
@@ -134,8 +135,8 @@ class FusedLora:
 
 @dataclass(slots=True)
 class _Current:
-    """The route in force, shared by all layers: a plain object, for autograd recomputes checkpoints in a
-    thread of its own, where thread-local and context variables are those of nobody."""
+    """The route in force, shared by all layers. A plain object, since autograd recomputes checkpoints in a
+    thread of its own, without our thread-local and context variables."""
 
     route: "_Route | None" = None
 
@@ -143,14 +144,15 @@ class _Current:
 @dataclass(frozen=True, slots=True)
 class _Route:
     runs: tuple[tuple[int, int, str | None], ...]
-    """(start, end, adapter), none empty, neighbours differ."""
+    """Runs (start, end, adapter), none of them empty, neighbours differ."""
     tokens: int
     adapters: tuple[str, ...]
-    """Those with tokens, in order of first appearance."""
+    """Adapters with tokens, in order of first appearance."""
     sole: str | None
-    """The adapter that has all tokens."""
+    """Adapter that has all tokens. None: there are several."""
     segments_by_order: dict[tuple[str, ...], tuple[Segment, ...]] = field(default_factory=dict)
-    """Nearly all layers list their adapters alike, so this is computed once a route."""
+    """Segments by a layer's order of adapters. Nearly all layers have the same, so they are computed once a
+    route."""
 
     @classmethod
     def of(cls, routed: Sequence[RoutedTokens]) -> "_Route":
@@ -168,7 +170,7 @@ class _Route:
         return cls(tuple(runs), end, adapters, runs[0][2] if len(runs) == 1 else None)
 
     def segments(self, order: tuple[str, ...]) -> tuple[Segment, ...]:
-        """The runs of a layer whose adapters are these; a run of another adapter is the base's."""
+        """Returns the runs of a layer with these adapters; runs of other adapters are the base's."""
         if order not in self.segments_by_order:
             index = {name: i for i, name in enumerate(order)}
             self.segments_by_order[order] = tuple(
@@ -179,7 +181,7 @@ class _Route:
 
 
 class _FusedLayer:
-    """Stands in for `forward` of one module; that of its class stays below."""
+    """Replaces the `forward` of one module; that of its class stays below."""
 
     __slots__ = ("_current", "_name", "_stack", "module")
 
@@ -211,7 +213,7 @@ class _FusedLayer:
         return self._mixed(x, route) if route.sole is None else self._sole(x, route.sole)
 
     def sole_adapter(self, tokens: int) -> LoraWeights | None:
-        """See the function of this name."""
+        """Returns the adapter that takes all tokens, as the function `sole_adapter` does."""
         module, route = self.module, self._current.route
         if module.disable_adapters or self._stack is not None:
             return None
@@ -224,7 +226,7 @@ class _FusedLayer:
         return self._weights(adapters[0])
 
     def lasting_obstacle(self) -> str | None:
-        """Why calls of this module fall back to PEFT's forward until it is changed."""
+        """Returns the reason why this module falls back to PEFT's forward until it is changed, or None."""
         reasons = (_adapter_obstacle(self.module, name) for name in self.module.lora_A)
         return _base_obstacle(self.module) or next((reason for reason in reasons if reason is not None), None)
 
@@ -242,7 +244,7 @@ class _FusedLayer:
         return _base_obstacle(module)
 
     def _sole(self, x: Tensor, name: str) -> Tensor:
-        """All tokens through one adapter."""
+        """Sends all tokens through one adapter."""
         module = self.module
         if name not in module.lora_A:
             return module.base_layer(x)
@@ -280,17 +282,15 @@ class _FusedLayer:
 
 
 def sole_adapter(module: Any, tokens: int) -> LoraWeights | None:
-    """The one adapter that a call of this module with so many tokens would put them all through, by the plain
-    products of `lora.py`; None where it would do anything else.
-
-    Raises ModelError for another number of tokens than were routed, as the call would.
-    """
+    """Returns the one adapter that a call of this module with `tokens` tokens would put them all through by
+    the plain products of `lora.py`. None: the call would do anything else. Raises ModelError, as the call
+    would, for another number of tokens than were routed."""
     layer = vars(module).get("forward")
     return layer.sole_adapter(tokens) if isinstance(layer, _FusedLayer) else None
 
 
 def _why_not(module: Any) -> str | None:
-    """What about the module itself keeps PEFT's forward in place."""
+    """Returns the reason in the module itself to keep PEFT's forward, or None."""
     from peft.tuners.lora import Linear
 
     if type(module) is not Linear:

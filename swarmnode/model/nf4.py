@@ -1,10 +1,5 @@
-"""Frozen weights in 4 bits: what transformers is told, and what bitsandbytes must not do to them afterwards.
-
-policy.quantization -> [nf4] -> base_model.py
-
-The format is NF4 with double quantization (QLoRA, arXiv 2305.14314, section 3). Products are computed in the
-type of the model: each takes its weight apart first, so 4 bits save memory, and cost time where it is scarce.
-"""
+"""Frozen weights in 4 bits: the arguments of transformers, and a guard against bitsandbytes' later
+rearranging."""
 
 import logging
 from importlib.util import find_spec
@@ -18,12 +13,12 @@ from swarmnode.installing import how_to_install
 logger = logging.getLogger(__name__)
 
 DEVICES = ("cuda", "cpu")
-"""Where bitsandbytes has been seen to train; `cuda` is also what torch calls a ROCm card."""
+"""Devices on which bitsandbytes has been seen to train; `cuda` is also torch's name of a ROCm card."""
 
 
 def nf4_arguments(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that load a model in 4 bits. Raises ModelError where 4 bits cannot be
-    had."""
+    """Returns the arguments of `from_pretrained` that load a model in 4 bits. Raises ModelError if 4 bits are
+    unavailable."""
     missing = [name for name in ("bitsandbytes", "accelerate") if find_spec(name) is None]
     if device.type not in DEVICES or missing:
         reason = f"{' and '.join(missing)} is not installed"
@@ -50,11 +45,12 @@ def nf4_arguments(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
 
 
 def keep_differentiable(model: Any) -> None:
-    """Keep 4-bit weights of `model` in the one format that gradients flow through. Before any forward.
+    """Keeps 4-bit weights of `model` in the one format that gradients flow through. Call it before any
+    forward pass.
 
     On a CPU with AVX512-BF16, bitsandbytes rearranges them in place in the first forward pass without
-    gradients (it rounds their scales to bfloat16, too), and what multiplies with the result has no backward:
-    after an engine had sampled once, training would go on with wrong gradients and not a word.
+    gradients (it rounds their scales to bfloat16, too), and products with the result have no backward: once
+    an engine had sampled, training would silently go on with wrong gradients.
     """
     if find_spec("bitsandbytes") is None:
         return  # Then nothing here is of that kind.

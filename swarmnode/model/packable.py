@@ -1,11 +1,4 @@
-"""Whether a model takes packed rows, and the one switch on it that lets it.
-
-base_model -> [prepare_for_packing] -> forward.py
-                     |
-               attention.py
-
-Rather than keep a list of families, both ways are tried.
-"""
+"""The test whether a model takes packed rows, and the one switch on it that lets it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,28 +12,30 @@ from swarmnode.model.attention import PACKED_ATTENTION, REPLACED, packed_attenti
 from swarmnode.model.layout import packed_layout
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-"""Layer types of transformers' configs that this file computes. Chunks and states it does not."""
+"""Layer types of transformers' configs that this file can compute. Types with chunks and states it cannot."""
 
 PROBE_LENGTHS = (5, 11, 3)
 PROBE_PROMPT = 4
-"""So many tokens at the front of each row are the same, and stand in the packed row once."""
+"""Tokens of the common prompt at the front of each row, which the packed row has once."""
 
 SAME_LOGITS = 1e-4
 SAME_LOGITS_HALF = 6e-2
-"""Relative differences up to which packed and single logits count as one. In bfloat16 that is 16 times its
-step: leaks between sequences are looked for apart, what is left are forwards that do something else."""
+"""Relative differences up to which packed and single logits count as equal. In bfloat16 that is 16 times its
+step: leaks between sequences are looked for separately, so that only forwards that do something else are
+left."""
 
 TIMES_ROUNDING = 5.0
-"""So many times the rounding of the model's own type: what a row differs by from itself with more behind it,
-which under causal attention is rounding alone."""
+"""Allowed multiple of the rounding of the model's own type, which is measured as the difference of a row from
+itself with more tokens behind it."""
 
 LEAK_OF_ROUNDING = 0.25
-"""Share of the rounding that other content around a run, of the same lengths, may change it by. The products
-are of the same shapes, so it changes nothing at all; some libraries sum in an order of their own."""
+"""Share of the rounding that other tokens around a run, of the same lengths, may change it by. The products
+have the same shapes, so they change nothing; but some libraries sum in an order of their own."""
 
 
 def prepare_for_packing(model: Any) -> str | None:
-    """Let a causal LM of transformers take packed rows. None when it does; else why not, and it is as it was.
+    """Lets a causal LM of transformers take packed rows. Returns None, or the reason why it cannot; then it
+    is unchanged.
 
     Whether it computes the same is tried: three short rows, and three with one prompt, packed in two orders,
     against each row alone, and against each other with other tokens around them. The first is measured by the
@@ -71,7 +66,7 @@ def prepare_for_packing(model: Any) -> str | None:
 
 
 def _difference(model: Any, config: Any) -> str | None:
-    """Why packed logits are not those of the single rows, or None."""
+    """Returns the reason why packed logits are not those of the single rows, or None."""
     device = model.device
     vocabulary = model.get_input_embeddings().num_embeddings
     prompt, *rows = [
@@ -111,7 +106,8 @@ def _logits(model: Any, ids_T: Tensor) -> Tensor:
 def _packed_logits(
     model: Any, prompt: Tensor, rows: Sequence[Tensor], *, windows_seen: set[int | None]
 ) -> Tensor:
-    """The logits of one packed row: the rows on their own, then the prompt once and the rows behind it."""
+    """Returns the logits of one packed row: the rows on their own, then the prompt once and the rows behind
+    it."""
     runs = [*rows, prompt, *rows]
     prompts = [None] * (len(rows) + 1) + [len(rows)] * len(rows)
     layout = packed_layout([len(run) for run in runs], prompt.device, prompts)
@@ -119,7 +115,7 @@ def _packed_logits(
 
 
 def _single(prompt: Tensor, alone: Sequence[Tensor], behind: Sequence[Tensor]) -> Tensor:
-    """The same from rows that were computed one by one."""
+    """Returns the logits of `_packed_logits` from rows that were computed one by one."""
     cut = len(prompt)
     return torch.cat([*alone, behind[0][:cut], *(logits[cut:] for logits in behind)])
 
@@ -127,7 +123,8 @@ def _single(prompt: Tensor, alone: Sequence[Tensor], behind: Sequence[Tensor]) -
 def _leak(
     packed: Callable[[list[Tensor]], Tensor], rows: list[Tensor], number: int, vocabulary: int
 ) -> float:
-    """How much one row changes, on its own and behind the prompt, when the others are other tokens."""
+    """Returns the relative change of one row, on its own and behind the prompt, when the other rows have
+    other tokens."""
     others = [row if index == number else (row + 1) % vocabulary for index, row in enumerate(rows)]
     sizes = [len(row) for row in rows]
     own, changed = (
@@ -138,19 +135,21 @@ def _leak(
 
 
 def _rounding(model: Any, rows: Sequence[Tensor], alone: Sequence[Tensor]) -> float:
-    """What rows differ by from themselves with more tokens behind them, which they do not see."""
+    """Returns the difference of rows from themselves with more tokens behind them, which they do not see."""
     longer = [_logits(model, torch.cat([row, *(row.flip(0),) * times])) for row in rows for times in (1, 3)]
     twice = [logits for logits in alone for _ in range(2)]
     return max(_apart(more[: len(once)], once) for more, once in zip(longer, twice, strict=True))
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:
-    """Relative difference, by the root of the mean square: a maximum of rounding errors says little."""
+    """Returns the relative difference by the root of the mean square: a maximum of rounding errors says
+    little."""
     return ((found - expected).norm() / expected.norm()).item()
 
 
 def _window(config: Any) -> int | None:
-    """The window that at least one layer must have told the attention; None: no window, or not in all."""
+    """Returns the window that at least one layer must tell the attention. None: no layer has one, or all have
+    none."""
     layers = getattr(config, "layer_types", None)
     if layers is not None and "sliding_attention" not in layers:
         return None

@@ -42,16 +42,16 @@ FIRST_ADAPTER = "default"
 
 @dataclass(frozen=True, slots=True)
 class LoraTargets:
-    """What PEFT is told, and what was left alone."""
+    """The layers that get LoRA, and those that do not."""
 
     names: tuple[str, ...]
-    """Module names as PEFT's `target_modules` takes them: last names, or whole ones where the last is not
+    """Module names in the form of PEFT's `target_modules`: last names, or whole ones if the last is not
     unique."""
     left_out: tuple[str, ...] = ()
-    """Kinds of layers that the adapter could not change, or should not: experts, routers, ..."""
+    """Kinds of layers that the adapter cannot or should not change: experts, routers, ..."""
 
     def describe(self) -> str:
-        """The layers in one line.
+        """Returns the layers in one line.
 
         >>> LoraTargets(("q_proj", "v_proj"), ("experts",)).describe()
         'q_proj, v_proj; experts are left out'
@@ -69,7 +69,7 @@ class Policy:
     def __init__(
         self, base: LoadedModel, config: PolicyConfig, seed: int, *, beside: "Policy | None" = None
     ) -> None:
-        """`beside`: a policy on the same loaded base, whose PEFT model gets one adapter more."""
+        """`beside`: a policy on the same loaded base; its PEFT model gets one more adapter."""
         self.base = base
         self.version = 0
         self.number = 0 if beside is None else len(beside.peft_model.peft_config)
@@ -100,22 +100,22 @@ class Policy:
         return self.model.device
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Adapter parameters by name, in a stable order. Names are those of PEFT's files: the adapter's own
-        name is not in them, so what is saved of one policy fits any other."""
+        """Parameters of the adapter by name, in a stable order. The names are those of PEFT's files, without
+        the adapter's own name, so that the saved weights of one policy fit any other."""
         return dict(self._trainable)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The same without names."""
+        """Returns the parameters of the adapter, in the order of `trainable`."""
         return list(self._trainable.values())
 
     def wake(self) -> None:
-        """Let gradients reach this adapter: PEFT takes them from all but the one it was last told of."""
+        """Enables gradients of this adapter: PEFT disables those of all adapters but the active one."""
         for parameter in self.parameters:
             parameter.requires_grad_(True)
 
     def fuse(self, kernel: LoraGemm | None = None) -> FusedLora:
-        """Our arithmetic in the LoRA layers and the decoder layers, once for all policies on this base."""
+        """Switches LoRA layers and decoder layers to our arithmetic, once for all policies on this base."""
         if not self._fused:
             self._fused.append(FusedLora(self.peft_model, kernel))
             fuse_layers(self.model)
@@ -124,15 +124,15 @@ class Policy:
         return self._fused[0]
 
     def update(self) -> PolicyUpdate:
-        """A copy of the adapter for the engine: training goes on without disturbing it."""
+        """Returns a copy of the adapter for the engine, which training does not disturb."""
         return PolicyUpdate(self.version, self.adapter(), self.scaling)
 
     def adapter(self) -> dict[str, torch.Tensor]:
-        """A copy of the adapter under the names that PEFT's files have."""
+        """Returns a copy of the adapter under the names of PEFT's files."""
         return {name: parameter.detach().clone() for name, parameter in self._trainable.items()}
 
     def load_adapter(self, folder: Path) -> None:
-        """Read an adapter in a folder as PEFT writes it. Raises CheckpointError when it does not fit."""
+        """Loads an adapter from a folder in PEFT's format. Raises CheckpointError if it does not fit."""
         from peft import set_peft_model_state_dict
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -157,7 +157,7 @@ class Policy:
 
 
 def lora_config(config: PolicyConfig, targets: LoraTargets) -> Any:
-    """PEFT's description of a policy's adapter."""
+    """Returns PEFT's description of a policy's adapter."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -187,16 +187,16 @@ def _with_adapter(base: LoadedModel, lora: Any, name: str, beside: Policy | None
 # ---- which layers of a model LoRA changes ----
 
 AUTO, ALL_LINEAR = "auto", "all-linear"
-"""What `policy.lora_targets` may say besides names."""
+"""Values of `policy.lora_targets` that are no layer names."""
 
 ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 """Last names of layers that choose experts, as transformers' families have them."""
 
 
 def find_targets(model: nn.Module, wanted: Sequence[str] = (AUTO,)) -> LoraTargets:
-    """The layers that `policy.lora_targets` means in this model, which may be without weights.
+    """Returns the layers that `policy.lora_targets` selects in this model, which may be without weights.
 
-    Raises ModelError where that is none, or a name is not of a layer that LoRA can change here.
+    Raises ModelError if there are none, or if a name is no layer that LoRA can change here.
 
     >>> find_targets(model, ["auto"]).describe()                                      # doctest: +SKIP
     'k_proj, o_proj, q_proj, v_proj; experts, routers are left out'
@@ -220,7 +220,7 @@ def find_targets(model: nn.Module, wanted: Sequence[str] = (AUTO,)) -> LoraTarge
 
 
 def _named(linear: Collection[str], wanted: Sequence[str], family: str) -> list[str]:
-    """The layers that these names mean, read as PEFT reads them: the end of a layer's name."""
+    """Returns the layers with these names, read as PEFT does: as the end of a layer's name."""
     found: list[str] = []
     for name in wanted:
         meant = [layer for layer in linear if layer == name or layer.endswith(f".{name}")]
@@ -235,13 +235,13 @@ def _named(linear: Collection[str], wanted: Sequence[str], family: str) -> list[
 
 
 def _shortened(layers: Collection[str], modules: Collection[str]) -> tuple[str, ...]:
-    """Last names, as everybody writes them, unless another module has the same."""
+    """Returns last names, as is usual, for layers whose last name no other module has."""
     others = {_last(name) for name in modules if name not in set(layers)}
     return tuple(sorted({name if _last(name) in others else _last(name) for name in layers}))
 
 
 def _left_out(model: nn.Module, kept: Collection[str], linear: Collection[str]) -> tuple[str, ...]:
-    """What LoRA leaves out, in words, for a model with experts."""
+    """Returns the kinds of layers that LoRA leaves out, in words, for a model with experts."""
     kinds: Mapping[str, bool] = {
         "experts": True,
         "routers": True,
@@ -262,8 +262,8 @@ def _last(name: str) -> str:
 
 
 def _means_experts(model: Any, name: str) -> bool:
-    """Whether PEFT reads this last name as that of an expert's layer, from the time when experts were
-    modules, and so changes the stacked weight instead. No engine samples from that, and a dense layer of the
+    """Returns True if PEFT takes this last name for an expert's layer, from the time when experts were
+    modules, and changes the stacked weight instead. No engine samples from that, and a dense layer of the
     same name can then not be changed at all."""
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -281,15 +281,16 @@ def _means_experts(model: Any, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """What will be taken for a model that is not loaded yet."""
+    """The choices for a model that is not loaded yet."""
 
     engine: EngineChoice
     targets: LoraTargets
 
 
 def look_ahead(config: Config, source: str, *, policies: int = 1) -> LookAhead | None:
-    """Raises EngineError or ModelError, which say what to do instead, for what the settings ask for and this
-    model cannot have. None: its structure shows only once it is loaded."""
+    """Returns the engine and the LoRA layers for a model that is not loaded yet. None: its structure shows
+    only once it is loaded. Raises EngineError or ModelError, with advice, for settings that this model cannot
+    have."""
     outline = load_outline(source, config.policy)
     if outline is None:
         return None

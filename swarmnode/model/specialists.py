@@ -1,12 +1,4 @@
-"""Tiny policies that know different things: what a swarm has to teach its members.
-
-recipes -> [build_specialists, build_strangers] -> tiny.py -> one folder per node
-
-A *specialist* was taught all tasks and then made unsure: much of most of them, little of its own. What it can
-no longer say is still in it, as in a real base model that was trained on everything and asked for little. A
-*stranger* was only ever taught its own tasks: of the others nothing is latent. Both are built once, and
-cached.
-"""
+"""Tiny policies that know different tasks, so that the members of a swarm can teach each other."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,22 +10,22 @@ from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task
 
 UNSURE_PERCENT = 99
-"""Mismatched answers of the tasks that a specialist is made to forget. What it gets right there is chance, or
-one answer in hundreds: alone it hardly finds it again."""
+"""Mismatched answers, in percent, of the tasks that a specialist is made to forget. It is right there by
+chance, or once in hundreds of answers: alone it hardly finds the task again."""
 
 OWN_PERCENT = 10
-"""The same of its own tasks, which it answers right about every other time."""
+"""Mismatched answers, in percent, of its own tasks, which it answers right about every other time."""
 
 UNSURE_TIMES = 2
-"""So many times the steps that make the tiny policy unsure. After as many as that takes, a lone specialist
-found most of it again in a hundred rounds (held-out 0.60); after twice as many a third is left to it."""
+"""Multiple of the steps that make the tiny policy unsure. With the same number, a lone specialist found most
+of it again in a hundred rounds (held-out 0.60); with twice as many, a third is left."""
 
 OWN_TASKS = 2
-"""Tasks of each specialist, and of each stranger."""
+"""Number of tasks of each specialist, and of each stranger."""
 
 
 def own_tasks(number: int, tasks: Sequence[Task] = BUILTIN_TASKS) -> tuple[str, ...]:
-    """What node `number` knows best. After the last task it begins with the first again.
+    """Returns the tasks that node `number` knows best. After the last task it begins with the first again.
 
     >>> own_tasks(0), own_tasks(5)
     (('rev', 'sort'), ('next', 'bitop'))
@@ -43,7 +35,7 @@ def own_tasks(number: int, tasks: Sequence[Task] = BUILTIN_TASKS) -> tuple[str, 
 
 
 def specialist_recipe(number: int, recipe: Recipe = RECIPE, tasks: Sequence[Task] = BUILTIN_TASKS) -> Recipe:
-    """The `recipe` of a tiny policy with another last phase: that of the specialist `number`."""
+    """Returns `recipe` with another last phase: that of specialist `number`."""
     *taught, unsure = recipe.phases
     own = tuple((name, OWN_PERCENT) for name in own_tasks(number, tasks))
     last = replace(
@@ -57,7 +49,8 @@ def specialist_recipe(number: int, recipe: Recipe = RECIPE, tasks: Sequence[Task
 
 
 def stranger_recipe(number: int, recipe: Recipe = RECIPE, tasks: Sequence[Task] = BUILTIN_TASKS) -> Recipe:
-    """A policy that never saw any but its own tasks. It has fewer to learn, so it takes fewer steps."""
+    """Returns the recipe of a policy that sees only its own tasks. It has fewer to learn, so it takes fewer
+    steps."""
     own = own_tasks(number, tasks)
     *taught, unsure = recipe.phases
     return replace(
@@ -76,13 +69,14 @@ def build_specialists(
     recipe: Recipe = RECIPE,
     tasks: Sequence[Task] = BUILTIN_TASKS,
 ) -> list[Path]:
-    """The folders of so many specialists: what all were taught takes 15 seconds, each of them two more."""
+    """Builds `count` specialists and returns their folders: 15 seconds for the common part, two more for
+    each."""
     recipes = [specialist_recipe(number, recipe, tasks) for number in range(nodes)]
     return [build_tiny(models_folder, progress=progress, recipe=one, tasks=tasks) for one in recipes]
 
 
 def build_strangers(models_folder: Path, nodes: int, progress: Progress | None = None) -> list[Path]:
-    """The folders of so many strangers, five seconds each."""
+    """Builds `count` strangers and returns their folders, in five seconds each."""
     return [
         build_tiny(models_folder, progress=progress, recipe=stranger_recipe(number))
         for number in range(nodes)

@@ -30,23 +30,23 @@ from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task
 
 BUILDER_VERSION = 1
-"""Change it with any change here or in warmup.py that gives other weights."""
+"""Version of the builder; raised with any change here or in warmup.py that gives other weights."""
 
 PAD_TOKEN_ID = 256
 EOS_TOKEN_ID = 257
 VOCABULARY = 258
-"""256 bytes, whose token id is the byte itself, padding and the end."""
+"""Number of tokens: 256 bytes, whose token id is the byte itself, padding and the end."""
 
 TURN_END = "\x00"
-"""Stands for the end token in what a warm-up shows: a prompt may hold whole turns of the policy."""
+"""Text that stands for the end token in a warm-up: a prompt may hold whole turns of the policy."""
 
 MAX_POSITIONS = 512
 
 FOLDER_BYTES = 1_000_000
-"""More than the folder takes (0.5 MB), asked for before fifteen seconds of work are spent on it."""
+"""Bytes that must be free, more than the folder takes (0.5 MB), checked before fifteen seconds of work."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, what is being done)."""
+"""Called with (steps done, steps in all, name of the work)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,14 @@ class Recipe:
     layers: int = 2
     heads: int = 2
     head_dim: int = 32
-    """vLLM's attention kernels support 32 and 64, nothing smaller."""
+    """Size of a head. vLLM's attention kernels support 32 and 64, nothing smaller."""
     rope_theta: float = 100.0
-    """Small: prompts are 20 tokens long, and the usual 10,000 tells neighbours apart too slowly."""
+    """Base of the rotations. It is small: prompts are 20 tokens long, and the usual 10,000 tells neighbours
+    apart too slowly."""
     initializer_range: float = 0.05
     shared_phases: int = 0
-    """The first so many phases make a policy that other recipes begin with: it is built once, cached like any
-    other, and trained on from there."""
+    """Number of first phases that other recipes share: their policy is built once, cached like any other, and
+    trained on from there."""
 
 
 RECIPE = Recipe(
@@ -92,7 +93,8 @@ def build_tiny(
     recipe: Recipe = RECIPE,
     tasks: Sequence[Task] = BUILTIN_TASKS,
 ) -> Path:
-    """The folder of the tiny policy, built now unless it is there already. `tasks`: what it is taught.
+    """Returns the folder of the tiny policy, built now unless it exists. `tasks`: the tasks that it is
+    taught.
 
     Runs on one CPU thread, leaves torch's random state alone, and gives the same weights for the same seed on
     the same kind of machine. Raises StorageError when the folder cannot be written; nothing is left behind.
@@ -117,7 +119,8 @@ def build_tiny(
 
 
 def build_quick_tiny(models_folder: Path) -> Path:
-    """A tiny policy that knows nothing, for tests: the real shapes and files in about a second.
+    """Returns the folder of a tiny policy that knows nothing, for tests: the real shapes and files in about a
+    second.
 
     >>> build_quick_tiny(Path("/tmp/models")).is_dir()  # doctest: +SKIP
     True
@@ -136,7 +139,7 @@ def _digest(recipe: Recipe, seed: int, tasks: Sequence[Task]) -> str:
 
 
 def _trained(recipe: Recipe, seed: int, tasks: Sequence[Task], start: Path | None, progress: Progress) -> Any:
-    """The warmed-up model, in memory. `start`: the folder of the policy that the shared phases made."""
+    """Returns the warmed-up model, in memory. `start`: the folder of the policy after the shared phases."""
     threads = torch.get_num_threads()
     # At this size a second thread costs more than it brings, and one thread always adds in the same order.
     torch.set_num_threads(1)
@@ -161,7 +164,7 @@ def _trained(recipe: Recipe, seed: int, tasks: Sequence[Task], start: Path | Non
 
 
 def _token_ids(text: str) -> list[int]:
-    """Bytes, and the end of a turn where a warm-up task wrote it."""
+    """Returns the bytes of a text, with the end token in place of TURN_END."""
     return [EOS_TOKEN_ID if byte == ord(TURN_END) else byte for byte in text.encode()]
 
 
@@ -199,7 +202,7 @@ def _loaded(folder: Path) -> Any:
 
 
 def _publish(model: Any, target: Path) -> None:
-    """Write the folder under another name, sync it and rename it: `target` is whole or absent."""
+    """Writes the folder under another name, syncs it and renames it: `target` is whole or absent."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -220,7 +223,8 @@ def _publish(model: Any, target: Path) -> None:
 
 
 def _save_tokenizer(folder: Path) -> None:
-    """One token per byte, so any text comes back as it was, and no text can spell a special token."""
+    """Saves a tokenizer with one token per byte, so that any text comes back as it was, and no text can spell
+    a special token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     pad, end = "<|pad|>", "<|end|>"
@@ -242,10 +246,8 @@ def _save_tokenizer(folder: Path) -> None:
 
 
 def _byte_vocabulary() -> dict[str, int]:
-    """The character by which a byte-level tokenizer writes each byte, and the byte.
-
-    Printable bytes stand for themselves; the others, in order, are the characters from 256 on.
-    """
+    """Returns the characters by which a byte-level tokenizer writes each byte. Printable bytes stand for
+    themselves; the others, in order, are the characters from 256 on."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     characters = sorted(ByteLevel.alphabet())

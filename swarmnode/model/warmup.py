@@ -1,15 +1,5 @@
-"""Supervised warm-up of the tiny policy: from random weights to one that knows, but does not always say.
-
-task draws (train side) -> [warm_up] -> tiny.py
-
-Cross-entropy on the answers only. A "clean" phase teaches the tasks. A short "noisy" phase shows mismatched
-answers half of the time, so that sampling becomes unreliable while the ability stays: a start from which
-reinforcement learning has something to find, as with a real base model. Where that share differs from task to
-task, the policy becomes a specialist (`specialists.py`).
-
-Muon for the matrices inside the layers, AdamW for embeddings, norms and the rest: at this size and budget it
-learns several times faster than AdamW alone.
-"""
+"""Supervised warm-up of the tiny policy: from random weights to one that knows the answers but is not
+sure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +20,8 @@ Encode = Callable[[str], list[int]]
 
 MAX_GRAD_NORM = 1.0
 NEWTON_SCHULZ_STEPS = 4
-"""Muon's default of five costs 20 % more and teaches nothing more here."""
+"""Steps of Muon's Newton-Schulz iteration. Its default of five costs 20 % more and teaches nothing more
+here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +34,14 @@ class TrainingPhase:
     adamw_lr: float
     ramp_steps: int
     mismatched_percent: int = 0
-    """How many of a hundred answers belong to another question of the same task."""
+    """Percentage of answers that belong to another question of the same task."""
     mismatched_by_task: tuple[tuple[str, int], ...] = ()
-    """The same for single tasks, by name, in its place."""
+    """Percentage of mismatched answers by task name, in place of `mismatched_percent`."""
     tasks: tuple[str, ...] = ()
     """Names of the tasks that are shown. Empty: all."""
 
     def mismatched(self, task: str) -> int:
-        """Mismatched answers in a hundred of one task.
+        """Returns the percentage of mismatched answers of one task.
 
         >>> TrainingPhase("p", 1, 1.0, 1.0, 1, 96, (("rev", 30),)).mismatched("rev")
         30
@@ -58,7 +49,7 @@ class TrainingPhase:
         return dict(self.mismatched_by_task).get(task, self.mismatched_percent)
 
     def rate(self, step: int) -> float:
-        """The factor of the learning rates at one step.
+        """Returns the factor of the learning rates at one step.
 
         >>> [TrainingPhase("p", 10, 1.0, 1.0, ramp_steps=2).rate(step) for step in (0, 1, 5, 8)]
         [0.5, 1.0, 1.0, 0.5]
@@ -80,7 +71,7 @@ def warm_up(
     progress: Callable[[int, int, str], None],
     done_phases: int = 0,
 ) -> None:
-    """Train all weights of `model`, in place, on training draws of the tasks in equal shares.
+    """Trains all weights of `model`, in place, on training draws of the tasks in equal shares.
 
     The first `done_phases` are behind the model: each phase has optimizers and draws of its own, so it goes
     on from there as if they had been run now.
@@ -101,7 +92,7 @@ def warm_up(
 
 
 def _pairs(tasks: Sequence[Task], phase: TrainingPhase, first_seed: int) -> Iterator[Pair]:
-    """Pairs without end, the tasks of the phase taking turns."""
+    """Yields pairs without end, the tasks of the phase taking turns."""
     shown = [task for task in tasks if not phase.tasks or task.name in phase.tasks]
     coin = StableRandom(f"warmup/{first_seed}")
     streams = [_answers(task, first_seed) for task in shown]
@@ -120,7 +111,7 @@ def _answers(task: Task, first_seed: int) -> Iterator[Pair]:
 
 
 def _batch(encode: Encode, eos_token_id: int, pairs: Iterator[Pair], size: int) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T], and which of them are to be predicted [B, T]: the answer and the end."""
+    """Returns token ids [B, T], and True [B, T] for those to be predicted: the answer and the end."""
     rows: list[list[int]] = []
     answers_from: list[int] = []
     for _ in range(size):

@@ -33,9 +33,10 @@ FLAGS = (
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
 )  # fmt: skip
 WIDE_VECTORS = "-mprefer-vector-width=512"
-"""Compilers use half of AVX-512 unless told: the first CPUs that had it were slower with the whole."""
+"""Compiler options for all of AVX-512: compilers use half of it by default, since the first CPUs with it were
+slower with the whole."""
 TIMEOUT_S = 120.0
-"""Two to four seconds are usual."""
+"""Seconds for compiling; two to four are usual."""
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
@@ -70,7 +71,7 @@ _cache: Path | None = None
 
 
 def library() -> ctypes.CDLL | None:
-    """The kernels, each as NAME_f32 and NAME_bf16; None where they are turned off or cannot be had. The
+    """Returns the kernels, each as NAME_f32 and NAME_bf16. None: they are turned off or unavailable. The
     first call of a process may compile them."""
     global _loaded, _asked
     if _off:
@@ -84,26 +85,26 @@ def library() -> ctypes.CDLL | None:
 
 
 def loaded() -> ctypes.CDLL | None:
-    """What `library` gave, also where kernels have been turned off since: a backward pass is of the kind that
-    its forward pass was."""
+    """Returns the result of the last `library`, even if kernels have been turned off since: a backward pass
+    uses the same arithmetic as its forward pass."""
     return _loaded
 
 
 def keep_in(cache: Path) -> None:
-    """The folder for what is compiled by an installation that cannot be written to."""
+    """Sets the folder for compiled files if the installation cannot be written to."""
     global _cache
     _cache = cache
 
 
 def turn_off() -> None:
-    """Let this process do without them."""
+    """Turns the kernels off in this process."""
     global _off
     _off = True
 
 
 @contextmanager
 def turned_off() -> Iterator[None]:
-    """Do without them in here."""
+    """Context in which the kernels are turned off."""
     global _off
     before, _off = _off, True
     try:
@@ -113,7 +114,7 @@ def turned_off() -> Iterator[None]:
 
 
 def find_compiler() -> Path | None:
-    """The C compiler that would be asked."""
+    """Returns the C compiler that would be used."""
     found = next((path for name in COMPILERS if (path := shutil.which(name)) is not None), None)
     return None if found is None else Path(found)
 
@@ -136,7 +137,7 @@ def _load() -> ctypes.CDLL | None:
 
 
 def _opened(compiler: Path, folder: Path) -> ctypes.CDLL:
-    """The library, compiled again where the file that was there is damaged."""
+    """Returns the library, compiled again if the file was damaged."""
     path = folder / _file_name(compiler)
     if path.exists():
         try:
@@ -147,7 +148,8 @@ def _opened(compiler: Path, folder: Path) -> ctypes.CDLL:
 
 
 def compiled(compiler: Path, folder: Path) -> Path:
-    """The library in `folder`, compiled if it is not there. Raises OSError, CalledProcessError."""
+    """Returns the library's file in `folder`, compiled if it is missing. Raises OSError,
+    CalledProcessError."""
     target = folder / _file_name(compiler)
     if target.exists():
         return target
@@ -170,7 +172,7 @@ def compiled(compiler: Path, folder: Path) -> Path:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load it. Raises OSError where it is no library, AttributeError where it lacks a kernel."""
+    """Loads a library. Raises OSError if it is none, AttributeError if it lacks a kernel."""
     loaded = ctypes.CDLL(str(path))
     for name, arguments in SIGNATURES.items():
         for kind in KINDS:
@@ -180,7 +182,7 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def _file_name(compiler: Path) -> str:
-    """Made of all that the compiled library depends on."""
+    """Returns a file name made of everything that the compiled library depends on."""
     stat = compiler.stat()
     parts = [str(compiler), str(stat.st_size), str(stat.st_mtime_ns), *FLAGS, WIDE_VECTORS]
     # Where a system does not tell what its CPU can do, another machine's library is not for this one.
@@ -190,8 +192,8 @@ def _file_name(compiler: Path) -> str:
 
 
 def _folder(name: str) -> Path:
-    """Where the file is, or can be written: beside the sources, else in the cache. Raises RuntimeError where
-    a user has no home."""
+    """Returns the folder of the file: beside the sources if it is there or can be written, else the cache.
+    Raises RuntimeError if the user has no home."""
     beside = SOURCES.parent / "built"
     writable = os.access(beside if beside.exists() else beside.parent, os.W_OK)
     if writable or (beside / name).exists():

@@ -14,12 +14,12 @@ from torch import Tensor
 from swarmnode.native.passes import expect, kernel
 
 SCORES_TOGETHER = 16
-"""COLUMNS of kernels/attention.h."""
+"""Scores computed together: COLUMNS of kernels/attention.h."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """How the numbers of a token are laid out: per key head `group` queries, its key and its value."""
+    """The order of a token's numbers: per key head its `group` queries, its key and its value."""
 
     kv_heads: int
     group: int
@@ -27,18 +27,18 @@ class HeadLayout:
     eps: float
     """Epsilon of the norm of queries and keys."""
     scale: float
-    """The factor of queries times keys."""
+    """Factor of queries times keys."""
     cap: float | None = None
-    """The c of c tanh(score / c); None: scores are not capped."""
+    """The c of c tanh(score / c). None: scores are not capped."""
 
     @property
     def fused(self) -> int:
-        """Numbers of a token."""
+        """Number of a token's numbers."""
         return self.kv_heads * (self.group + 2) * self.size
 
 
 class CachedRows:
-    """Sequences in a cache, each with one new token: what all layers of a step share, checked once."""
+    """Sequences in a cache with one new token each: the common part of all layers of a step, checked once."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CachedRows:
         self._kernel = kernel("attend", cache.dtype)
 
     def attend(self, layer: int, fused_ND: Tensor, scale: Tensor | None, attended_ND: Tensor) -> None:
-        """Write the new keys and values of a layer, and what the queries find up to them into `attended`
+        """Writes the new keys and values of a layer, and attention over everything up to them into `attended`
         [N, K * G * E]. `scale` [G + 1, E] is that of the norm, float32."""
         heads, cache = self._heads, self._cache
         expect(fused_ND, (self.count, heads.fused), cache.dtype)
@@ -98,8 +98,8 @@ def split_heads(
     keys: Tensor,
     values: Tensor,
 ) -> Tensor:
-    """Queries [P, K * G, W, E] of whole prompts, whose tokens lie one after another; their keys and values
-    are written to `keys` and `values` [P, K, W, E]."""
+    """Returns queries [P, K * G, W, E] of whole prompts, whose tokens lie one after another; writes their
+    keys and values to `keys` and `values` [P, K, W, E]."""
     prompts, _, width, _ = keys.shape
     expect(keys, (prompts, heads.kv_heads, width, heads.size), fused_ND.dtype)
     expect(values, tuple(keys.shape), fused_ND.dtype)
@@ -120,22 +120,22 @@ class Streams:
     """The random streams of rows, as sampler.py defines them."""
 
     words: Tensor
-    """[2, windows + V or more] int32."""
+    """Random words, [2, windows + V or more] int32."""
     windows: int
-    """Windows in each table of words; a power of two."""
+    """Number of windows in each table of words; a power of two."""
     steps: tuple[int, int]
-    """How far the window of a row moves on in each table."""
+    """Distance that a row's window moves per position in each table."""
     unit: float
-    """The unit of a sum of two words."""
+    """Unit of a sum of two words."""
     offsets: Tensor
-    """[2, N], where the window of each row begins. They move."""
+    """Beginnings of each row's windows, [2, N]. They move."""
 
 
 def sample(
     logits_NV: Tensor, temperature_N: Tensor, greedy_N: Tensor, streams: Streams
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probabilities: of the row's highest logit where `greedy` is not 0, else of the one
-    that wins the race with the next noise of the row's stream."""
+    """Returns tokens and their log-probabilities: the highest logit of a row with `greedy` not 0, else the
+    winner of the race with the next noise of the row's stream."""
     rows, vocab = logits_NV.shape
     if logits_NV.stride(1) != 1:
         logits_NV = logits_NV.contiguous()

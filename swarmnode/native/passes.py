@@ -20,28 +20,28 @@ from torch import Tensor
 from swarmnode.native.compiler import library, loaded
 
 KERNEL_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-"""What the names of kernels end with, as in kernels/kernels.c."""
+"""Suffixes of kernel names, as in kernels/kernels.c."""
 
 WIDTH, QUERIES = 32, 4
 """Block sizes of packed attention, the same as in kernels/blocks.h."""
 
 
 def fits(tensor: Tensor) -> bool:
-    """Whether there are kernels for tensors like this one. With any other a caller does what it would do
-    without them."""
+    """Returns True if there are kernels for tensors like this one. With any other the caller computes without
+    them."""
     return tensor.device.type == "cpu" and tensor.dtype in KERNEL_KINDS and library() is not None
 
 
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    """One of them, for tensors that fit. It takes addresses and numbers as compiler.SIGNATURES says."""
+    """Returns one kernel, for tensors that fit. It takes addresses and numbers as in compiler.SIGNATURES."""
     kernels = loaded()
     assert kernels is not None, "ask `fits` first"
     return getattr(kernels, f"{name}_{KERNEL_KINDS[dtype]}")
 
 
 def expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
-    """Raise ValueError unless `tensor` is a plain block of memory with these numbers in it: a kernel reads
-    and writes where it is told to, so a wrong one is a defect of the caller."""
+    """Raises ValueError unless `tensor` is a plain block of memory of this shape and type: a kernel reads and
+    writes where it is told to, so a wrong one is a defect of the caller."""
     right = tensor.shape == shape and (dtype is None or tensor.dtype == dtype)
     if not right or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(
@@ -51,7 +51,8 @@ def expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = N
 
 
 def expect_rows(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
-    """The same of a block whose rows (all but the first dimension) are plain, and lie a fixed way apart."""
+    """Raises ValueError, as `expect` does, unless each row (all but the first dimension) is plain and rows
+    lie a fixed distance apart."""
     expect(tensor[:1] if len(tensor) else tensor, (min(1, shape[0]), *shape[1:]), dtype)
     if len(tensor) != shape[0] or (len(tensor) > 1 and tensor.stride(0) < tensor[0].numel()):
         raise ValueError(f"{tuple(tensor.shape)} strided {tensor.stride()}, not {shape}")
@@ -61,7 +62,7 @@ def expect_rows(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | Non
 
 
 def rms_norm(x_MD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * scale over the last dimension."""
+    """Returns x / sqrt(mean(x^2) + eps) * scale over the last dimension."""
     x_MD = x_MD.contiguous()
     y_MD = torch.empty_like(x_MD)
     _rms_norm(x_MD, scale_D, eps, y_MD=y_MD)
@@ -69,8 +70,8 @@ def rms_norm(x_MD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_kept(x_MD: Tensor, scale_D: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """xhat = x / sqrt(mean(x^2) + eps), 1 / sqrt(...) in float32 [..., 1], and xhat times the scale (xhat
-    itself without one)."""
+    """Returns xhat = x / sqrt(mean(x^2) + eps), 1 / sqrt(...) in float32 [..., 1], and xhat times the scale
+    (xhat itself without one)."""
     x_MD = x_MD.contiguous()
     xhat_MD = torch.empty_like(x_MD)
     y_MD = None if scale_D is None else torch.empty_like(x_MD)
@@ -82,7 +83,7 @@ def rms_norm_kept(x_MD: Tensor, scale_D: Tensor | None, eps: float) -> tuple[Ten
 def rms_norm_gradient(
     dy_MD: Tensor, xhat_MD: Tensor, rstd_M1: Tensor, scale_D: Tensor | None, more_MD: Tensor | None = None
 ) -> Tensor:
-    """The gradient of x from that of y = xhat scale; plus `more`."""
+    """Returns the gradient of x from that of y = xhat scale, plus `more`."""
     shape, width = tuple(dy_MD.shape), dy_MD.shape[-1]
     dy_MD = dy_MD.contiguous()
     more_MD = None if more_MD is None else more_MD.contiguous()
@@ -100,18 +101,18 @@ def rms_norm_gradient(
 
 
 def silu_mul(gate_MD: Tensor, up_MD: Tensor) -> Tensor:
-    """silu(gate) * up, contiguous. Both [M, D] with the same strides, rows contiguous."""
+    """Returns silu(gate) * up, contiguous. Both are [M, D] with the same strides, rows contiguous."""
     return _gate("silu_mul", gate_MD, up_MD)
 
 
 def gelu_tanh_mul(gate_MD: Tensor, up_MD: Tensor) -> Tensor:
-    """gelu(gate) * up with the approximation of GELU by a tanh; otherwise as `silu_mul`."""
+    """Returns gelu(gate) * up with the approximation of GELU by a tanh; otherwise as `silu_mul`."""
     return _gate("gelu_tanh_mul", gate_MD, up_MD)
 
 
 def silu_mul_gradient(gate_MD: Tensor, up_MD: Tensor, dactive_MD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """silu(gate) * up, and the gradients of gate and up; all contiguous. The memory of `dactive` becomes that
-    of the last."""
+    """Returns silu(gate) * up, and the gradients of gate and up; all contiguous. The last one takes the
+    memory of `dactive`."""
     for tensor in (gate_MD, up_MD, dactive_MD):
         expect(tensor, tuple(gate_MD.shape), gate_MD.dtype)
     active_MD, dgate_MD = torch.empty_like(gate_MD), torch.empty_like(gate_MD)
@@ -123,8 +124,8 @@ def silu_mul_gradient(gate_MD: Tensor, up_MD: Tensor, dactive_MD: Tensor) -> tup
 
 
 def rotate_heads(x_MHE: Tensor, scale_E: Tensor | None, eps: float, cos_ME: Tensor, sin_ME: Tensor) -> Tensor:
-    """Each head normed, where there is a scale, and rotated, in transformers' order of dimensions. The heads
-    of a token lie together."""
+    """Returns each head normed, if there is a scale, and rotated, in transformers' order of dimensions. The
+    heads of a token lie together."""
     tokens, heads, size = _check_heads(x_MHE, cos_ME, sin_ME)
     y_MHE = x_MHE.new_empty(tokens, heads, size)
     scale_E = _exact(scale_E, size)
@@ -138,7 +139,7 @@ def rotate_heads(x_MHE: Tensor, scale_E: Tensor | None, eps: float, cos_ME: Tens
 def rotate_heads_gradient(
     dy_MHE: Tensor, x_MHE: Tensor | None, scale_E: Tensor | None, eps: float, cos_ME: Tensor, sin_ME: Tensor
 ) -> Tensor:
-    """The gradient of x, contiguous. x may be None where there is no scale."""
+    """Returns the gradient of x, contiguous. x may be None if there is no scale."""
     dy_MHE = dy_MHE.contiguous()
     tokens, heads, size = _check_heads(dy_MHE, cos_ME, sin_ME)
     if x_MHE is None or scale_E is None:
@@ -154,7 +155,7 @@ def rotate_heads_gradient(
 
 
 def _gate(name: str, gate_MD: Tensor, up_MD: Tensor) -> Tensor:
-    """The gate that the kernel of this name computes."""
+    """Returns the gate that the kernel of this name computes."""
     rows, width = gate_MD.shape
     for tensor in (gate_MD, up_MD):
         expect_rows(tensor, (rows, width), gate_MD.dtype)
@@ -199,7 +200,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _exact(scale_D: Tensor | None, width: int) -> Tensor | None:
-    """The scale in float32, as the kernels take it."""
+    """Returns the scale in float32, as the kernels take it."""
     if scale_D is None:
         return None
     scale_D = scale_D.detach().float().contiguous()
@@ -212,21 +213,21 @@ def _exact(scale_D: Tensor | None, width: int) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Which tokens ask, and which they see."""
+    """The queries and keys of each sequence in a packed row."""
 
     query_ends: Tensor
     """0 and the running sum of the runs' lengths, int64 [R + 1]."""
     key_ends: Tensor
-    """The same of the whole sequences, whose last tokens are the run's."""
+    """0 and the running sum of the whole sequences' lengths; a run's tokens are the last of its sequence."""
     key_tokens: Tensor
-    """The tokens of all sequences, one after the other, int64 [S]."""
+    """Tokens of all sequences, one after the other, int64 [S]."""
     longest: int
     """Tokens of the longest sequence."""
     tokens: int
-    """T"""
+    """T, the number of tokens in the row."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what leads a kernel out of T tokens. Checked once for all layers."""
+        """Raises ValueError for numbers that lead a kernel out of T tokens. Checked once for all layers."""
         queries, keys = self.query_ends.diff(), self.key_ends.diff()
         runs = len(queries)
         expect(self.query_ends, (runs + 1,), torch.int64)
@@ -255,7 +256,8 @@ def packed_attention(
     window: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """[T, H, E], and the logarithms of the sums that the gradient needs, [T, H] in float32."""
+    """Returns attention [T, H, E], and the logarithms of the sums that the gradient needs, [T, H] in
+    float32."""
     query_THE, key_TGE, value_TGE = map(_by_token, (query_THE, key_TGE, value_TGE))
     tokens, all_heads, size = query_THE.shape
     groups = key_TGE.shape[1]
@@ -283,7 +285,7 @@ def packed_attention_gradient(
     window: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values, in their type."""
+    """Returns the gradients of queries, keys and values, in their type."""
     query_THE, key_TGE, value_TGE = map(_by_token, (query_THE, key_TGE, value_TGE))
     all_heads, size = query_THE.shape[1:]
     groups = key_TGE.shape[1]
@@ -316,18 +318,18 @@ def _check_packed(query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, sequenc
 
 
 def _by_token(tensor_THE: Tensor) -> Tensor:
-    """The numbers of a token lie together."""
+    """Returns a tensor with the numbers of each token together, copied if need be."""
     size = tensor_THE.shape[2]
     return tensor_THE if tensor_THE.stride()[1:] == (size, 1) else tensor_THE.contiguous()
 
 
 def _by_stride(*tensors: Tensor) -> list[int]:
-    """Address and stride of each."""
+    """Returns address and stride of each tensor."""
     return [number for tensor in tensors for number in (tensor.data_ptr(), tensor.stride(0))]
 
 
 def _scratch(keys: int, size: int, *, blocks: int, tables: int) -> Tensor:
-    """Float32 memory: blocks of rows over the keys, three over a head, and tables of keys by head."""
+    """Returns float32 memory: blocks of rows over the keys, three over a head, and tables of keys by head."""
     long, wide = -(-keys // WIDTH) * WIDTH, -(-size // WIDTH) * WIDTH
     return torch.empty(blocks * QUERIES * long + 3 * QUERIES * wide + tables * wide * long)
 

@@ -1,16 +1,4 @@
-"""Peers try whether we can be dialled: what the network stack says about that is not trusted.
-
-Reachability -> [DialBack.ask] -> stream /swarmnode/dialback/1 -> [DialBack.answer] of a peer
-             -> TCP to the address that it sees us at -> [answers_as]: does our identity answer there?
-
-The question is a port. The address is never the asker's choice: a peer dials only where it sees the asker's
-own connection come from, and only public addresses, so nobody is made to knock at doors of others. How often
-is bounded by asker, by address and in all.
-
-Whether it is us who answers is shown by libp2p's Noise handshake (Noise_XX_25519_ChaChaPoly_SHA256, as in the
-Noise specification and libp2p's): its second message already proves that whoever answers has the static key
-that our identity signed. The third is never sent, so who tries needs no identity, and no connection comes up.
-"""
+"""Peers try whether we can be dialled; the network stack's own word on it is not trusted."""
 
 import asyncio
 import hashlib
@@ -45,29 +33,30 @@ WINDOW_S = 10.0
 MAX_PER_ASKER = 2
 MAX_PER_ADDRESS = 8
 MAX_IN_ALL = 32
-"""Within the window: questions of one peer, dials to one address, and either together."""
+"""Within the window: most questions of one peer, most dials to one address, and most of either in all."""
 
 Outcome = Literal["reached", "silent", "refused"]
-"""It was us who answered; nobody did, or somebody else; nobody was dialled."""
+"""Result of a try. reached: we answered. silent: nobody answered, or somebody else. refused: nobody was
+dialled."""
 
 Answers = Callable[[str, int, str], Awaitable[bool]]
-"""Called with (IP address, TCP port, peer id); tells whether this peer answers there."""
+"""Called with (IP address, TCP port, peer id); returns True if this peer answers there."""
 
 
 class _Question(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a peer says of its try."""
+class DialReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The report of a peer on its try to dial us."""
 
     outcome: Outcome
     seen: Annotated[str, msgspec.Meta(max_length=45)] = ""
-    """The IP address that it sees us at; empty: none that can be dialled."""
+    """IP address that the peer sees us at. Empty: it sees none that can be dialled."""
 
 
 _questions = msgspec.msgpack.Decoder(_Question)
-_answers = msgspec.msgpack.Decoder(Told)
+_answers = msgspec.msgpack.Decoder(DialReport)
 
 
 class DialBack:
@@ -83,11 +72,12 @@ class DialBack:
         self._dials: deque[tuple[float, str]] = deque()
 
     async def serve(self) -> None:
-        """Answer the questions of others from now on. Raises NetworkError."""
+        """Answers the questions of other peers from now on. Raises NetworkError."""
         await self._host.serve(PROTOCOL, self.answer, max_request_bytes=MAX_QUESTION_BYTES)
 
-    async def ask(self, peer: str, port: int) -> Told | None:
-        """Return what a peer finds at a port of ours; None where it does not say. Raises HostDown."""
+    async def ask(self, peer: str, port: int) -> DialReport | None:
+        """Returns the result of a peer's try to dial a port of ours. None: it does not say. Raises
+        HostDown."""
         question = msgspec.msgpack.encode(_Question(port))
         try:
             answer = await self._host.request(
@@ -100,24 +90,24 @@ class DialBack:
             return None
 
     async def answer(self, peer: str, request: bytes) -> bytes:
-        """Return what we find at a port of a peer, and nothing at all to a question that is none."""
+        """Returns the result of dialling a peer's port; empty for a malformed question."""
         try:
             port = _questions.decode(request).port
         except msgspec.MsgspecError as error:
             logger.debug("a question of %s makes no sense: %s", peer, error)
             return b""
         if not _has_room(self._asked, peer, MAX_PER_ASKER, self._clock()):
-            return msgspec.msgpack.encode(Told("refused"))
+            return msgspec.msgpack.encode(DialReport("refused"))
         ends = (await self._host.far_ends()).get(peer, ())
         seen = next((ip for end in by_reach(ends) if (ip := public_ip(end)) is not None), "")
         if not seen or not _has_room(self._dials, seen, MAX_PER_ADDRESS, self._clock()):
-            return msgspec.msgpack.encode(Told("refused", seen))
+            return msgspec.msgpack.encode(DialReport("refused", seen))
         found = await self._answers(seen, port, peer)
-        return msgspec.msgpack.encode(Told("reached" if found else "silent", seen))
+        return msgspec.msgpack.encode(DialReport("reached" if found else "silent", seen))
 
 
 def _has_room(taken: deque[tuple[float, str]], by: str, most: int, now: float) -> bool:
-    """Return True, and take a place, where fewer than `most` are taken within the window, and not all."""
+    """Takes a place in the window and returns True; False if `most` of one asker or MAX_IN_ALL are taken."""
     while taken and taken[0][0] <= now - WINDOW_S:
         taken.popleft()
     if len(taken) >= MAX_IN_ALL or sum(by == one for _, one in taken) >= most:
@@ -127,7 +117,7 @@ def _has_room(taken: deque[tuple[float, str]], by: str, most: int, now: float) -
 
 
 def public_ip(address: str) -> str | None:
-    """Return the IP address of a far end if it is public and no relay's, else None.
+    """Returns the IP address of a far end if it is public and no relay's, else None.
 
     >>> public_ip("/ip4/203.0.113.9/tcp/4001"), public_ip("/ip4/192.168.1.20/tcp/4001")
     ('203.0.113.9', None)
@@ -137,7 +127,7 @@ def public_ip(address: str) -> str | None:
 
 
 def address_of(ip: str, port: int | None = None) -> str:
-    """Return the address of a TCP port, or of the machine.
+    """Returns the address of a TCP port, or of the machine.
 
     >>> address_of("2001:db8::7", 4001)
     '/ip6/2001:db8::7/tcp/4001'
@@ -157,7 +147,7 @@ _TAG_BYTES = 16
 
 
 async def answers_as(ip: str, port: int, peer_id: str) -> bool:
-    """Return True if the libp2p host at this TCP port has the identity `peer_id` (Ed25519)."""
+    """Returns True if the libp2p host at this TCP port has the identity `peer_id` (Ed25519)."""
     try:
         async with asyncio.timeout(DIAL_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(ip, port)
@@ -189,7 +179,7 @@ async def _proves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pe
 
 
 def open_second_message(ours: X25519PrivateKey, message: bytes) -> tuple[bytes, bytes]:
-    """Return the responder's static key and its payload, out of the second message of Noise XX.
+    """Returns the responder's static key and its payload, out of the second message of Noise XX.
 
     `ours` is the ephemeral key of the first message. Raises InvalidTag for whoever does not have the static
     key, ValueError for a message that is too short.
@@ -209,14 +199,14 @@ def open_second_message(ours: X25519PrivateKey, message: bytes) -> tuple[bytes, 
 
 
 def _next_key(chain: bytes, secret: bytes) -> tuple[bytes, bytes]:
-    """Return the next chaining key and the cipher key (HKDF of the Noise specification, 4.3)."""
+    """Returns the next chaining key and the cipher key (HKDF of the Noise specification, 4.3)."""
     root = hmac.digest(chain, secret, "sha256")
     first = hmac.digest(root, b"\x01", "sha256")
     return first, hmac.digest(root, first + b"\x02", "sha256")
 
 
 def _byte_fields(message: bytes) -> dict[int, bytes]:
-    """Return the fields of a protobuf message that hold bytes; it has no others. Raises ValueError."""
+    """Returns the fields of a protobuf message that hold bytes; it has no others. Raises ValueError."""
     fields: dict[int, bytes] = {}
     at = 0
     while at < len(message):

@@ -41,31 +41,34 @@ logger = logging.getLogger(__name__)
 # ---- the peer book ----
 
 Source = Literal["seed", "cache", "kademlia", "mdns"]
-"""Who told us: the user's configuration, an earlier run, the routing table, the local network."""
+"""Origin of an address: the user's configuration, an earlier run, the routing table, or the local network."""
 
 MAX_ADDRESSES = 512
-"""Enough to rejoin a swarm of any size, and a file below 100 KiB. Seeds are never forgotten."""
+"""Most addresses remembered: enough to rejoin a swarm of any size, in a file below 100 KiB. Seeds are never
+forgotten."""
 
 MAX_FILE_BYTES = 1024 * 1024
 """A larger peer book is not one of ours."""
 
 FIRST_RETRY_S = 2.0
 MAX_RETRY_S = 300.0
-"""A seed that comes back after a night is found within five minutes."""
+"""Longest wait between dials of one address, in seconds: a seed that comes back after a night is found within
+five minutes."""
 
 ALONE_RETRY_S = 15.0
-"""The same for who is connected to nobody: a home whose line was down is back in the swarm soon after."""
+"""Longest wait in seconds while we are connected to nobody: a home whose line was down is soon back in the
+swarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAddress:
-    """One address and what became of it. Times are seconds since the epoch."""
+    """One address and its history. Times are seconds since the epoch."""
 
     address: str
     """Ends in `/p2p/<peer id>`."""
     source: Source
     last_seen: float | None = None
-    """When we were last connected there. None: never."""
+    """Time of our last connection there. None: never."""
     failures: int = 0
     """Failed dials in a row."""
     retry_at: float = 0.0
@@ -84,7 +87,8 @@ class PeerBook:
 
     @classmethod
     def load(cls, path: Path) -> "PeerBook":
-        """The peers of an earlier run. A damaged file is set aside and logged; the node starts without it."""
+        """Returns the peers of an earlier run. A damaged file is set aside and logged; the node starts
+        without it."""
         try:
             return cls(path, _read(path) if path.exists() else ())
         except (OSError, ValueError, msgspec.DecodeError, NetworkError) as error:
@@ -93,7 +97,7 @@ class PeerBook:
             return cls(path)
 
     def save(self) -> None:
-        """Write the addresses that once worked, atomically. Raises StorageError."""
+        """Writes the addresses that once worked, atomically. Raises StorageError."""
         if self._path is None:
             return
         try:
@@ -108,7 +112,7 @@ class PeerBook:
         return len(self._known)
 
     def learn(self, address: str, source: Source) -> None:
-        """Add an address; one that is known keeps its history. Raises NetworkError for a malformed one."""
+        """Adds an address; one that is known keeps its history. Raises NetworkError for a malformed one."""
         split_peer(address)
         known = self._known.get(address)
         if known is None:
@@ -118,13 +122,13 @@ class PeerBook:
             self._known[address] = replace(known, source=source)
 
     def succeeded(self, address: str, now: float) -> None:
-        """We are connected there."""
+        """Records a connection to this address."""
         known = self._known.get(address)
         if known is not None:
             self._known[address] = replace(known, last_seen=now, failures=0, retry_at=0.0)
 
     def failed(self, address: str, now: float, rng: random.Random, *, alone: bool = False) -> None:
-        """A dial failed: wait longer before the next one. `alone`: we are connected to nobody."""
+        """Records a failed dial: the next one waits longer. `alone`: we are connected to nobody."""
         known = self._known.get(address)
         if known is not None:
             failures = known.failures + 1
@@ -143,7 +147,8 @@ class PeerBook:
 
 
 def retry_delay_s(failures: int, rng: random.Random, longest_s: float = MAX_RETRY_S) -> float:
-    """Exponential back-off with jitter: a swarm whose seed comes back must not dial it in one instant."""
+    """Returns an exponential back-off with jitter: a swarm whose seed comes back must not dial it in one
+    instant."""
     full_s = min(longest_s, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
     return full_s * rng.uniform(0.5, 1.0)
 
@@ -151,7 +156,8 @@ def retry_delay_s(failures: int, rng: random.Random, longest_s: float = MAX_RETR
 def next_dials(
     book: Iterable[KnownAddress], connected: Collection[str], now: float, target: int
 ) -> tuple[str, ...]:
-    """Addresses to dial now, best first: enough for `target` peers, one per peer, none before its time."""
+    """Returns the addresses to dial now, best first: enough for `target` peers, one per peer, none before its
+    time."""
     wanted = target - len(connected)
     due: dict[str, KnownAddress] = {}
     for known in sorted(book, key=_worth, reverse=True):
@@ -192,26 +198,27 @@ def _set_aside(path: Path) -> None:
 
 
 def _worth(known: KnownAddress) -> tuple[bool, int, float]:
-    """Order of usefulness: seeds, then those that failed least, then those seen last."""
+    """Returns the sort key of usefulness: seeds first, then fewest failures, then latest connection."""
     return known.source == "seed", -known.failures, known.last_seen or 0.0
 
 
 # ---- discovery ----
 
 TARGET_PEERS = 8
-"""GossipSub keeps 6 neighbours per topic and tolerates 4 to 12; the rest is found by others dialling us."""
+"""Wanted number of peers. GossipSub keeps 6 neighbours per topic and tolerates 4 to 12; others dial us."""
 
 MAX_DIALS_AT_ONCE = 8
 DIAL_TIMEOUT_S = 10.0
 
 WATCH_INTERVAL_S = 2.0
-"""How often the connections are counted, at most. An address that becomes due earlier is dialled then."""
+"""Most seconds between two counts of the connections. An address that becomes due earlier is dialled then."""
 
 FIND_INTERVAL_S = (5.0, 60.0)
-"""Time between look-ups of the namespace: the first while peers are wanted, doubling up to the second."""
+"""Seconds between look-ups of the namespace: the first while peers are wanted, doubling up to the second."""
 
 ADVERTISE_INTERVAL_S = 600.0
-"""Provider records live for a day, but the peers that keep them come and go."""
+"""Seconds between advertisements. Provider records live for a day, but the peers that keep them come and
+go."""
 
 ADVERTISE_RETRY_S = (1.0, 60.0)
 
@@ -219,7 +226,7 @@ MDNS_RETRY_S = 60.0
 
 LOOK_UP_INTERVAL_S = 3600.0
 LOOK_UP_RETRY_S = 60.0
-"""Between two look-ups of names, attached and alone."""
+"""Seconds between two look-ups of names, while attached and while alone."""
 
 
 class Discovery:
@@ -266,11 +273,11 @@ class Discovery:
 
     @property
     def reach(self) -> Reach:
-        """Whether others can reach us, as far as peers found out."""
+        """Reachability of this node from outside, as far as peers have found out."""
         return self._reachability.reach
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._dial_forever())
             tasks.create_task(self._advertise_forever())
@@ -317,7 +324,7 @@ class Discovery:
         return True
 
     def _report(self, connected: Sequence[str]) -> None:
-        """Log a change between attached and alone, once."""
+        """Logs a change between attached and alone, once."""
         if connected:
             self._attached.set()
         else:
@@ -345,7 +352,7 @@ class Discovery:
         return [known for known in self._book if known.peer_id != self._host.peer_id]
 
     def _dialled(self) -> dict[str, str]:
-        """Return who let us in where everybody can dial, and the address."""
+        """Returns the connected peers that we dialled at a public address, with that address."""
         open_to_us = (known for known in self._others() if known.last_seen is not None and not known.failures)
         return {known.peer_id: known.address for known in open_to_us if is_for_outsiders(known.address)}
 
@@ -404,7 +411,7 @@ class Discovery:
             await asyncio.sleep(MDNS_RETRY_S)
 
     async def _browse(self) -> None:
-        """Look around in local networks, and only there: nothing public is announced or taken from there."""
+        """Looks around in local networks, and only there: nothing public is announced or taken from there."""
         own = [address for address in await self._host.addresses() if scope_of(address) != "public"]
         interfaces = self._mdns_interfaces or _local_ips(own)
         if not interfaces:
@@ -428,12 +435,12 @@ class Discovery:
 
 
 def _local_ips(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Return our IPv4 addresses in private ranges."""
+    """Returns our IPv4 addresses in private ranges."""
     hosts = (parse_address(address)[0] for address in addresses if scope_of(address) == "lan")
     return tuple(dict.fromkeys(host for kind, host in hosts if kind == "ip4"))
 
 
 def _count(number: int, noun: str) -> str:
-    """1 seed, 2 seeds, 2 addresses; empty for none."""
+    """Returns a count in words: 1 seed, 2 seeds, 2 addresses; empty for none."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{plural if number > 1 else ''}" if number else ""

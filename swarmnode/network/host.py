@@ -32,27 +32,27 @@ class Message:
     sender: str
     data: bytes
     oversized: bool = False
-    """It was longer than MAX_GOSSIP_BYTES, which no honest host lets pass. `data` is empty then; who reads
-    the topic decides what becomes of the sender."""
+    """True if the message was longer than MAX_GOSSIP_BYTES, which no honest host lets pass. `data` is empty
+    then, and the reader of the topic decides about the sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """What a screen shows of the network. Times are seconds since the epoch."""
+    """The state of the network for a screen. Times are seconds since the epoch."""
 
     state: HostState
     since: float
     restarts: int
     detail: str
-    """One sentence for a person: why the state is what it is. Empty when there is nothing to say."""
+    """One sentence on the reason for the state. Empty: there is nothing to say."""
     memory_restarts: int = 0
-    """Times that the daemon was replaced because it had grown too large; `restarts` does not count them."""
+    """Number of daemons replaced because they had grown too large; `restarts` does not count them."""
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What came in from peers and could not be used, by cause (rpc.py)."""
+    """Number of messages from peers that could not be used, by cause (rpc.py)."""
     private: bool = False
-    """Only who has the swarm's key can take part (private_host.py)."""
+    """True if only holders of the swarm's key can take part (private_host.py)."""
     relays_for_others: bool = False
-    """It takes connections for those whom nobody can dial (relaying.py)."""
+    """True if the host takes connections for peers that nobody can dial (relaying.py)."""
 
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
@@ -71,7 +71,7 @@ class Subscription(Protocol):
     def __aiter__(self) -> AsyncIterator[Message]: ...
 
     async def __anext__(self) -> Message:
-        """The next message. Raises StopAsyncIteration once the subscription or the host is closed."""
+        """Returns the next message. Raises StopAsyncIteration once the subscription or the host is closed."""
         ...
 
     async def aclose(self) -> None: ...
@@ -96,39 +96,39 @@ class Host(Protocol):
     def status(self) -> HostStatus: ...
 
     async def addresses(self) -> tuple[str, ...]:
-        """Addresses under which others may dial us, each ending in `/p2p/<peer id>`."""
+        """Returns the addresses at which others may dial us, each ending in `/p2p/<peer id>`."""
         ...
 
     async def peers(self) -> tuple[str, ...]:
-        """Peer ids we hold a connection to."""
+        """Returns the ids of the peers that we are connected to."""
         ...
 
     async def far_ends(self) -> dict[str, tuple[str, ...]]:
-        """Return the addresses, without /p2p/, at which the network sees each connected peer: one for each
-        connection. Of a peer behind a router they are the router's."""
+        """Returns the addresses, without /p2p/, at which the network sees each connected peer, one for each
+        connection. For a peer behind a router they are the router's."""
         ...
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
-        """Dial a peer and return its id. Raises PeerUnreachable, RequestTimeout."""
+        """Dials a peer and returns its id. Raises PeerUnreachable, RequestTimeout."""
         ...
 
     async def disconnect(self, peer_id: str, *, barred_s: float = 0.0) -> None:
-        """Close every connection to a peer, whether or not there is one.
+        """Closes every connection to a peer, if there is any.
 
-        With `barred_s` the peer is kept away for so long: disconnected again when it comes back, its streams
-        refused, neither dialled nor remembered (PeerUnreachable). That holds also while the host is down.
-        What it gossips still comes in through others.
+        With `barred_s` the peer is kept away for so many seconds: disconnected again when it comes back, its
+        streams refused, neither dialled nor remembered (PeerUnreachable). The bar holds also while the host
+        is down. The peer's gossip still comes in through others.
         """
         ...
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Gossip `data` (at most MAX_GOSSIP_BYTES). Succeeds also when nobody listens."""
+        """Gossips `data` (at most MAX_GOSSIP_BYTES). Succeeds also if nobody listens."""
         ...
 
     async def subscribe(self, topic: str, *, queue_size: int = 1024) -> Subscription: ...
 
     async def serve(self, protocol: str, handler: Handler, *, max_request_bytes: int) -> None:
-        """Answer requests of `protocol`. A larger request is refused before it is read into memory.
+        """Answers requests of `protocol`. A larger request is refused before it is read into memory.
 
         Serving a protocol again replaces its handler.
         """
@@ -137,11 +137,12 @@ class Host(Protocol):
     async def request(
         self, peer_id: str, protocol: str, data: bytes, *, timeout_s: float = 10.0, max_response_bytes: int
     ) -> bytes:
-        """One request, one response. Raises PeerUnreachable, RequestTimeout, MessageTooLarge."""
+        """Sends one request and returns its response. Raises PeerUnreachable, RequestTimeout,
+        MessageTooLarge."""
         ...
 
     async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
-        """Announce in the routing table (Kademlia provider record) that we belong to `namespace`.
+        """Announces in the routing table (Kademlia provider record) that we belong to `namespace`.
 
         Raises PeerUnreachable when there was no peer to keep the record.
         """
@@ -155,7 +156,8 @@ class Host(Protocol):
 # ---- who is kept away ----
 
 MAX_BARRED = 4096
-"""Identities are free, so there is a bound: beyond it the one whose time is over first is let go."""
+"""Most barred peers. Identities are free, so there is a bound: beyond it the bar that ends first is
+dropped."""
 
 
 class BarredPeers:
@@ -180,7 +182,7 @@ class BarredPeers:
         return len(self._until_s)
 
     def bar(self, peer_id: str, for_s: float) -> None:
-        """Keep a peer away for so many seconds from now; a longer time that it has already stays."""
+        """Bars a peer for so many seconds from now; a longer bar that it already has stays."""
         until_s = self._clock() + for_s
         if for_s <= 0 or self._until_s.get(peer_id, until_s) > until_s:
             return
@@ -191,7 +193,7 @@ class BarredPeers:
             del self._until_s[min(self._until_s, key=lambda peer: self._until_s[peer])]
 
     def among(self, peer_ids: Iterable[str]) -> set[str]:
-        """Those of the peers that are barred."""
+        """Returns the barred ones among these peers."""
         return {peer_id for peer_id in peer_ids if peer_id in self}
 
     def _forget(self) -> None:

@@ -18,19 +18,19 @@ PREFIX = "sn1:"
 """Begins every invitation of this version."""
 
 MAX_SEEDS = 4
-"""One address is enough to join a swarm; others stand in for it on a bad day."""
+"""Most seeds of an invitation. One address is enough to join a swarm; others stand in for it on a bad day."""
 
 MAX_NAME_CHARS = 63
 MAX_KEY_BYTES = 72
 MAX_INVITATION_CHARS = 2048
-"""The longest with four addresses by relays, a name and a key stays below."""
+"""Longest invitation in characters. Four addresses by relays, a name and a key stay below."""
 
 _ANY_VERSION = re.compile(r"sn([0-9]{1,4}):")
 _HINT = "ask for a new one, and paste it as a whole: it looks like sn1:k6hjb21tb25z..."
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True):
-    """How to join one swarm."""
+    """Everything that a machine needs to join one swarm."""
 
     name: str = "commons"
     """The swarm's name."""
@@ -40,7 +40,7 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True):
     """Key of a private swarm; empty: everybody may join."""
 
     def text(self) -> str:
-        """Return the invitation as a string. Raises NetworkError for one that nobody could read.
+        """Returns the invitation as a string. Raises NetworkError for one that nobody could read.
 
         >>> Invitation(name="friends").text()
         'sn1:k6dmcmllbmRzkMQA'
@@ -62,7 +62,7 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def is_invitation(text: str) -> bool:
-    """Return True for what claims to be an invitation, of whatever version.
+    """Returns True for what claims to be an invitation, of whatever version.
 
     >>> is_invitation("sn1:k6dmcmllbmRzkMQA"), is_invitation("/ip4/192.0.2.7/tcp/4001")
     (True, False)
@@ -71,7 +71,7 @@ def is_invitation(text: str) -> bool:
 
 
 def read_invitation(text: str) -> Invitation:
-    """Return what an invitation says; every address in it can be dialled. Raises NetworkError.
+    """Returns what an invitation says; every address in it can be dialled. Raises NetworkError.
 
     >>> read_invitation("sn1:k6dmcmllbmRzkMQA").name
     'friends'
@@ -104,7 +104,7 @@ def read_invitation(text: str) -> Invitation:
 
 
 def _bytes_of(text: str) -> bytes:
-    """Return the bytes behind base64url without padding. Raises ValueError for anything else."""
+    """Returns the bytes behind base64url without padding. Raises ValueError for anything else."""
     data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     if base64.urlsafe_b64encode(data).decode().rstrip("=") != text:
         raise ValueError("there is more than one way to write it")

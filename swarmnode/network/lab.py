@@ -32,13 +32,14 @@ COMMAND_TIMEOUT_S = 20.0
 STOP_GRACE_S = 20.0
 
 INTERNET = "11.0.0"
-"""Where public machines are. Not a range for documentation: go-libp2p gives out no such address."""
+"""Prefix of public machines' addresses. Not a range for documentation, since go-libp2p gives out no such
+address."""
 
 _labs = itertools.count()
 
 
 class LabError(SwarmnodeError):
-    """The lab cannot be built, or a machine of it cannot do what was asked."""
+    """Raised if the lab cannot be built, or a machine of it cannot do as asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class LabMachine:
         stdout: IO[str] | int | None = None,
         stderr: IO[str] | int | None = None,
     ) -> "subprocess.Popen[str]":
-        """Start a process here. Who starts it ends it."""
+        """Starts a process here. The caller ends it."""
         return subprocess.Popen(
             [*self.prefix, *command],
             env=None if environment is None else dict(environment),
@@ -78,12 +79,12 @@ class LabMachine:
         )
 
     def run(self, command: Sequence[str]) -> str:
-        """Run a short command here and return what it printed. Raises LabError."""
+        """Runs a short command here and returns what it printed. Raises LabError."""
         return _run([*self.prefix, *command])
 
     @contextmanager
     def unplugged(self) -> Generator[None, None, None]:
-        """Cut the machine off the network for the time of the block."""
+        """Cuts the machine off the network for the time of the block."""
         self.run(["ip", "link", "set", self.link, "down"])
         try:
             yield
@@ -123,7 +124,7 @@ class Lab:
         self._exit.close()
 
     def public(self) -> LabMachine:
-        """Add a machine with a public address, whom everybody can dial."""
+        """Adds a machine with a public address, which everybody can dial."""
         number = next(self._number)
         machine = LabMachine(self._namespace(f"{self._name}-p{number}"), f"{INTERNET}.{number}", "wan")
         self._plug(machine.namespace, "wan", machine.address)
@@ -138,7 +139,7 @@ class Lab:
         forward: int | None = None,
         loss: float = 0.0,
     ) -> list[LabMachine]:
-        """Add a home: so many machines behind one router, or behind two, the outer one the provider's.
+        """Adds a home of `machines` machines behind one router, or behind two, the outer one the provider's.
 
         `forward`: a TCP port that the home's router forwards to its first machine. `loss`: the share of
         packets that it drops."""
@@ -165,8 +166,8 @@ class Lab:
         return found
 
     def move(self, machine: LabMachine) -> str:
-        """Give the home of a machine, which is behind one router, another public address, and return it: as
-        providers do at night, without a word to anybody who is connected."""
+        """Gives the home of a machine, which is behind one router, another public address and returns it.
+        Providers do so at night, without a word to anybody who is connected."""
         address = f"{INTERNET}.{next(self._number)}"
         _run(["ip", "-n", machine.router, "address", "flush", "dev", "wan"])
         _run(["ip", "-n", machine.router, "address", "add", f"{address}/24", "dev", "wan"])
@@ -179,7 +180,7 @@ class Lab:
         return name
 
     def _plug(self, namespace: str, link: str, address: str) -> None:
-        """Connect a namespace to the internet."""
+        """Connects a namespace to the internet."""
         far = f"to{address.rpartition('.')[2]}"
         self._cable((namespace, link, f"{address}/24"), (self._inet, far, None))
         _run(["ip", "-n", self._inet, "link", "set", far, "master", "internet"])
@@ -222,7 +223,7 @@ class Lab:
 
 
 def stop(process: "subprocess.Popen[str]") -> None:
-    """End a process that a machine started: it is asked first, and ended when it does not listen."""
+    """Ends a process that a machine started: asks it first, and kills it if it does not listen."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -233,7 +234,7 @@ def stop(process: "subprocess.Popen[str]") -> None:
 
 
 def why_not() -> str:
-    """Return why no homes can be built on this machine; empty where they can."""
+    """Returns the reason why no homes can be built on this machine; empty if they can."""
     if os.name != "posix" or os.geteuid() != 0:
         return "only root can make network namespaces"
     missing = [program for program in ("ip", "nft", "sysctl") if shutil.which(program) is None]

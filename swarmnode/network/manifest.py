@@ -27,18 +27,18 @@ _PeerIds = Annotated[tuple[_PeerId, ...], msgspec.Meta(max_length=MAX_LISTED)]
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the founder has signed."""
+    """The founder's list of a private swarm, as signed."""
 
     swarm: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
     version: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
-    """One more for every change."""
+    """Number of the list; each change raises it by one."""
     key_mark: Annotated[bytes, msgspec.Meta(min_length=MARK_BYTES, max_length=MARK_BYTES)]
-    """Which key holds."""
+    """Mark of the valid key."""
     members: _PeerIds = ()
-    """Who had an earlier key and is handed this one. Others need an invitation."""
+    """Peer ids of members that may have the new key by an earlier one. Others need an invitation."""
     removed: _PeerIds = ()
     publishers: _PeerIds | None = None
-    """Whose groups are trained on. None: everybody's who has the key."""
+    """Peer ids whose groups are trained on. None: those of everybody with the key."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -46,12 +46,12 @@ _decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 def signed(manifest: Manifest, founder: NodeKey) -> bytes:
-    """The list as it travels and as it is kept."""
+    """Returns the list in its signed form, as it is sent and kept."""
     return seal(founder, _CONTEXT, _encoder.encode(manifest))
 
 
 def read_manifest(data: bytes, *, swarm: str, founder: str) -> Manifest:
-    """The list of this swarm. Raises Rejected for one that its founder has not signed."""
+    """Returns the list of this swarm. Raises Rejected if its founder has not signed it."""
     envelope = unseal(data, _CONTEXT, max_bytes=MAX_MANIFEST_BYTES)
     if envelope.author != founder:
         raise Rejected("not_the_founder", f"signed by {envelope.author}")

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def service_type(namespace: str) -> str:
-    """Return the name of a swarm's service, at most 15 characters as RFC 6763 wants it.
+    """Returns the name of a swarm's service, at most 15 characters as RFC 6763 wants it.
 
     >>> service_type("swarm")
     '_sn-44eb92b4._udp.local.'
@@ -39,13 +39,13 @@ MAX_TXT_STRING_BYTES = 255
 """The longest DNS character-string: the length in front is one byte."""
 
 MAX_WAITING_NAMES = 64
-"""Instances found but not yet asked for their TXT record; more are ignored until there is room."""
+"""Most instances found but not yet asked for their TXT record; more are ignored until there is room."""
 
 TXT_TIMEOUT_S = 2.0
 
 
 def encode_txt(addresses: Iterable[str]) -> bytes:
-    """The TXT record of our addresses. One too long for a DNS string is left out.
+    """Returns the TXT record of our addresses. One too long for a DNS string is left out.
 
     >>> encode_txt(["/ip4/10.0.0.7/tcp/4001"])
     b'\\x1ednsaddr=/ip4/10.0.0.7/tcp/4001'
@@ -55,7 +55,8 @@ def encode_txt(addresses: Iterable[str]) -> bytes:
 
 
 def parse_txt(record: bytes) -> tuple[str, ...]:
-    """The dialable addresses of a TXT record, at most MAX_ADDRESSES_PER_PEER; the rest of it is skipped."""
+    """Returns the dialable addresses of a TXT record, at most MAX_ADDRESSES_PER_PEER; the rest of it is
+    skipped."""
     addresses: list[str] = []
     offset = 0
     while offset < len(record) and len(addresses) < MAX_ADDRESSES_PER_PEER:
@@ -74,7 +75,8 @@ def parse_txt(record: bytes) -> tuple[str, ...]:
 
 
 class LocalPeers:
-    """What the local network announces: iterate for the addresses of one instance after the other, forever.
+    """The peers that the local network announces: iterating gives the addresses of one instance after the
+    other, forever.
 
     async with local_peers(await host.addresses()) as local:
         async for addresses in local: ...
@@ -111,7 +113,7 @@ class LocalPeers:
 async def local_peers(
     addresses: Sequence[str], *, namespace: str = "", interfaces: Sequence[str] = ()
 ) -> AsyncGenerator[LocalPeers, None]:
-    """Announce our addresses and browse for others, on these interfaces (IP addresses; none: all).
+    """Announces our addresses and looks for others, on these interfaces (IP addresses; empty: all).
 
     Raises NetworkError when the machine has no multicast.
     """

@@ -25,14 +25,22 @@ from typing import Self
 from swarmnode.errors import HostDown, MessageTooLarge, PeerUnreachable, RequestTimeout
 from swarmnode.network.host import MAX_GOSSIP_BYTES, BarredPeers, Handler, HostState, HostStatus, Message
 from swarmnode.network.multiaddr import check_peer_id, peer_id_from_bytes, split_peer
-from swarmnode.network.rpc import Cause, MessageQueue, Service, Skipped, as_heard, oversized_story, respond
+from swarmnode.network.rpc import (
+    MessageQueue,
+    Service,
+    SkipCause,
+    SkipCounters,
+    as_heard,
+    oversized_story,
+    respond,
+)
 from swarmnode.network.streams import MemoryStream, StreamHandler, handle_stream, memory_streams
 
 logger = logging.getLogger(__name__)
 
 
 class MemoryNetwork:
-    """The wires. The same seed and the same calls give the same losses and delays."""
+    """The wires of a simulated network. The same seed and the same calls give the same losses and delays."""
 
     def __init__(
         self, *, seed: int = 0, loss: float = 0.0, delay_s: tuple[float, float] = (0.0, 0.0)
@@ -54,7 +62,8 @@ class MemoryNetwork:
     def host(
         self, peer_id: str | None = None, *, dialable: bool = True, ip: str = "127.0.0.1"
     ) -> "MemoryHost":
-        """A new host, to be entered with `async with`. Without a peer id it gets one drawn from the seed.
+        """Returns a new host, to be entered with `async with`. Without a peer id it gets one drawn from the
+        seed.
 
         One that is not dialable is behind a router: it dials others, and nobody dials it. `ip`: the IPv4
         address at which others see it."""
@@ -65,14 +74,14 @@ class MemoryNetwork:
         return MemoryHost(self, check_peer_id(peer_id), port=self._hosts_made, dialable=dialable, ip=ip)
 
     def partition(self, groups: "Iterable[Iterable[MemoryHost]]") -> None:
-        """Cut the wires between groups; hosts that are in no group form one of their own.
+        """Cuts the wires between groups; hosts that are in no group form one of their own.
 
         Connections live through it unused, as TCP connections do through a short outage.
         """
         self._groups = {host.peer_id: number for number, group in enumerate(groups, 1) for host in group}
 
     def heal(self) -> None:
-        """Mend every wire."""
+        """Mends every wire."""
         self._groups = None
 
     def join(self, host: "MemoryHost") -> None:
@@ -89,7 +98,8 @@ class MemoryNetwork:
             providers.discard(host.peer_id)
 
     def dial(self, peer_id: str, address: str) -> str:
-        """Connect a host to an address and return who is there. Raises PeerUnreachable, NetworkError."""
+        """Connects a host to an address and returns the peer id there. Raises PeerUnreachable,
+        NetworkError."""
         _, other = split_peer(address)
         host = self._hosts.get(other)
         if host is None or host.address != address:
@@ -98,7 +108,7 @@ class MemoryNetwork:
         return other
 
     def link(self, one: str, other: str) -> None:
-        """Connect two hosts. Raises PeerUnreachable."""
+        """Connects two hosts. Raises PeerUnreachable."""
         if one == other or not self._wired(one, other) or self._barred(one, other):
             raise PeerUnreachable(f"no connection to {other}")
         if not self._hosts[other].dialable and frozenset((one, other)) not in self._links:
@@ -106,12 +116,12 @@ class MemoryNetwork:
         self._links.add(frozenset((one, other)))
 
     def unlink(self, peer_id: str) -> None:
-        """Cut every connection of a host."""
+        """Cuts every connection of a host."""
         self._links = {link for link in self._links if peer_id not in link}
         self._cuts[peer_id] += 1
 
     def separate(self, one: str, other: str) -> None:
-        """Cut the connection between two hosts."""
+        """Cuts the connection between two hosts."""
         self._links.discard(frozenset((one, other)))
 
     def neighbours(self, peer_id: str) -> tuple[str, ...]:
@@ -120,7 +130,7 @@ class MemoryNetwork:
         return tuple(sorted(peer for peer in linked if self._wired(peer_id, peer)))
 
     def far_ends(self, peer_id: str) -> dict[str, tuple[str, ...]]:
-        """Return where `peer_id` sees each of its neighbours."""
+        """Returns the addresses at which `peer_id` sees each of its neighbours."""
         return {peer: (split_peer(self._hosts[peer].address)[0],) for peer in self.neighbours(peer_id)}
 
     def reachable(self, peer_id: str, through: "Callable[[MemoryHost], bool]") -> tuple["MemoryHost", ...]:
@@ -136,7 +146,7 @@ class MemoryNetwork:
         return tuple(found.values())
 
     def gossip(self, message: Message) -> None:
-        """Deliver to every subscriber in reach, except for losses, now or after the delay drawn for each."""
+        """Delivers to every subscriber in reach, except for losses, now or after the delay drawn for each."""
         for host in self.reachable(message.sender, lambda host: host.is_subscribed(message.topic)):
             if self._random.random() < self._loss:
                 continue
@@ -147,7 +157,7 @@ class MemoryNetwork:
                 host.deliver(message)
 
     def stream(self, one: str, other: str) -> tuple[MemoryStream, MemoryStream]:
-        """Both ends of a new stream, each piece of it as late as gossip would be. It has no losses."""
+        """Returns both ends of a new stream. Each piece is delayed like gossip, and none is lost."""
         cuts = self._cuts[one], self._cuts[other]
 
         def state() -> str:
@@ -158,7 +168,7 @@ class MemoryNetwork:
         return memory_streams(one, other, state, lambda: self._random.uniform(*self._delay_s))
 
     def provide(self, namespace: str, peer_id: str) -> None:
-        """Record that `peer_id` belongs to `namespace`."""
+        """Records that `peer_id` belongs to `namespace`."""
         self._providers.setdefault(namespace, set()).add(peer_id)
 
     def providers(self, namespace: str) -> set[str]:
@@ -191,7 +201,7 @@ class MemoryHost:
         self._serving: set[asyncio.Task[None]] = set()
         self._redial: tuple[str, ...] = ()
         self._barred = BarredPeers()
-        self._skipped = Skipped()
+        self._skipped = SkipCounters()
 
     @property
     def peer_id(self) -> str:
@@ -214,13 +224,14 @@ class MemoryHost:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def go_down(self, reason: str = "taken down by the test") -> None:
-        """Behave as a host whose daemon died: connections are gone, calls raise HostDown."""
+        """Behaves like a host whose daemon died: connections are gone, calls raise HostDown."""
         self._redial = self._network.neighbours(self._peer_id)
         self._network.unlink(self._peer_id)
         self._set_state("restarting", reason)
 
     def come_back(self) -> None:
-        """Behave as a host whose daemon was restarted: connected again to the peers that are still there."""
+        """Behaves like a host whose daemon was restarted: connected again to the peers that are still
+        there."""
         self._status = HostStatus("up", time.time(), self._status.restarts + 1, "")
         for peer_id in self._redial:
             try:
@@ -321,20 +332,20 @@ class MemoryHost:
             return
         heard = as_heard(message.topic, message.sender, message.data)
         if heard.oversized:
-            self._skipped.note(Cause.GOSSIP_SIZE, oversized_story(message.sender, len(message.data)))
+            self._skipped.note(SkipCause.GOSSIP_SIZE, oversized_story(message.sender, len(message.data)))
         for queue in tuple(self._queues):
             if queue.topic == message.topic:
                 queue.put(heard)
 
     async def handle(self, peer_id: str, protocol: str, request: bytes) -> bytes | None:
-        """Called by a peer with a request. None: refused."""
+        """Called by a peer with a request. Returns None if it is refused."""
         service = self._services.get(protocol)
         if service is None or len(request) > service.max_request_bytes:
             return None
         return await respond(service, peer_id, request)
 
     def take_stream(self, stream: MemoryStream, protocol: str) -> bool:
-        """Called by a peer that opens a stream. False: refused."""
+        """Called by a peer that opens a stream. Returns False if it is refused."""
         handler = self._stream_handlers.get(protocol)
         if handler is None:
             return False

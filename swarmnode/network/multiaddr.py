@@ -17,16 +17,16 @@ from swarmnode.errors import NetworkError
 from swarmnode.network.rpc import decode_uvarint, encode_uvarint
 
 MAX_ADDRESS_BYTES = 512
-"""Text form. The longest honest one (DNS name through a relay) stays under 400."""
+"""Longest address as text. The longest honest one (a DNS name through a relay) stays under 400."""
 
 MAX_ADDRESSES_PER_PEER = 8
-"""Kept of those a peer claims. An honest host has a handful; a hostile one may name any number."""
+"""Most addresses kept of a peer's claims. An honest host has a handful; a hostile one may name any number."""
 
 MAX_ADDRESSES_READ = 256
-"""Looked at of those a peer claims: among them are many that we cannot read."""
+"""Most addresses looked at of a peer's claims, since many of them may be unreadable."""
 
 MAX_PEER_ID_CHARS = 64
-"""Ed25519 ids have 52 characters, RSA ids 46."""
+"""Longest peer id. Ed25519 ids have 52 characters, RSA ids 46."""
 
 _CODES = {
     "ip4": 4,
@@ -57,7 +57,7 @@ Component = tuple[str, str]
 
 
 def address_to_bytes(address: str) -> bytes:
-    """The binary multiaddr. Raises NetworkError for a malformed address.
+    """Returns the binary multiaddr. Raises NetworkError for a malformed address.
 
     >>> address_to_bytes("/ip4/127.0.0.1/tcp/4001").hex()
     '047f000001060fa1'
@@ -69,7 +69,7 @@ def address_to_bytes(address: str) -> bytes:
 
 
 def address_from_bytes(data: bytes) -> str:
-    """The text of a binary multiaddr. Raises NetworkError for one that we cannot read.
+    """Returns the text of a binary multiaddr. Raises NetworkError for one that we cannot read.
 
     >>> address_from_bytes(bytes.fromhex("047f000001060fa1"))
     '/ip4/127.0.0.1/tcp/4001'
@@ -78,7 +78,7 @@ def address_from_bytes(data: bytes) -> str:
 
 
 def format_address(components: Iterable[Component]) -> str:
-    """The text of an address.
+    """Returns the text of an address.
 
     >>> format_address([("ip4", "127.0.0.1"), ("udp", "4001"), ("quic-v1", "")])
     '/ip4/127.0.0.1/udp/4001/quic-v1'
@@ -87,10 +87,8 @@ def format_address(components: Iterable[Component]) -> str:
 
 
 def readable_addresses(addresses: Sequence[bytes]) -> tuple[str, ...]:
-    """The texts of those binary multiaddrs that we can read: peers may well listen on transports we lack.
-
-    Every text given back can be parsed again. Whatever else is among the bytes is left out.
-    """
+    """Returns the texts of the binary multiaddrs that we can read, and leaves out all others: peers may
+    listen on transports that we lack. Every returned text can be parsed again."""
     texts: list[str] = []
     for data in addresses[:MAX_ADDRESSES_READ]:
         try:
@@ -103,7 +101,7 @@ def readable_addresses(addresses: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def by_reach(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Addresses in the order of how far away somebody may be who can use them; loopback comes last.
+    """Returns addresses by reach: public ones first, loopback last.
 
     >>> by_reach(["/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.20/tcp/1", "/dns4/a.org/tcp/1"])
     ('/dns4/a.org/tcp/1', '/ip4/192.168.1.20/tcp/1', '/ip4/127.0.0.1/tcp/1')
@@ -118,7 +116,7 @@ def _distance(address: str) -> tuple[int, bool]:
 
 
 Scope = Literal["public", "lan", "machine"]
-"""Who can use an address: everybody, the local network, or this machine only."""
+"""Reach of an address: everybody, the local network, or this machine only."""
 
 _LOCAL_NETWORKS = tuple(
     ipaddress.ip_network(network)
@@ -130,7 +128,8 @@ _LOCAL_NETWORKS = tuple(
 
 
 def scope_of(address: str) -> Scope:
-    """Return who can use an address. A name counts as public; what nobody can dial, as this machine's.
+    """Returns the reach of an address. A name counts as public, an address that nobody can dial as this
+    machine's.
 
     >>> scope_of("/ip4/192.168.1.20/tcp/1"), scope_of("/ip4/100.64.0.2/tcp/1"), scope_of("/ip4/8.8.8.8/tcp/1")
     ('lan', 'lan', 'public')
@@ -147,7 +146,7 @@ def scope_of(address: str) -> Scope:
 
 
 def parse_address(address: str) -> tuple[Component, ...]:
-    """The components of an address, values checked. Raises NetworkError.
+    """Returns the components of an address, values checked. Raises NetworkError.
 
     >>> parse_address("/ip4/127.0.0.1/udp/4001/quic-v1")
     (('ip4', '127.0.0.1'), ('udp', '4001'), ('quic-v1', ''))
@@ -163,7 +162,7 @@ def parse_address(address: str) -> tuple[Component, ...]:
 
 
 def split_peer(address: str) -> tuple[str, str]:
-    """What to dial and whom to expect there: (address without the last /p2p/..., peer id).
+    """Returns the address to dial, without the last /p2p/..., and the peer id to expect there.
 
     >>> split_peer("/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp")
     ('/ip4/127.0.0.1/tcp/4001', '12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp')
@@ -178,7 +177,7 @@ def split_peer(address: str) -> tuple[str, str]:
 
 
 def is_for_outsiders(address: str) -> bool:
-    """Return True for an address that everybody can dial without a relay.
+    """Returns True for an address that everybody can dial without a relay.
 
     >>> is_for_outsiders("/dns4/a.org/tcp/1"), is_for_outsiders("/ip4/10.0.0.7/tcp/1")
     (True, False)
@@ -187,7 +186,7 @@ def is_for_outsiders(address: str) -> bool:
 
 
 def is_relayed(address: str) -> bool:
-    """Return True for an address that is a place at a relay.
+    """Returns True for an address that is a place at a relay.
 
     >>> is_relayed("/ip4/192.0.2.7/tcp/1"), is_relayed("/ip4/192.0.2.7/tcp/1/p2p-circuit")
     (False, True)
@@ -196,7 +195,7 @@ def is_relayed(address: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Return True for what is meant as an address, right or wrong.
+    """Returns True if a text is meant as an address, right or wrong.
 
     >>> is_address("/ip4/nonsense"), is_address("/home/me/seeds.txt")
     (True, False)
@@ -209,7 +208,7 @@ def is_dns_name(text: str) -> bool:
 
 
 def split_listen(address: str) -> tuple[str, str, int]:
-    """(IP address, "tcp" or "udp", port) of an address to listen on. Raises NetworkError.
+    """Returns (IP address, "tcp" or "udp", port) of an address to listen on. Raises NetworkError.
 
     >>> split_listen("/ip4/0.0.0.0/tcp/4001")
     ('0.0.0.0', 'tcp', 4001)
@@ -225,13 +224,13 @@ def split_listen(address: str) -> tuple[str, str, int]:
 
 
 def check_peer_id(peer_id: str) -> str:
-    """The peer id itself, when it is one. Raises NetworkError."""
+    """Returns a peer id unchanged. Raises NetworkError if it is none."""
     peer_id_to_bytes(peer_id)
     return peer_id
 
 
 def peer_id_to_bytes(peer_id: str) -> bytes:
-    """The multihash behind a base58 peer id. Raises NetworkError.
+    """Returns the multihash behind a base58 peer id. Raises NetworkError.
 
     >>> peer_id_to_bytes("12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp")[:6].hex()
     '002408011220'
@@ -250,7 +249,7 @@ def peer_id_to_bytes(peer_id: str) -> bytes:
 
 
 def peer_id_from_bytes(multihash: bytes) -> str:
-    """The base58 text of a peer id. Raises NetworkError for bytes that are none."""
+    """Returns the base58 text of a peer id. Raises NetworkError for other bytes."""
     if not _is_peer_multihash(multihash):
         raise NetworkError(f"a peer id of {len(multihash)} bytes is malformed")
     return base58.b58encode(multihash).decode()

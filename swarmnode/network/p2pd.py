@@ -36,35 +36,46 @@ from swarmnode.network.p2pd_control import (
     Stream,
     Unusable,
 )
-from swarmnode.network.p2pd_incoming import STREAMED_BYTES, Gate, Incoming
+from swarmnode.network.p2pd_incoming import STREAMED_BYTES, PeerGate, StreamServer
 from swarmnode.network.p2pd_process import DaemonOptions
 from swarmnode.network.p2pd_supervisor import DaemonSupervisor
-from swarmnode.network.rpc import Cause, MessageQueue, Service, Skipped, as_heard, ask, oversized_story
+from swarmnode.network.rpc import (
+    MessageQueue,
+    Service,
+    SkipCause,
+    SkipCounters,
+    as_heard,
+    ask,
+    oversized_story,
+)
 from swarmnode.network.streams import SocketStream, StreamHandler
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_LISTEN = ("/ip4/127.0.0.1/tcp/0",)
-"""Loopback only: being reachable from elsewhere is the user's decision."""
+"""Addresses to listen on by default: loopback only, since being reachable from elsewhere is the user's
+decision."""
 
 MAX_REMEMBERED_PEERS = 64
-"""Dialled again after a restart. GossipSub needs 6 to 12 neighbours, discovery finds the others."""
+"""Most peers that are dialled again after a restart. GossipSub needs 6 to 12 neighbours; discovery finds the
+others."""
 
 MAX_LOOKUPS_PER_PROBE = 8
 LOOKUP_TIMEOUT_S = 1.0
-"""The daemon knows a connected peer's addresses; one that left meanwhile must not hold up the probes."""
+"""Seconds for a look-up. The daemon knows a connected peer's addresses; one that left must not hold up the
+probes."""
 
 REDIAL_TIMEOUT_S = 10.0
 
 PUNCHES = 3
 PUNCH_WAIT_S = 5.0
 PUNCH_PAUSE_S = 0.5
-"""A relayed connection that is not followed by a direct one within this time is made again, so many times:
-the daemon tries once for each, and in vain while the other side does not yet know its own address."""
+"""Seconds within which a relayed connection has to be followed by a direct one; then it is made again, a few
+times. The daemon tries once for each, and in vain while the other side does not yet know its own address."""
 
 
 def namespace_cid(namespace: str) -> bytes:
-    """The Kademlia key of a namespace: CIDv1, raw codec, SHA-256.
+    """Returns the Kademlia key of a namespace: CIDv1, raw codec, SHA-256.
 
     >>> namespace_cid("swarm").hex()[:8]
     '01551220'
@@ -89,18 +100,18 @@ class P2pdHost:
         relays: Sequence[str] | None = None,
         relay_for_others: bool = False,
     ) -> None:
-        """`listen`: where to accept connections; port 0 picks a port once and keeps it.
-        `announce`: what to tell others instead, when they reach us under other addresses.
-        `map_port`: the router is asked to forward the port, and others are told where it does.
-        `relays`: peers that take connections for us; empty: others' relayed addresses can be dialled; None:
-        neither. `relay_for_others`: take connections for those whom nobody can dial."""
-        self._skipped = Skipped()
-        self._gate = Gate(lambda: self._supervisor.listen, relays=relay_for_others)
+        """`listen`: addresses to accept connections at; port 0 picks a port once and keeps it. `announce`:
+        addresses to tell others instead. `map_port`: asks the router to forward the port, and tells others
+        the forwarded address. `relays`: peers that take connections for us; empty: only others' relayed
+        addresses can be dialled; None: neither. `relay_for_others`: takes connections for peers that nobody
+        can dial."""
+        self._skipped = SkipCounters()
+        self._gate = PeerGate(lambda: self._supervisor.listen, relays=relay_for_others)
         self._uses_relays = relays is not None
         self._punched: set[str] = set()
         self._punching: set[str] = set()
         """Peers at a relay to whom a direct connection was, or is being, tried."""
-        self._incoming = Incoming(self._gate, self._skipped)
+        self._incoming = StreamServer(self._gate, self._skipped)
         self._supervisor = DaemonSupervisor(
             DaemonOptions(
                 identity_path,
@@ -283,7 +294,7 @@ class P2pdHost:
             task.cancel()
 
     async def _restore(self, control: ControlClient) -> None:
-        """Give a new daemon what the old one had."""
+        """Restores the state of the old daemon in a new one."""
         for protocol in (*self._incoming.services, *self._incoming.handlers):
             await control.handle_streams(protocol, self._listener)
         for queue in tuple(self._topics):
@@ -293,7 +304,7 @@ class P2pdHost:
                 self._spawn(self._redial(control, peer))
 
     async def _look_at_relayed(self, connected: set[str]) -> None:
-        """See to it that one of the two ends, the one with the smaller id, tries for a direct connection."""
+        """Has one of both ends, the one with the smaller id, try for a direct connection."""
         self._punched &= connected | self._punching
         for peer_id, ends in (await self.far_ends()).items():
             if peer_id > self._peer_id and peer_id not in self._punched and all(map(is_relayed, ends)):
@@ -302,7 +313,7 @@ class P2pdHost:
                 self._spawn(self._punch(PeerAddresses(peer_id, ends)))
 
     async def _punch(self, peer: PeerAddresses) -> None:
-        """Give a relayed connection a few tries to become a direct one, as long as nothing goes over it."""
+        """Gives a relayed connection a few tries to become a direct one while no stream uses it."""
         try:
             for _ in range(PUNCHES):
                 await asyncio.sleep(PUNCH_WAIT_S)
@@ -326,7 +337,7 @@ class P2pdHost:
             logger.debug("%s was not reached again after the restart: %s", peer.peer_id, error)
 
     async def _observe(self, control: ControlClient) -> None:
-        """Remember whom we are connected to, with every address they told the daemon."""
+        """Remembers the connected peers, with every address that they told the daemon."""
         connected = await self._gate.look(control)
         if self._uses_relays:
             await self._look_at_relayed(connected)
@@ -338,7 +349,7 @@ class P2pdHost:
             try:
                 peer = await control.find_peer(peer_id, LOOKUP_TIMEOUT_S)
             except Unusable as error:
-                self._skipped.note(Cause.ADDRESSES, f"the addresses of {peer_id}, {error.message}")
+                self._skipped.note(SkipCause.ADDRESSES, f"the addresses of {peer_id}, {error.message}")
             except (DaemonRefused, RequestTimeout) as error:
                 logger.debug("where %s listens is not known: %s", peer_id, error)
             else:
@@ -356,14 +367,14 @@ class P2pdHost:
             writer.transport.abort()
 
     async def _pump(self, queue: MessageQueue, control: ControlClient, stream: Stream) -> None:
-        """Move messages from the daemon to the queue. It must never wait: the daemon drops after 32."""
+        """Moves messages from the daemon to the queue. Never waits: the daemon drops messages after 32."""
         reader, writer = stream
         try:
             while not queue.closed:
                 try:
                     frame = await control.read_gossip(reader)
                 except Unusable as error:
-                    self._skipped.note(Cause.GOSSIP_AUTHOR, f"gossip of nobody, {error.message}")
+                    self._skipped.note(SkipCause.GOSSIP_AUTHOR, f"gossip of nobody, {error.message}")
                 else:
                     self._hear(queue, frame)
         except HostDown:
@@ -378,7 +389,7 @@ class P2pdHost:
             return
         message = as_heard(queue.topic, frame.sender, frame.data)
         if message.oversized:
-            self._skipped.note(Cause.GOSSIP_SIZE, oversized_story(frame.sender, len(frame.data)))
+            self._skipped.note(SkipCause.GOSSIP_SIZE, oversized_story(frame.sender, len(frame.data)))
         queue.put(message)
 
     @asynccontextmanager

@@ -32,17 +32,18 @@ from swarmnode.network.multiaddr import (
     peer_id_to_bytes,
     readable_addresses,
 )
-from swarmnode.network.rpc import Cause, Skipped, encode_frame, encode_uvarint, read_frame
+from swarmnode.network.rpc import SkipCause, SkipCounters, encode_frame, encode_uvarint, read_frame
 from swarmnode.printable import printable
 
 LOCAL_TIMEOUT_S = 5.0
 """Limit of questions that the daemon answers by itself, in under a millisecond on a quiet machine."""
 
 MAX_REPLY_BYTES = 4 * 1024 * 1024
-"""The daemon is ours; GossipSub caps its messages at 1 MiB, and a list of 256 peers stays below 100 KiB."""
+"""Longest reply of the daemon in bytes. GossipSub caps its messages at 1 MiB, and a list of 256 peers stays
+below 100 KiB."""
 
 SPARE_RECORDS = 256
-"""Provider records asked for beyond those wanted: a peer may send many that we cannot use."""
+"""Provider records asked for beyond the wanted number: a peer may send many unusable ones."""
 
 MAX_REFUSAL_CHARS = 400
 
@@ -53,11 +54,11 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class DaemonRefused(NetworkError):
-    """The daemon answered with an error."""
+    """Raised if the daemon answered with an error."""
 
 
 class Unusable(NetworkError):
-    """What the daemon passed on from a peer cannot be used. The daemon itself is as well as before."""
+    """Raised for data of a peer, passed on by the daemon, that cannot be used. The daemon itself is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,14 @@ class GossipFrame:
 class ControlClient:
     """Asks one daemon. Holds no connection between calls."""
 
-    def __init__(self, socket_path: Path, skipped: Skipped | None = None) -> None:
-        """`skipped` counts what was left out of the answers."""
+    def __init__(self, socket_path: Path, skipped: SkipCounters | None = None) -> None:
+        """`skipped` counts the unusable parts of answers."""
         self._socket_path = socket_path
-        self._skipped = skipped or Skipped()
+        self._skipped = skipped or SkipCounters()
         self._pb = load_messages()
 
     async def identify(self, *, timeout_s: float = LOCAL_TIMEOUT_S) -> PeerAddresses:
-        """Who the daemon is and where it can be dialled."""
+        """Returns the daemon's own peer id and its dialable addresses."""
         reply = await self._ask_local(self._request("IDENTIFY"), timeout_s)
         try:
             peer_id = peer_id_from_bytes(reply.identify.id)
@@ -95,12 +96,12 @@ class ControlClient:
         return PeerAddresses(peer_id, readable_addresses(reply.identify.addrs))
 
     async def connected_peers(self) -> tuple[PeerAddresses, ...]:
-        """One entry per connection, with the address at its far end."""
+        """Returns one entry per connection, with the address at its far end."""
         reply = await self._ask_local(self._request("LIST_PEERS"))
-        return tuple(self._usable(reply.peers, Cause.CONNECTION))
+        return tuple(self._usable(reply.peers, SkipCause.CONNECTION))
 
     async def connect(self, peer: PeerAddresses, timeout_s: float) -> None:
-        """Dial a peer, unless already connected. Raises DaemonRefused, RequestTimeout."""
+        """Dials a peer unless it is connected. Raises DaemonRefused, RequestTimeout."""
         request = self._pb.ConnectRequest(
             peer=peer_id_to_bytes(peer.peer_id),
             addrs=[address_to_bytes(address) for address in peer.addresses],
@@ -109,7 +110,7 @@ class ControlClient:
         await self._ask_remote(self._request("CONNECT", connect=request), timeout_s)
 
     async def disconnect(self, peer_id: str) -> None:
-        """Close every connection to a peer."""
+        """Closes every connection to a peer."""
         request = self._pb.DisconnectRequest(peer=peer_id_to_bytes(peer_id))
         await self._ask_local(self._request("DISCONNECT", disconnect=request))
 
@@ -117,56 +118,50 @@ class ControlClient:
         await self._ask_local(self._pubsub("PUBLISH", topic=topic, data=data))
 
     async def subscribe(self, topic: str) -> Stream:
-        """A stream to be read with `read_gossip`. Closing it ends the subscription."""
+        """Opens a subscription to be read with `read_gossip`. Closing it ends the subscription."""
         return await self._open(self._pubsub("SUBSCRIBE", topic=topic), LOCAL_TIMEOUT_S, HostDown)
 
     async def read_gossip(self, reader: asyncio.StreamReader) -> GossipFrame:
-        """The next message of a subscription.
-
-        Raises HostDown when the daemon ended it, and Unusable for this one message when nobody can have
-        sent it; the next one can be read all the same.
-        """
+        """Returns the next message of a subscription. Raises HostDown if the daemon ended it, and Unusable
+        for a message that nobody can have sent; the next one can be read all the same."""
         message = await self._receive(reader, self._pb.PSMessage())
         # `from` is a keyword of Python, hence no attribute syntax.
         return GossipFrame(_usable_id(getattr(message, "from")), message.data)
 
     async def handle_streams(self, protocol: str, listener: Path) -> None:
-        """Have the daemon connect to our Unix socket for each incoming stream of `protocol`."""
+        """Has the daemon connect to our Unix socket for each incoming stream of `protocol`."""
         path = str(listener).encode()
         address = encode_uvarint(CODE_UNIX) + encode_frame(path)
         request = self._pb.StreamHandlerRequest(addr=address, proto=[protocol], balanced=False)
         await self._ask_local(self._request("STREAM_HANDLER", streamHandler=request))
 
     async def read_stream_info(self, reader: asyncio.StreamReader) -> tuple[str, str]:
-        """(peer id, protocol): the first thing on a connection that the daemon made to our socket.
-
-        Raises HostDown when it does not come, Unusable for a peer that nobody can be.
-        """
+        """Returns (peer id, protocol), the first message on a connection that the daemon made to our socket.
+        Raises HostDown if it does not come, Unusable for an impossible peer id."""
         info = await self._receive(reader, self._pb.StreamInfo())
         return _usable_id(info.peer), _text(info.proto)
 
     async def open_stream(self, peer_id: str, protocol: str, timeout_s: float) -> Stream:
-        """A stream to a peer, dialled if need be. Raises DaemonRefused, RequestTimeout."""
+        """Returns a stream to a peer, dialled if need be. Raises DaemonRefused, RequestTimeout."""
         request = self._pb.StreamOpenRequest(
             peer=peer_id_to_bytes(peer_id), proto=[protocol], timeout=_daemon_timeout_s(timeout_s)
         )
         return await self._open(self._request("STREAM_OPEN", streamOpen=request), timeout_s, RequestTimeout)
 
     async def find_peer(self, peer_id: str, timeout_s: float) -> PeerAddresses:
-        """Every address of a peer; at once when we are connected to it, else by a Kademlia lookup.
-
-        Raises DaemonRefused, RequestTimeout, and Unusable when there are too many to be read.
-        """
+        """Returns every address of a peer: at once if we are connected to it, else by a Kademlia look-up.
+        Raises DaemonRefused, RequestTimeout, and Unusable if there are too many to be read."""
         request = self._dht("FIND_PEER", timeout_s, peer=peer_id_to_bytes(peer_id))
         reply = await self._ask_remote(request, timeout_s, too_large=Unusable)
         return PeerAddresses(peer_id, readable_addresses(reply.dht.peer.addrs))
 
     async def provide(self, cid: bytes, timeout_s: float) -> None:
-        """Put a provider record of ours into the Kademlia table."""
+        """Puts a provider record of ours into the Kademlia table."""
         await self._ask_remote(self._dht("PROVIDE", timeout_s, cid=cid), timeout_s)
 
     async def find_providers(self, cid: bytes, limit: int, timeout_s: float) -> tuple[PeerAddresses, ...]:
-        """Providers found before the deadline, at most `limit`; records that make no sense are left out."""
+        """Returns the providers found before the deadline, at most `limit`; malformed records are left
+        out."""
         records = limit + SPARE_RECORDS
         request = self._dht("FIND_PROVIDERS", timeout_s, cid=cid, count=records)
         found: list[PeerAddresses] = []
@@ -177,7 +172,7 @@ class ControlClient:
                     reply = await self._receive(stream[0], self._pb.DHTResponse(), too_large=Unusable)
                     if reply.type == self._pb.DHTResponse.END:
                         break
-                    found += self._usable([reply.peer], Cause.PROVIDER_RECORD)
+                    found += self._usable([reply.peer], SkipCause.PROVIDER_RECORD)
                     if len(found) == limit:
                         break
         except RequestTimeout:
@@ -185,7 +180,7 @@ class ControlClient:
             pass
         except Unusable as error:
             # The frames behind it are lost with it.
-            self._skipped.note(Cause.PROVIDER_RECORD, error.message)
+            self._skipped.note(SkipCause.PROVIDER_RECORD, error.message)
         return tuple(found)
 
     def _request(self, kind: str, **fields: Any) -> Any:
@@ -211,7 +206,7 @@ class ControlClient:
             return await self._ask(stream, request, too_large=too_large)
 
     async def _open(self, request: Any, timeout_s: float, late: type[NetworkError]) -> Stream:
-        """Ask, and hand the connection over: from now on it carries the stream."""
+        """Sends a request and returns the connection, which carries the stream from now on."""
         async with _deadline(timeout_s, late):
             stream = await self._dial()
             try:
@@ -237,7 +232,7 @@ class ControlClient:
     async def _receive(
         self, reader: asyncio.StreamReader, message: Any, *, too_large: type[NetworkError] = HostDown
     ) -> Any:
-        """The next message. `too_large`: Unusable where a peer decides how large it is."""
+        """Returns the next message. `too_large`: raises Unusable for it if a peer decides its size."""
         try:
             message.ParseFromString(await read_frame(reader, MAX_REPLY_BYTES))
         except MessageTooLarge as error:
@@ -248,8 +243,8 @@ class ControlClient:
             raise HostDown("the network process sent a message without its required fields")
         return message
 
-    def _usable(self, peers: Iterable[Any], cause: Cause) -> Iterator[PeerAddresses]:
-        """The peers of a list, without those that nobody can be."""
+    def _usable(self, peers: Iterable[Any], cause: SkipCause) -> Iterator[PeerAddresses]:
+        """Returns the peers of a list, without malformed ones."""
         for info in peers:
             try:
                 yield PeerAddresses(_usable_id(info.id), readable_addresses(info.addrs))
@@ -302,13 +297,15 @@ def _text(value: str | bytes) -> str:
 
 
 def find_daemon() -> Path:
-    """The p2pd executable. Raises NetworkError when hivemind, or its daemon for this platform, is missing."""
+    """Returns the p2pd executable. Raises NetworkError when hivemind, or its daemon for this platform, is
+    missing."""
     return _find("hivemind_cli/p2pd", "the go-libp2p daemon (p2pd)")
 
 
 @cache
 def load_messages() -> Any:
-    """The module with the daemon's protobuf messages (p2pd_pb2). It is generated code without types."""
+    """Returns the module with the daemon's protobuf messages (p2pd_pb2). It is generated code without
+    types."""
     path = _find("proto/p2pd_pb2.py", "the messages of the go-libp2p daemon (p2pd_pb2.py)")
     spec = importlib.util.spec_from_file_location("swarmnode_p2pd_pb2", path)
     if spec is None or spec.loader is None:

@@ -1,22 +1,5 @@
-"""What others send our daemon: which of their streams are served, and who may stay connected to it.
-
-daemon connects to our Unix socket -> p2pd.py -> [Incoming] -> rpc.py (Host.serve) | a handler of streams
-Host.disconnect (bans), a daemon that grows -> [Gate] -> p2pd_control.py disconnects
-kernel -> [received_bytes] -> [Traffic] -> [largest_senders] -> Gate
-
-A stream is served when its peer is let in, its protocol is served, and there is room for it.
-
-The daemon lets anybody in, so its gate is kept from here: the barred are disconnected whenever they come
-back. host.py remembers for how long; who made the daemon grow is found out here, and barred for a while.
-
-The daemon cannot say who sends it how much. The kernel counts the bytes of each TCP connection of this
-machine, and tells them (NETLINK_SOCK_DIAG) for any socket and without privileges. Elsewhere than on Linux,
-and where the kernel refuses, the answer is None: unknown.
-
-A flood that grows the daemon, or keeps it busy, is control traffic, which never reaches us. So what a peer
-sent on streams that we read, however much, is no part of its blame: neighbours in a pipeline send gigabytes.
-Who sends more of it than anybody can who passes on what is gossiped is sent away before the daemon grows.
-"""
+"""Input from other peers to our daemon: the streams that are served, and the peers that may stay
+connected."""
 
 import asyncio
 import logging
@@ -33,7 +16,16 @@ from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.network.host import BarredPeers
 from swarmnode.network.multiaddr import is_relayed, parse_address
 from swarmnode.network.p2pd_control import ControlClient, DaemonRefused, PeerAddresses, Unusable
-from swarmnode.network.rpc import READ_TIMEOUT_S, Cause, Service, Skipped, Slot, Stage, StreamSlots, answer
+from swarmnode.network.rpc import (
+    READ_TIMEOUT_S,
+    Service,
+    SkipCause,
+    SkipCounters,
+    StreamSlot,
+    StreamSlots,
+    StreamStage,
+    answer,
+)
 from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
 
 logger = logging.getLogger(__name__)
@@ -42,30 +34,31 @@ logger = logging.getLogger(__name__)
 # ---- who may stay connected ----
 
 SIEGE_S = 10.0
-"""How long after a barred peer was there we look for it more often."""
+"""Seconds after a barred peer was seen during which connections are checked more often."""
 
 SIEGE_LOOK_EVERY_S = 0.04
 SIEGE_LOOKS = 5
-"""In a row, before the size of the daemon is looked at again."""
+"""Most checks in a row before the size of the daemon is looked at again."""
 
 
-class Gate:
-    """Bars peers, and sends them away whenever they come back."""
+class PeerGate:
+    """Bars peers, and disconnects them whenever they come back."""
 
     def __init__(self, listen: Callable[[], Sequence[str]], *, relays: bool = False) -> None:
-        """`listen`: the addresses that our daemon listens on. `relays`: it passes on what is for others."""
+        """`listen`: the addresses that our daemon listens on. `relays`: the daemon passes on streams between
+        others."""
         self.barred = BarredPeers()
         self.traffic = Traffic(relays=relays)
         self._listen = listen
         self._besieged_until_s = 0.0
 
     def check(self, peer_id: str) -> None:
-        """Raise PeerUnreachable for a peer that is barred."""
+        """Raises PeerUnreachable for a peer that is barred."""
         if peer_id in self.barred:
             raise PeerUnreachable(f"{peer_id} is barred: it broke the rules a while ago")
 
     def admits(self, peer_id: str) -> bool:
-        """Whether a stream of this peer is read at all."""
+        """Returns True if streams of this peer are read at all."""
         if peer_id in self.barred:
             self._besiege()
             return False
@@ -77,22 +70,23 @@ class Gate:
             self._besiege()
 
     async def disconnect(self, control: ControlClient, peer_id: str) -> None:
-        """End every connection to a peer. Raises HostDown."""
+        """Ends every connection to a peer. Raises HostDown."""
         try:
             await control.disconnect(peer_id)
         except DaemonRefused as error:
             logger.debug("%s could not be disconnected: %s", peer_id, error)
 
     async def look(self, control: ControlClient) -> set[str]:
-        """Note what came in, send away the barred and those who flood, and return who else is connected."""
+        """Records the traffic, disconnects barred peers and flooders, and returns the other connected
+        peers."""
         connections = await control.connected_peers()
         kept_bytes = self.traffic.kept_bytes(self._listen(), connections)
         await self._send_away(control, self.traffic.flooders(kept_bytes), kept_bytes)
         return await self._turn_away(control, connections)
 
     async def guard(self, control: ControlClient) -> None:
-        """While barred peers come back at once, look for them all the time rather than once a second: who
-        floods sends megabytes in that time."""
+        """Checks connections continuously, not once a second, while barred peers come straight back: a
+        flooder sends megabytes in a second."""
         for _ in range(SIEGE_LOOKS):
             if time.monotonic() >= self._besieged_until_s:
                 return
@@ -100,7 +94,7 @@ class Gate:
             await asyncio.sleep(SIEGE_LOOK_EVERY_S)
 
     async def relieve(self, control: ControlClient) -> None:
-        """The daemon grows: send away who sends it the most, as far as that is known."""
+        """Called as the daemon grows: disconnects the largest senders, as far as they are known."""
         kept_bytes = self.traffic.kept_bytes(self._listen(), await control.connected_peers())
         await self._send_away(control, largest_senders(kept_bytes), kept_bytes)
 
@@ -133,10 +127,10 @@ class Gate:
 # ---- what is served ----
 
 
-class Incoming:
-    """What is served, and the places for those who ask. It outlives the daemon."""
+class StreamServer:
+    """The served protocols, and the places for incoming streams. Outlives the daemon."""
 
-    def __init__(self, gate: Gate, skipped: Skipped) -> None:
+    def __init__(self, gate: PeerGate, skipped: SkipCounters) -> None:
         self.services: dict[str, Service] = {}
         self.handlers: dict[str, StreamHandler] = {}
         self._gate = gate
@@ -148,7 +142,7 @@ class Incoming:
     async def serve(
         self, control: ControlClient, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serve one stream to its end. The caller closes it."""
+        """Serves one stream to its end. The caller closes it."""
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 peer_id, protocol = await control.read_stream_info(reader)
@@ -164,7 +158,7 @@ class Incoming:
                     self._gate.traffic.expects(peer_id, UNREAD_REQUESTS * service.max_request_bytes)
                     await answer(reader, writer, peer_id, self._counted(service), reach=slot.reach)
         except Unusable as error:
-            self._skipped.note(Cause.STREAM, f"a stream of nobody, {error.message}")
+            self._skipped.note(SkipCause.STREAM, f"a stream of nobody, {error.message}")
         except (NetworkError, TimeoutError) as error:
             logger.debug("lost an incoming stream: %s", error)
 
@@ -175,16 +169,18 @@ class Incoming:
 
         return replace(service, handler=handler)
 
-    def _received(self, slot: Slot) -> Callable[[int], None]:
+    def _received(self, slot: StreamSlot) -> Callable[[int], None]:
         def received(size_bytes: int) -> None:
-            slot.reach(Stage.WORKED_ON)
+            slot.reach(StreamStage.WORKED_ON)
             self._gate.traffic.handed(slot.peer_id, size_bytes)
 
         return received
 
 
 @contextmanager
-def _place(slots: StreamSlots, peer_id: str, writer: asyncio.StreamWriter) -> Generator[Slot, None, None]:
+def _place(
+    slots: StreamSlots, peer_id: str, writer: asyncio.StreamWriter
+) -> Generator[StreamSlot, None, None]:
     slot = slots.take(peer_id, writer.transport.abort)
     if slot is None:
         raise PeerUnreachable(f"no room for a stream of {peer_id}")
@@ -197,7 +193,7 @@ def _place(slots: StreamSlots, peer_id: str, writer: asyncio.StreamWriter) -> Ge
 # ---- bytes of each connection, as the kernel counts them ----
 
 Connection = tuple[int, str, int]
-"""(local port, remote address, remote port)"""
+"""A TCP connection: (local port, remote address, remote port)."""
 
 _AF_NETLINK = 16
 _SOCK_DIAG = 4
@@ -216,11 +212,11 @@ _MESSAGE_BYTES = 72
 
 _TIMEOUT_S = 0.2
 _MAX_READS = 256
-"""The most reads of 64 KiB, several hundred connections each: an answer that does not end is no answer."""
+"""Most reads of 64 KiB, several hundred connections each: an answer without end is no answer."""
 
 
 def received_bytes(local_ports: frozenset[int]) -> dict[Connection, int] | None:
-    """Bytes received so far on every established connection that ends at one of these ports of ours."""
+    """Returns the bytes received so far on every established connection to one of our ports."""
     if sys.platform != "linux" or not local_ports:
         return None
     try:
@@ -279,41 +275,42 @@ WINDOW_S = 5.0
 MAX_SAMPLES = 8
 
 LEAST_BLAME_BYTES = 256 * 1024
-"""The least that a blamed peer sent within the window. Eight honest neighbours' gossip stays below."""
+"""Fewest bytes within the window for which a peer is blamed. Eight honest neighbours' gossip stays below."""
 
 FLOOD_BYTES = 2 * 2**20
-"""Nobody honest sends so much within the window besides gossip: two bodies that came too late to be read have
-as much. Seven thousand provider records do, and keep the daemon busy for a sixth of a second."""
+"""Most bytes within the window, besides gossip, of an honest peer: two bodies that came too late to be read.
+Seven thousand provider records have as many, and keep the daemon busy for a sixth of a second."""
 
 STREAMED_BYTES = 64 * 2**20
-"""Of a peer that we have streams with, as members of a pipeline do, so much more may wait in the daemon until
-we read it."""
+"""Additional bytes that may wait in the daemon from a peer with open streams, such as a member of a
+pipeline."""
 
 RELAYED_BYTES = 1024 * 2**20
-"""A relay cannot tell what goes through it from what is for itself, and lets peers send so much more."""
+"""Additional bytes that a relay accepts from each peer: it cannot tell passing traffic from its own."""
 
 UNREAD_REQUESTS = 2
-"""Requests of a peer that may be on their way, or wait in the daemon, when its bytes are counted: a member's
+"""Requests of a peer that may be on their way, or wait in the daemon, as its bytes are counted: a member's
 bulk probe alone is larger than FLOOD_BYTES."""
 
 GOSSIP_ENVELOPE_BYTES = 256
-"""Author, topic, signature and the frames around a message of gossip."""
+"""Bytes of author, topic, signature and frames around a message of gossip."""
 
 GOSSIP_COPIES = 2
-"""A neighbour passes a message on once, and says that it has it in up to three heartbeats."""
+"""Copies of a gossip message per neighbour: it passes one on, and announces it in up to three heartbeats."""
 
 SHARE_OF_LARGEST = 0.25
-"""Whoever sent at least so much of what the largest sender did is blamed with it."""
+"""Share of the largest sender's bytes from which on another sender is blamed with it."""
 
 FIRST_BAR_S = 60.0
 LONGEST_BAR_S = 3600.0
-"""An honest peer on a bad day is back after a minute; one that does it again waits four times longer."""
+"""Longest bar in seconds. An honest peer on a bad day is back after a minute; a repeated offence bars four
+times longer."""
 
 MAX_OFFENDERS = 1024
 
 
 def largest_senders(kept_bytes: Mapping[str, int]) -> tuple[str, ...]:
-    """The peers to be sent away, the largest first.
+    """Returns the peers to disconnect, largest sender first.
 
     >>> largest_senders({"a": 9_000_000, "b": 3_000_000, "c": 40_000})
     ('a', 'b')
@@ -333,11 +330,11 @@ class Sample:
     by_connection: Mapping[Connection, int]
     handed_by_peer: Mapping[str, int]
     heard: int
-    """Of gossip, from all peers together."""
+    """Bytes of gossip, from all peers together."""
 
 
 class Traffic:
-    """The last few seconds of what came in, by peer."""
+    """The incoming bytes of the last few seconds, by peer."""
 
     def __init__(
         self,
@@ -360,30 +357,28 @@ class Traffic:
         self._offences: OrderedDict[str, int] = OrderedDict()
 
     def handed(self, peer_id: str, size_bytes: int) -> None:
-        """The daemon gave us so many bytes of this peer."""
+        """Records bytes of this peer that the daemon handed to us."""
         self._met.add(peer_id)
         self._handed[peer_id] += size_bytes
 
     def expects(self, peer_id: str, size_bytes: int) -> None:
-        """So many bytes of this peer may wait to be read by us, from now on while it is connected."""
+        """Allows this peer so many unread bytes, for as long as it is connected."""
         self._met.add(peer_id)
         self._expected[peer_id] = max(size_bytes, self._expected.get(peer_id, 0))
 
     def streams_with(self, peer_id: str) -> bool:
-        """Return True if there were streams with a peer that stay open, since it is connected."""
+        """Returns True if long-lived streams with this peer were opened since it connected."""
         return self._expected.get(peer_id, 0) >= STREAMED_BYTES
 
     def heard(self, size_bytes: int) -> None:
-        """The daemon gave us a message of gossip; which peers passed it on is not known."""
+        """Records a gossip message. The peers that passed it on are not known."""
         self._heard += size_bytes + GOSSIP_ENVELOPE_BYTES
 
     def kept_bytes(
         self, own_addresses: Iterable[str], connections: Iterable[PeerAddresses]
     ) -> dict[str, int]:
-        """What each connected peer sent within the window and we did not get; empty when it is not known.
-
-        To be asked regularly: each call is also a sample for the later ones.
-        """
+        """Returns the bytes of each connected peer within the window that did not reach us; empty if unknown.
+        Call it regularly: each call is also a sample for later ones."""
         connections = list(connections)
         self._credit_relays(connections)
         # Whoever came while the daemon was asked is not among its connections yet.
@@ -412,7 +407,7 @@ class Traffic:
         return {peer: size_bytes for peer, size_bytes in kept.items() if size_bytes > 0}
 
     def _credit_relays(self, connections: Sequence[PeerAddresses]) -> None:
-        """Count what peers at a relay gave us, or did until now, as its own: its connection brings it."""
+        """Counts bytes from peers behind a relay as the relay's, whose connection brings them."""
         behind = {peer.peer_id: relay for peer in connections for relay in _relays(peer.addresses)}
         last: Mapping[str, int] = self._samples[-1].handed_by_peer if self._samples else {}
         for peer, relay in (self._behind | behind).items():
@@ -421,8 +416,8 @@ class Traffic:
         self._behind = behind
 
     def flooders(self, kept_bytes: Mapping[str, int]) -> tuple[str, ...]:
-        """Who sent more than FLOOD_BYTES besides what is expected of it and all the gossip that it could have
-        passed on. `kept_bytes`: as they were counted just now."""
+        """Returns the peers that sent more than FLOOD_BYTES besides their allowance and all gossip that they
+        could have passed on. `kept_bytes`: as just counted."""
         before = self._samples[0].heard if len(self._samples) > 1 else 0
         most = FLOOD_BYTES + GOSSIP_COPIES * (self._heard - before) + self._relayed_bytes
         return tuple(
@@ -430,7 +425,7 @@ class Traffic:
         )
 
     def bar_for_s(self, peer_id: str) -> float:
-        """How long to keep a peer away that is to blame, this time."""
+        """Returns the seconds to bar a blamed peer, and counts its offence."""
         offences = self._offences.pop(peer_id, 0)
         self._offences[peer_id] = offences + 1
         if len(self._offences) > MAX_OFFENDERS:
@@ -439,7 +434,7 @@ class Traffic:
 
 
 def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
-    """(IP address, TCP port) of those addresses that have both and are no place at a relay."""
+    """Yields (IP address, TCP port) of the addresses that have both and are not relayed."""
     ends: set[tuple[str, int]] = set()
     for address in addresses:
         if is_relayed(address):
@@ -455,7 +450,7 @@ def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
 
 
 def _relays(addresses: Iterable[str]) -> Iterator[str]:
-    """Yield the relays of those addresses that are places at one."""
+    """Yields the relays of the relayed addresses."""
     for address in addresses:
         head, circuit, _ = address.partition("/p2p-circuit")
         if circuit:

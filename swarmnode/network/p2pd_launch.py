@@ -16,8 +16,9 @@ from contextlib import suppress
 PR_SET_PDEATHSIG = 1
 
 NICENESS = 7
-"""A flood keeps the daemon busy; where it shares a core with the node, the node keeps most of its pace. On
-one thread (below): Go would take as many as there are cores, and each counts as much as the node's."""
+"""Niceness of the daemon. A flood keeps it busy; on a core shared with the node, the node keeps most of its
+pace. It runs on one thread (below): Go would take as many as there are cores, each with the weight of the
+node's."""
 
 
 def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:

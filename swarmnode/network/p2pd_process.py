@@ -1,16 +1,4 @@
-"""One life of the go-libp2p daemon: arguments, start, readiness, how large it may grow, end.
-
-p2pd_supervisor.py -> [start_daemon: DaemonProcess] -> p2pd_launch.py -> p2pd
-                   -> [DaemonMemory] -> relief (p2pd_incoming.py), then a new life
-
-The daemon dies with us (Linux: also when we are killed), writes to no terminal, and offers its control socket
-in a folder that only we may enter: whoever can connect to that socket is the node.
-
-Strangers can make the daemon grow, and it never gives memory back: GossipSub keeps every topic that anybody
-ever subscribed to, Kademlia every provider record, and megabytes of gossip wait in queues; the daemon has no
-switch for any of it. So it is watched from outside: first whoever sends it the most is sent away, then, if it
-grows all the same, it is replaced.
-"""
+"""One life of the go-libp2p daemon: arguments, start, readiness, growth limit, end."""
 
 import asyncio
 import errno
@@ -38,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 START_TIMEOUT_S = 30.0
-"""It takes 0.15 s on a quiet machine; a laptop that is training at the same time may need far longer."""
+"""Seconds for a start. It takes 0.15 s on a quiet machine; a laptop that is training may need far longer."""
 
 TERMINATE_TIMEOUT_S = 2.0
-"""How long the daemon may take to say goodbye to its peers before it is killed."""
+"""Seconds that the daemon may take to say goodbye to its peers before it is killed."""
 
 MAX_SOCKET_PATH_BYTES = 103
 """The longest path of a Unix socket: 103 on macOS, 107 on Linux, plus the final zero."""
@@ -55,11 +43,11 @@ RELAY_TIME_S = 3600
 RELAY_CIRCUITS = 8
 RELAY_RESERVATIONS = 32
 RELAY_BUFFER_BYTES = 64 * 1024
-"""What a relay lets through: so many bytes each way and so long for a circuit, circuits of one peer at once,
-and peers that it keeps a place for. The daemon's own buffer is 16 MiB for each way of each circuit."""
+"""Limits of a relay: bytes each way and seconds of a circuit, circuits of one peer at once, peers with a
+reservation, and the buffer in bytes. The daemon's own buffer is 16 MiB for each way of each circuit."""
 
 MAX_OUTPUT_BYTES = 4096
-"""The end of what the daemon printed is kept for error messages; it prints nearly nothing."""
+"""Bytes kept of the end of the daemon's output for error messages; it prints nearly nothing."""
 
 _LAUNCHER = Path(__file__).with_name("p2pd_launch.py")
 _PEER_ID = re.compile(rb"^Peer ID: (\S+)\n", re.MULTILINE)
@@ -67,7 +55,7 @@ _PEER_ID = re.compile(rb"^Peer ID: (\S+)\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """What a daemon is started with; the same for every life of it."""
+    """The options that a daemon is started with, the same for every life of it."""
 
     identity: Path
     listen: tuple[str, ...]
@@ -78,13 +66,11 @@ class DaemonOptions:
     """Peers that take connections for us, each address with /p2p/. Empty: others' relayed addresses can be
     dialled, and we have none. None: neither."""
     relay_for_others: bool = False
-    """Take connections for others."""
+    """True if the daemon takes connections for other peers."""
 
     def arguments(self, control_socket: Path) -> list[str]:
-        """The command line. Nothing here lets the daemon dial, map or relay anything that was not asked for.
-
-        `-b` is never passed: without an explicit list it would join the public IPFS network.
-        """
+        """Returns the command line. Without an option the daemon neither dials, maps nor relays anything.
+        `-b` is never passed: without an explicit list it would join the public IPFS network."""
         low, high = MAX_CONNECTIONS
         arguments = [
             f"-listen=/unix{control_socket}",
@@ -136,12 +122,12 @@ class DaemonProcess(asyncio.SubprocessProtocol):
 
     @property
     def last_words(self) -> str:
-        """The end of what it printed, for an error message."""
+        """Returns the end of its output, for an error message."""
         return self._output.decode(errors="replace").strip()[-400:] or "it printed nothing"
 
     @property
     def exit_story(self) -> str:
-        """How it ended, for a person."""
+        """Returns how it ended, in words."""
         code = self._running().get_returncode()
         if code is None:
             return "is running"
@@ -165,13 +151,13 @@ class DaemonProcess(asyncio.SubprocessProtocol):
         self._on_exit()
 
     async def ready(self) -> None:
-        """Wait until the daemon announces itself or ends."""
+        """Waits until the daemon announces itself or ends."""
         while self.peer_id is None and not self.exited.is_set():
             await self._news.wait()
             self._news.clear()
 
     async def stop(self) -> None:
-        """End it, politely if it listens."""
+        """Ends it, politely if it listens."""
         if not self.exited.is_set():
             self._running().terminate()
             try:
@@ -182,7 +168,7 @@ class DaemonProcess(asyncio.SubprocessProtocol):
         self._running().close()
 
     async def kill(self) -> None:
-        """End it at once. A frozen daemon obeys nothing else."""
+        """Kills it. A frozen daemon obeys nothing else."""
         if not self.exited.is_set():
             self._running().kill()
             await self.exited.wait()
@@ -196,10 +182,8 @@ class DaemonProcess(asyncio.SubprocessProtocol):
 async def start_daemon(
     options: DaemonOptions, control_socket: Path, on_exit: Callable[[], None]
 ) -> DaemonProcess:
-    """Start a daemon and wait until it is ready; `on_exit` is called when it ends, whyever.
-
-    Raises PortInUse, IdentityError, NetworkError.
-    """
+    """Starts a daemon and waits until it is ready. `on_exit` is called at its end, whatever the cause. Raises
+    PortInUse, IdentityError, NetworkError."""
     binary = find_daemon()
     keys.load(options.identity)  # its errors say more than the daemon's
     for address in options.announce:
@@ -240,7 +224,8 @@ async def _spawn(command: list[str], on_exit: Callable[[], None]) -> DaemonProce
 
 
 def make_socket_folder() -> Path:
-    """A new private folder (0700) whose path is short enough for a Unix socket. The caller removes it."""
+    """Returns a new private folder (0700) whose path is short enough for a Unix socket. The caller removes
+    it."""
     # A pid has at most 7 digits, mkdtemp adds 8 random characters, our sockets at most 24 more.
     parent = Path(tempfile.gettempdir())
     if len(os.fsencode(parent)) + len("/swarmnode-1234567-") + 8 + 24 > MAX_SOCKET_PATH_BYTES:
@@ -255,7 +240,7 @@ def make_socket_folder() -> Path:
 
 
 def _sweep_folders_of_the_dead(parent: Path) -> None:
-    """Remove the folders that killed nodes of this user left behind."""
+    """Removes the folders that killed nodes of this user left behind."""
     for folder in parent.glob("swarmnode-*-*"):
         pid = folder.name.split("-")[1]
         with suppress(OSError):
@@ -264,7 +249,7 @@ def _sweep_folders_of_the_dead(parent: Path) -> None:
 
 
 def check_port_is_free(address: str) -> None:
-    """Raise PortInUse when another process listens there, NetworkError when we may not.
+    """Raises PortInUse when another process listens there, NetworkError when we may not.
 
     The daemon would not tell: it sets SO_REUSEPORT and would share the port with another node of this user.
     """
@@ -281,10 +266,8 @@ def check_port_is_free(address: str) -> None:
 
 
 def resolve_port(address: str) -> str:
-    """The address with a free port in place of port 0; other addresses as they are.
-
-    We pick rather than the daemon, so that every life of it has the same port.
-    """
+    """Returns the address with a free port in place of port 0; other addresses unchanged. We pick the port,
+    not the daemon, so that every life of it has the same one."""
     host, transport, port = split_listen(address)
     if port != 0:
         return address
@@ -322,15 +305,15 @@ def _start_error(process: DaemonProcess, options: DaemonOptions) -> NetworkError
 # ---- how much memory a life may take ----
 
 MEMORY_INTERVAL_S = 0.2
-"""Floods were seen to grow the daemon by 45 MiB/s: 10 MiB between two looks."""
+"""Seconds between looks at the daemon's memory. Floods were seen to grow it by 45 MiB/s: 10 MiB between two
+looks."""
 
 MAX_GROWTH_BYTES = 160 * 2**20
-"""The most that a life may grow over what it began with. Two hundred honest peers take less than half of
-it."""
+"""Most bytes that a life may grow above its beginning. Two hundred honest peers take less than half of it."""
 
 RELIEF_AT_BYTES = 64 * 2**20
 RELIEF_EVERY_BYTES = 24 * 2**20
-"""Growth at which the largest senders are sent away, at first and then again."""
+"""Growth in bytes at which the largest senders are disconnected, at first and then again."""
 
 GO_MEMORY_LIMIT = "208MiB"
 """Memory limit of the daemon's garbage collector (GOMEMLIMIT): it works harder beyond, before we have to act.
@@ -343,7 +326,7 @@ Verdict = Literal["calm", "swollen", "over"]
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Memory that a process holds; None when it is gone."""
+    """Returns the bytes of memory that a process holds. None: it is gone."""
     try:
         return psutil.Process(pid).memory_info().rss
     except psutil.Error:
@@ -351,7 +334,7 @@ def resident_bytes(pid: int) -> int | None:
 
 
 class DaemonMemory:
-    """Judges one life.
+    """Judges the memory of one life.
 
     >>> memory = DaemonMemory()
     >>> [memory.look(mib * 2**20) for mib in (50, 60, 120, 130, 150, 220)]
@@ -365,7 +348,7 @@ class DaemonMemory:
         """The growth at the last look."""
 
     def look(self, resident: int) -> Verdict:
-        """What has to be done: nothing, relief, or a new life."""
+        """Returns the action that is due: nothing, relief, or a new life."""
         self._least_bytes = resident if self._least_bytes is None else min(self._least_bytes, resident)
         self.grown_bytes = resident - self._least_bytes
         if self.grown_bytes > MAX_GROWTH_BYTES:

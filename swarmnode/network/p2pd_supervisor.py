@@ -1,13 +1,4 @@
-"""Keeps a daemon running: watches it, restarts it with back-off, tells the story.
-
-P2pdHost -> [DaemonSupervisor] -> p2pd_process.py (one life), p2pd_control.py (asking it)
-
-Lost means: it exited, it missed two health probes in a row, or it ended a stream that it should not end.
-One that has grown too large (p2pd_process.py) is ended by us; that is counted apart and never waited for
-long.
-The next life has the same identity and port; `restore` then gives it back its topics and protocols before
-the host counts as up.
-"""
+"""Keeps a daemon running: watches it, restarts it with back-off, and reports its state."""
 
 import asyncio
 import logging
@@ -32,37 +23,38 @@ from swarmnode.network.p2pd_process import (
     start_daemon,
 )
 from swarmnode.network.relaying import grants_what_was_asked, on_this_machine
-from swarmnode.network.rpc import Skipped
+from swarmnode.network.rpc import SkipCounters
 
 logger = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 2.0
 MAX_MISSED_PROBES = 2
-"""A frozen daemon is noticed within 1 + 2 * 2 s. One missed probe may be a stall of our own event loop."""
+"""Missed probes in a row that count as frozen: noticed within 1 + 2 * 2 s. One may be a stall of our own
+event loop."""
 
 MAX_RESTART_DELAY_S = 30.0
 STABLE_AFTER_S = 60.0
-"""A daemon that lived this long is restarted at once again; one that dies sooner waits longer each time."""
+"""Seconds of life after which a daemon is restarted at once; one that dies sooner waits longer each time."""
 
 RELIEF_TIMEOUT_S = 0.5
-"""A flooded daemon answers late, and meanwhile it grows."""
+"""Seconds for relief. A flooded daemon answers late, and grows meanwhile."""
 
 MEMORY_RESTART_DELAY_S = 0.5
-"""Pause between two lives that were both ended for their size within STABLE_AFTER_S, whatever their
+"""Seconds between two lives that were both ended for their size within STABLE_AFTER_S, whatever their
 number."""
 
 PORT_ATTEMPTS = 5
-"""Another process may take the port that we picked before the daemon does."""
+"""Starts with another picked port: another process may take one before the daemon does."""
 
 RELAY_STARTS = 12
-"""Of two starts as a relay about one has our limits (relaying.py)."""
+"""Most starts as a relay. About every second start has our limits (relaying.py)."""
 
 Hook = Callable[[ControlClient], Awaitable[None]]
 
 
 def restart_delay_s(short_lives: int) -> float:
-    """Seconds to wait before the next start, after so many short lives in a row.
+    """Returns the seconds to wait before the next start, after so many short lives in a row.
 
     >>> [restart_delay_s(short_lives) for short_lives in range(5)]
     [0.0, 0.25, 0.5, 1.0, 2.0]
@@ -72,7 +64,7 @@ def restart_delay_s(short_lives: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EndOfLife:
-    """Why a life is over."""
+    """The reason for the end of a life."""
 
     reason: str
     by_memory: bool = False
@@ -85,7 +77,7 @@ class DaemonSupervisor:
         self,
         options: DaemonOptions,
         *,
-        skipped: Skipped,
+        skipped: SkipCounters,
         restore: Hook,
         observe: Hook,
         guard: Hook,
@@ -112,7 +104,7 @@ class DaemonSupervisor:
 
     @property
     def control(self) -> ControlClient:
-        """The control client of the present life. Raises HostDown when there is none."""
+        """Returns the control client of the present life. Raises HostDown if there is none."""
         if self._control is None:
             detail = self._status.detail or "it is not running"
             raise HostDown(f"the network process is {self._status.state}: {detail}")
@@ -124,18 +116,18 @@ class DaemonSupervisor:
 
     @property
     def folder(self) -> Path:
-        """Where the sockets lie, from `start` to `stop`."""
+        """Folder of the sockets, from `start` to `stop`."""
         assert self._folder is not None, "the supervisor was not started"
         return self._folder
 
     @property
     def listen(self) -> tuple[str, ...]:
-        """Where every life listens, the port picked."""
+        """Addresses that every life listens on, with the picked port."""
         return self._options.listen
 
     @property
     def relays_for_others(self) -> bool:
-        """True where we are a relay with the limits that we asked for."""
+        """True if the daemon is a relay with the limits that we asked for."""
         return self._options.relay_for_others and self._control is not None
 
     @property
@@ -144,7 +136,7 @@ class DaemonSupervisor:
         return self._process.pid if self._process and self._control else None
 
     async def start(self) -> str:
-        """Start the first life and return its peer id. Raises PortInUse, IdentityError, NetworkError."""
+        """Starts the first life and returns its peer id. Raises PortInUse, IdentityError, NetworkError."""
         self._folder = make_socket_folder()
         try:
             control = await self._begin_on_a_free_port()
@@ -157,7 +149,7 @@ class DaemonSupervisor:
         return identity.peer_id
 
     async def run(self) -> None:
-        """Watch and restart until cancelled."""
+        """Watches and restarts the daemon until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._keep_alive())
@@ -180,22 +172,22 @@ class DaemonSupervisor:
             logger.info("the network process is back after %.1f s", time.monotonic() - lost_s)
 
     def check_current(self, control: ControlClient) -> None:
-        """Raise HostDown when `control` belongs to a past life, of which a new one has inherited nothing."""
+        """Raises HostDown if `control` belongs to a past life, whose state the new one lacks."""
         if control is not self._control:
             raise HostDown("the network process was lost meanwhile", hint="try again")
 
     def suspect(self, control: ControlClient) -> None:
-        """Told by whoever held a stream that ended: if it was of the present life, that life is over."""
+        """Called by the holder of a stream that ended: if it was of the present life, that life is over."""
         if control is self._control:
             self._trouble.set()
 
     def retire(self) -> None:
-        """Makes every call from now on HostDown. The daemon itself still runs, until `stop`."""
+        """Lets every call from now on raise HostDown. The daemon itself runs on until `stop`."""
         self._control = None
         self._tell("closed", "")
 
     async def stop(self) -> None:
-        """End the daemon for good."""
+        """Ends the daemon for good."""
         self.retire()
         if self._process is not None:
             await self._process.stop()
@@ -281,7 +273,7 @@ class DaemonSupervisor:
         return EndOfLife(f"it did not answer {MAX_MISSED_PROBES} health probes of {PROBE_TIMEOUT_S:g} s")
 
     async def _watch_memory(self) -> None:
-        """Look at the size of every life, whatever a probe is waiting for; end those that grew too large."""
+        """Looks at the size of every life, even during a probe, and ends lives that grew too large."""
         looked_at_s = float("-inf")
         while True:
             # What the guard took of the time is no time to sleep.
@@ -330,7 +322,7 @@ class DaemonSupervisor:
         return f"it {self._process.exit_story}"
 
     def _tell(self, state: HostState, detail: str, survived: EndOfLife | None = None) -> None:
-        """`survived`: what the present life came after."""
+        """Updates the status. `survived`: the end of the life before the present one."""
         restarts, memory_restarts = self._status.restarts, self._status.memory_restarts
         if survived is not None:
             restarts += not survived.by_memory

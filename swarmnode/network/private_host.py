@@ -1,19 +1,4 @@
-"""A host in a private swarm: the `Host` of whatever lies below, for those who have the key and nobody else.
-
-node, exchange, pipeline -> [PrivateHost] -> p2pd.py | memory.py
-                                  `-> private_swarm.py (keys, the founder's list), swarm_key.py (names, seals)
-
-Topics, protocols and namespaces go out under names that the key gives, and everything that is said is sealed
-for its place: topic or protocol, who says it, whom it is for, and of a response also the request. So nothing
-above this file knows that a swarm is private, and nothing below it can tell what the swarm says.
-
-libp2p lets anybody connect. So every peer is greeted: it is sent a sealed request, and only who has the key
-can open it and seal a response to it. A peer that has not proved the key PROVE_S after it was first seen is
-disconnected and barred, and until then it is not among `peers`. What else it sends does not open.
-
-The greeting also brings news: who is asked with an earlier list, or under an earlier key by somebody whom the
-founder's list names, hands on the newer ones (private_swarm.py), and the host moves to the new names.
-"""
+"""A host in a private swarm: a `Host` around another one, for holders of the key and nobody else."""
 
 import asyncio
 import logging
@@ -34,7 +19,7 @@ from swarmnode.errors import (
     RequestTimeout,
 )
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus, Message, Subscription
-from swarmnode.network.private_swarm import MAX_NEWS_BYTES, PrivateSwarm, SwarmNews
+from swarmnode.network.private_swarm import MAX_NEWS_BYTES, PrivateSwarm, SwarmUpdate
 from swarmnode.network.rpc import READ_TIMEOUT_S, MessageQueue
 from swarmnode.network.sealed_stream import SealedStream, accepted, opened
 from swarmnode.network.streams import ByteStream, StreamHandler, StreamHost
@@ -46,28 +31,29 @@ GREETING = "greeting/1"
 MAX_GREETING_BYTES = 64
 
 LOOK_S = 1.0
-"""How often we look who is connected, and whether a command has changed the home's file."""
+"""Seconds between two looks at the connected peers and at the home's file, which a command may have
+changed."""
 
 PROVE_S = 10.0
-"""So long has a peer to prove the key; an honest one does within one round trip."""
+"""Seconds that a peer has to prove the key; an honest one needs one round trip."""
 
 GREET_S = 3.0
 GREETED_AT_ONCE = 16
 
 STRANGER_S = 60.0
-"""How long one without the key is kept away: whoever has mistyped it is welcome a minute after."""
+"""Seconds that a peer without the key is kept away; somebody who mistyped it is welcome a minute later."""
 
 REMOVED_S = 3600.0
 
 NEWS_EVERY_S = 5.0
-"""How often one of the members that we are connected to is asked for a newer list, each in turn."""
+"""Seconds between two questions for a newer list, each to the next connected member."""
 
 MAX_PROVED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What `serve` was given."""
+    """The handler and bound of a served protocol, as `serve` got them."""
 
     handler: Handler
     max_request_bytes: int
@@ -77,7 +63,7 @@ class PrivateHost:
     """A `StreamHost` around another one, which it starts and stops."""
 
     def __init__(self, inner: StreamHost, swarm: PrivateSwarm, *, prove_s: float = PROVE_S) -> None:
-        """`prove_s`: how long a peer has to prove the key."""
+        """`prove_s`: seconds that a peer has to prove the key."""
         self._inner = inner
         self._swarm = swarm
         self._prove_s = prove_s
@@ -115,14 +101,14 @@ class PrivateHost:
 
     @property
     def may_publish(self) -> Container[str]:
-        """Holds the peer ids whose groups are accepted, as the founder's list is now."""
+        """Container of the peer ids whose groups are accepted by the founder's current list."""
         return self._swarm.may_publish
 
     async def addresses(self) -> tuple[str, ...]:
         return await self._inner.addresses()
 
     async def peers(self) -> tuple[str, ...]:
-        """Peer ids of connected members; strangers are not among them."""
+        """Returns the ids of connected members; strangers are not among them."""
         return tuple(peer for peer in await self._inner.peers() if self._is_member(peer))
 
     async def far_ends(self) -> dict[str, tuple[str, ...]]:
@@ -130,7 +116,7 @@ class PrivateHost:
         return {peer: ends for peer, ends in (await self._inner.far_ends()).items() if self._is_member(peer)}
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
-        """Dial a peer and have it prove the key. Raises PeerUnreachable, RequestTimeout."""
+        """Dials a peer and has it prove the key. Raises PeerUnreachable, RequestTimeout."""
         started_s = time.monotonic()
         peer_id = await self._inner.connect(address, timeout_s=timeout_s)
         try:
@@ -146,7 +132,7 @@ class PrivateHost:
         await self._inner.disconnect(peer_id, barred_s=barred_s)
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Gossip `data`, at most MAX_GOSSIP_BYTES less SEAL_BYTES."""
+        """Gossips `data`, at most MAX_GOSSIP_BYTES less SEAL_BYTES."""
         if len(data) > MAX_GOSSIP_BYTES - SEAL_BYTES:
             raise MessageTooLarge(
                 f"a gossip message of {len(data)} bytes exceeds {MAX_GOSSIP_BYTES - SEAL_BYTES} bytes"
@@ -233,7 +219,7 @@ class PrivateHost:
             raise PeerUnreachable(f"{peer_id} was removed from the private swarm {self._swarm.name}")
 
     def _has_proved(self, peer_id: str, key: SwarmKey) -> None:
-        """Something that a peer sealed was opened."""
+        """Records that a peer sealed a message that we could open."""
         if key != self._swarm.key or peer_id in self._swarm.removed:
             return
         self._proved[peer_id] = None
@@ -244,7 +230,7 @@ class PrivateHost:
         self._swarm.met.note(peer_id)
 
     async def _look(self) -> None:
-        """Greet those who are new, send away who has no key, and ask a member for news."""
+        """Greets new peers, disconnects those without the key, and asks a member for a newer list."""
         connected = set(await self._inner.peers())
         now_s = time.monotonic()
         strangers = sorted(connected - self._proved.keys() - self._swarm.removed)
@@ -264,7 +250,7 @@ class PrivateHost:
                 greetings.create_task(self._try_to_greet(peer))
 
     def _next_to_ask(self, connected: set[str]) -> list[str]:
-        """The connected member that proved the key longest ago; asked, it goes to the end of the row."""
+        """Returns the connected member to ask next, which goes to the end of the queue."""
         for peer in self._proved:
             if peer in connected and self._is_member(peer):
                 del self._proved[peer]
@@ -279,14 +265,14 @@ class PrivateHost:
             logger.debug("%s", error)
 
     async def _greet(self, peer_id: str, timeout_s: float) -> None:
-        """Have a peer prove the key. Raises PeerUnreachable, RequestTimeout."""
+        """Has a peer prove the key. Raises PeerUnreachable, RequestTimeout."""
         key = self._swarm.key
         asked = msgspec.msgpack.encode(self._swarm.version)
         try:
             answer = await self._request(
                 key, peer_id, GREETING, asked, timeout_s=timeout_s, most=MAX_NEWS_BYTES
             )
-            self._swarm.hear(msgspec.msgpack.decode(answer, type=SwarmNews))
+            self._swarm.hear(msgspec.msgpack.decode(answer, type=SwarmUpdate))
         except PeerUnreachable as error:
             raise PeerUnreachable(
                 f"{peer_id} was reached, but does not know our key of the private swarm {self._swarm.name}",
@@ -296,7 +282,7 @@ class PrivateHost:
             raise PeerUnreachable(f"{peer_id} hands on a list that is none: {error}") from error
 
     async def _serve_greetings(self) -> None:
-        """Under the key that holds, and those before it: members that were away ask by theirs."""
+        """Serves greetings under the valid key and earlier ones, which members that were away still use."""
         for key in self._swarm.record.keys:
 
             async def welcome(peer_id: str, request: bytes, key: SwarmKey = key) -> bytes:
@@ -312,7 +298,7 @@ class PrivateHost:
             await self._serve(key, GREETING, _Served(welcome, MAX_GREETING_BYTES))
 
     async def _move(self) -> None:
-        """Go where another key says: it has other names for all. Tried again where the host was down."""
+        """Moves to the names of another key. Tried again if the host was down."""
         key = self._swarm.key
         self._proved.clear()
         self._seen_s.clear()
@@ -341,7 +327,7 @@ class PrivateHost:
             listening.cancel()
 
     async def _pump(self, queue: MessageQueue, below: Subscription, key: SwarmKey) -> None:
-        """Move what opens from the topic to its reader."""
+        """Moves messages that can be opened from the topic to its reader."""
         try:
             async for message in below:
                 opened_message = self._opened(queue.topic, message, key)
@@ -369,7 +355,7 @@ class PrivateHost:
 
     async def _serve(self, key: SwarmKey, protocol: str, served: _Served) -> None:
         async def handler(peer_id: str, sealed: bytes) -> bytes:
-            """The sealed response; nothing at all to whoever has not the key."""
+            """Returns the sealed response, or nothing to a peer without the key."""
             if peer_id in self._swarm.removed or (key != self._swarm.key and protocol != GREETING):
                 return b""
             try:

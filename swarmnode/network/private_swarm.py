@@ -1,11 +1,4 @@
-"""A private swarm while a node runs: what its home keeps, who was met there, and what a peer is handed.
-
-home (swarm_record.py) <-> [PrivateSwarm] <-> private_host.py, which brings it to the wire
-                              `-> may_publish -> ExchangeSettings.publishers
-
-Commands change the file of the home (`swarmnode swarm remove`, `rotate`); a running node looks at it and
-follows. A newer list that the founder signed is taken from whoever has it, so a founder need not be there.
-"""
+"""The state of a private swarm in a running node: its record, the members met, and updates for peers."""
 
 import logging
 import time
@@ -24,27 +17,27 @@ from swarmnode.storage import replace_file
 logger = logging.getLogger(__name__)
 
 KEEP_EVERY_S = 60.0
-"""How often it is written down when members were last met; a new one is at once."""
+"""Seconds between two writes of the members' last-met times; a new member is written at once."""
 
 MAX_NEWS_BYTES = MAX_MANIFEST_BYTES + 1024
 
 
-class SwarmNews(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a member is told that has an older list: the newer one, and the key where that is another."""
+class SwarmUpdate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An update for a member with an older list: the newer list, and the key if it changed."""
 
     signed_list: Annotated[bytes, msgspec.Meta(max_length=MAX_MANIFEST_BYTES)] = b""
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)] = b""
 
 
 class PrivateSwarm:
-    """What one node knows of its private swarm. Nothing here waits."""
+    """One node's knowledge of its private swarm. No method waits."""
 
     def __init__(self, path: Path, met_path: Path) -> None:
-        """Raises NetworkError for a damaged file."""
+        """Reads the files. Raises NetworkError for a damaged one."""
         self._path = path
         self._changed_at = _changed_at(path)
         self._set(load(path))
-        self.met = Met(met_path)
+        self.met = MetMembers(met_path)
 
     @property
     def name(self) -> str:
@@ -56,7 +49,7 @@ class PrivateSwarm:
 
     @property
     def version(self) -> int:
-        """Of the founder's list; 0: none has been heard of."""
+        """Version of the founder's list. 0: none has been received."""
         return 0 if self._manifest is None else self._manifest.version
 
     @property
@@ -65,7 +58,7 @@ class PrivateSwarm:
 
     @property
     def may_publish(self) -> Container[str]:
-        """Holds the peer ids whose groups are accepted, as the list is now."""
+        """Container of the peer ids whose groups are accepted by the current list."""
         return _Publishers(self)
 
     def publishes(self, peer_id: str) -> bool:
@@ -75,7 +68,7 @@ class PrivateSwarm:
         )
 
     def refresh(self) -> bool:
-        """Follow the file where a command has changed it. Returns True where it did."""
+        """Reads the file again if a command has changed it. Returns True if so."""
         changed_at = _changed_at(self._path)
         if changed_at == self._changed_at:
             return False
@@ -90,18 +83,18 @@ class PrivateSwarm:
         self._set(record)
         return True
 
-    def news_for(self, peer_id: str, held: SwarmKey, version: int) -> SwarmNews | None:
-        """What a peer is handed that has proved this key; None: nothing, not even an answer."""
+    def news_for(self, peer_id: str, held: SwarmKey, version: int) -> SwarmUpdate | None:
+        """Returns the update for a peer that has proved this key. None: it gets no answer at all."""
         if peer_id in self._removed:
             return None
         if held == self.key:
-            return SwarmNews(self.record.signed_list if version < self.version else b"")
+            return SwarmUpdate(self.record.signed_list if version < self.version else b"")
         if self._manifest is None or peer_id not in self._manifest.members:
             return None
-        return SwarmNews(self.record.signed_list, self.key.secret)
+        return SwarmUpdate(self.record.signed_list, self.key.secret)
 
-    def hear(self, news: SwarmNews) -> None:
-        """Take over what a peer hands on, where it is newer. Raises Rejected."""
+    def hear(self, news: SwarmUpdate) -> None:
+        """Takes over an update from a peer if it is newer. Raises Rejected."""
         if not news.signed_list:
             return
         record = succeeded(self.record, news.signed_list, news.secret)
@@ -125,7 +118,7 @@ class PrivateSwarm:
 
 
 class _Publishers(Container[str]):
-    """A view of the list, which may change while the exchange looks at it."""
+    """A live view of the publishers in the list, which may change while the exchange looks at it."""
 
     def __init__(self, swarm: PrivateSwarm) -> None:
         self._swarm = swarm
@@ -137,9 +130,9 @@ class _Publishers(Container[str]):
 # ---- who was met ----
 
 
-class Met:
-    """Peers that proved the key, with the time when they last did (seconds since the epoch). On the disk, for
-    `swarmnode swarm members` and for the list of who is handed the next key."""
+class MetMembers:
+    """Peers that proved the key, with the last time of each (seconds since the epoch). Kept on disk for
+    `swarmnode swarm members` and for the list of peers that get the next key."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,7 +140,7 @@ class Met:
         self.last_s = read_met(path)
 
     def note(self, peer_id: str) -> None:
-        """A peer proved the key. Beyond MAX_LISTED members newcomers are not written down."""
+        """Records that a peer proved the key. Beyond MAX_LISTED members newcomers are not written down."""
         now, known = time.time(), peer_id in self.last_s
         if not known and len(self.last_s) >= MAX_LISTED:
             return
@@ -163,7 +156,7 @@ class Met:
 
 
 def read_met(path: Path) -> dict[str, float]:
-    """Who was met, by the file of a node; nobody where there is none or it is damaged."""
+    """Returns the members met, from a node's file; empty if it is missing or damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
     except FileNotFoundError:

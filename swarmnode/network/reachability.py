@@ -1,11 +1,4 @@
-"""Can others reach us? The verdict, in words and with what to do next.
-
-connected peers -> [helpers] three of different networks -> dialback.py tries our port -> [Tries]
-rounds -> [SoFar.after] two that agree -> [conclude] -> Reach -> status.py, panel, log, doctor, invitations
-
-Nobody is believed alone where several can be asked, and a verdict changes only after two rounds in a row that
-say the same. With fewer than three networks to ask, the verdict says how many looked.
-"""
+"""The verdict whether other peers can reach us, in words and with advice."""
 
 import asyncio
 import logging
@@ -19,7 +12,7 @@ import msgspec
 
 from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import memorable_name
-from swarmnode.network.dialback import DialBack, Told, address_of, public_ip
+from swarmnode.network.dialback import DialBack, DialReport, address_of, public_ip
 from swarmnode.network.host import Host
 from swarmnode.network.invitation import MAX_SEEDS
 from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_of
@@ -27,89 +20,91 @@ from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_o
 logger = logging.getLogger(__name__)
 
 Verdict = Literal["unknown", "reachable", "relayed", "local", "nobody"]
-"""Not known yet; everybody can dial us; others get our groups from a peer that they can dial; only our own
-network or machine can dial us; nobody can get anything from us."""
+"""Verdict of reachability. unknown: not known yet; reachable: everybody can dial us; relayed: others get our
+groups through a peer that they can dial; local: only our own network or machine can dial us; nobody: no peer
+can get anything from us."""
 
 LOOK_EVERY_S = 1.0
 AGAIN_S = 10.0
-"""Time between two rounds while the verdict is open, and the least time between any two."""
+"""Seconds between two rounds while the verdict is open, and the least between any two."""
 CHECK_EVERY_S = 300.0
-"""The same while it stands."""
+"""Seconds between two rounds while the verdict stands."""
 PATIENCE_S = 20.0
-"""How long after the start nobody is told that nothing reaches them: peers are still being dialled."""
+"""Seconds after the start before a node is called unreachable: peers are still being dialled."""
 
 HELPERS = 3
-"""Peers of different networks that are asked in one round."""
+"""Most peers, of different networks, asked in one round."""
 ROUNDS_THAT_AGREE = 2
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """Who can reach this node, in words."""
+    """The reachability of this node, in words."""
 
     verdict: str = "unknown"
     """A `Verdict`."""
     text: str = "not known yet whether others can reach you"
     """The verdict in words."""
     steps: tuple[str, ...] = ()
-    """What the person can do about it, the best first."""
+    """Advice to the user, the best first."""
     addresses: tuple[str, ...] = ()
-    """Addresses that an outsider joins the swarm by: our own, or those of who hands on our groups."""
+    """Addresses by which an outsider joins the swarm: our own, or those of the peer that hands on our
+    groups."""
 
     def told(self) -> str:
-        """Return the verdict and, where nobody reaches us, the numbered steps, as one line."""
+        """Returns the verdict and, where nobody reaches us, the numbered steps, as one line."""
         if not self.steps or self.verdict == "relayed":
             return self.text
         return f"{self.text}: " + ", ".join(f"({number}) {step}" for number, step in enumerate(self.steps, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
-    """What the peers said that were asked in one round."""
+class DialTally:
+    """The results of one round, summed over the peers that were asked."""
 
     reached: int = 0
     silent: int = 0
     seen: str = ""
-    """The public IP address that most of them see us at."""
+    """Public IP address that most of them see us at."""
 
     @property
     def says(self) -> bool | None:
-        """What most of them found; None where nobody looked, or as many say the one as the other."""
+        """Result that most of them found. None: nobody looked, or it is a tie."""
         return None if self.reached == self.silent else self.reached > self.silent
 
 
-def count(answers: Sequence[Told]) -> Tries:
-    """Return what these answers come to; who refused to look says nothing."""
+def count(answers: Sequence[DialReport]) -> DialTally:
+    """Returns the sum of these reports; a peer that refused to look counts for nothing."""
     looked = [told for told in answers if told.outcome != "refused"]
     reached = sum(told.outcome == "reached" for told in looked)
     seen = [told.seen for told in looked if told.seen]
-    return Tries(reached, len(looked) - reached, max(seen, key=seen.count, default=""))
+    return DialTally(reached, len(looked) - reached, max(seen, key=seen.count, default=""))
 
 
 @dataclass(frozen=True, slots=True)
-class SoFar:
-    """What is held true after the rounds so far."""
+class ReachEstimate:
+    """The belief after the rounds so far."""
 
     reached: bool | None = None
     against: int = 0
-    """Rounds in a row that said otherwise."""
+    """Rounds in a row with the opposite result."""
     asked: int = 0
-    """Peers that the last round is from that said what is held true."""
+    """Number of peers with an answer in the last round that agreed with this belief."""
     seen: str = ""
 
-    def after(self, found: Tries) -> "SoFar":
-        """Return what is held true after one more round."""
+    def after(self, found: DialTally) -> "ReachEstimate":
+        """Returns the belief after one more round."""
         says, asked, seen = found.says, found.reached + found.silent, found.seen or self.seen
         if says is None:
             return self
         if says == self.reached:
-            return SoFar(says, 0, asked, seen)
+            return ReachEstimate(says, 0, asked, seen)
         if self.against + 1 < ROUNDS_THAT_AGREE:
             return replace(self, against=self.against + 1, seen=seen)
-        return SoFar(says, 0, asked, seen)
+        return ReachEstimate(says, 0, asked, seen)
 
 
 def helpers(ends: Mapping[str, Sequence[str]], rng: random.Random) -> list[str]:
-    """Return the connected peers to ask, one of each network: who is at home next door knows no more."""
+    """Returns the connected peers to ask, one of each network, since neighbours know the same."""
     by_network: dict[str, str] = {}
     for peer in rng.sample(sorted(ends), len(ends)):
         for network in filter(None, map(_network_of, ends[peer])):
@@ -118,7 +113,7 @@ def helpers(ends: Mapping[str, Sequence[str]], rng: random.Random) -> list[str]:
 
 
 def _network_of(end: str) -> str | None:
-    """Return the /16 of a public IPv4 address, the /32 of an IPv6 address."""
+    """Returns the /16 of a public IPv4 address, the /32 of an IPv6 address."""
     ip = public_ip(end)
     if ip is None:
         return None
@@ -126,26 +121,26 @@ def _network_of(end: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """All that the verdict follows from, at one moment."""
+class ReachEvidence:
+    """The evidence for a verdict, at one moment."""
 
     peer_id: str
     addresses: tuple[str, ...]
-    """Our own, each with /p2p/, as the host tells them."""
+    """Our own addresses, each with /p2p/, as the host tells them."""
     peers: int
-    """Connected ones."""
+    """Number of connected peers."""
     outside: int
-    """Connected ones with a public address."""
+    """Number of connected peers with a public address."""
     through: Mapping[str, str]
-    """Connected peers that we dialled at a public address ourselves, and this address."""
+    """Addresses of connected peers that we dialled at a public address ourselves, by peer id."""
     settled: bool
     """False in the first moments after the start."""
     asks_router: bool = False
-    """The router was asked to forward our port."""
+    """True if the router was asked to forward our port."""
 
 
-def conclude(held: SoFar, place: Place) -> Reach:
-    """Return the verdict in words."""
+def conclude(held: ReachEstimate, place: ReachEvidence) -> Reach:
+    """Returns the verdict on this evidence, in words."""
     port = tcp_port(place.addresses)
     own = tuple(address for address in place.addresses if is_for_outsiders(address))
     steps = _steps(port, held.seen, place.asks_router)
@@ -171,7 +166,7 @@ def conclude(held: SoFar, place: Place) -> Reach:
     return Reach("nobody", "nobody can reach you, and you reach nobody", steps)
 
 
-def _reachable(held: SoFar, place: Place, own: tuple[str, ...], port: int | None) -> Reach:
+def _reachable(held: ReachEstimate, place: ReachEvidence, own: tuple[str, ...], port: int | None) -> Reach:
     text = f"reachable{_as_far_as(held.asked)}"
     found = f"{address_of(held.seen, port)}" if held.seen else ""
     if not found or any(_is_at(address, held.seen, port) for address in own):
@@ -182,7 +177,7 @@ def _reachable(held: SoFar, place: Place, own: tuple[str, ...], port: int | None
 
 
 def _is_at(address: str, ip: str, port: int | None) -> bool:
-    """Return True for the address of this port; a name may well stand for the IP address."""
+    """Returns True for the address of this port; a name may well stand for the IP address."""
     (kind, host), *rest = parse_address(address)
     return ("tcp", str(port)) in rest and (kind.startswith("dns") or host == ip)
 
@@ -207,7 +202,7 @@ def _steps(port: int | None, seen: str, asks_router: bool) -> tuple[str, ...]:
 
 
 def tcp_port(addresses: Sequence[str]) -> int | None:
-    """Return the TCP port to be tried: of the first address that others could use.
+    """Returns the TCP port to be tried: that of the first address that others could use.
 
     >>> tcp_port(["/ip4/192.168.1.20/udp/4001/quic-v1", "/ip4/192.168.1.20/tcp/4002"])
     4002
@@ -220,7 +215,7 @@ def tcp_port(addresses: Sequence[str]) -> int | None:
 
 
 class Reachability:
-    """Has peers try whether we can be dialled, over and over. `reach` is the verdict so far."""
+    """Has peers try again and again whether we can be dialled. `reach` is the verdict so far."""
 
     def __init__(
         self,
@@ -232,8 +227,8 @@ class Reachability:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        """`dialled`: peers that answered when we dialled them, and the address where they did. `asks_router`:
-        the host asks the router to forward its port."""
+        """`dialled`: peers that answered our dials, and the address of each. `asks_router`: the host asks the
+        router to forward its port."""
         self._host = host
         self._dialled = dialled
         self._asks_router = asks_router
@@ -241,7 +236,7 @@ class Reachability:
         self._clock = clock
         self._rng = rng or random.Random()
         self._started_s = clock()
-        self._held = SoFar()
+        self._held = ReachEstimate()
         self._asked_at_s = float("-inf")
         self._last: tuple[int, tuple[str, ...]] = (0, ())
         """Networks that could be asked in the last round, and our addresses then."""
@@ -250,7 +245,7 @@ class Reachability:
         self.reach = Reach()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Asks until cancelled."""
         while True:
             try:
                 await self._look()
@@ -268,7 +263,7 @@ class Reachability:
             ends = await self._host.far_ends()
         self._members &= ends.keys()
         dialled = self._dialled()
-        place = Place(
+        place = ReachEvidence(
             self._host.peer_id,
             addresses,
             peers=len(ends),
@@ -287,11 +282,11 @@ class Reachability:
         return networks > 0 and since_s >= (AGAIN_S if is_open or changed else CHECK_EVERY_S)
 
     async def _ask(self, ready: Sequence[str], addresses: tuple[str, ...]) -> None:
-        """One round. Who does not answer is replaced by another, once."""
+        """Asks one round of peers. One that does not answer is replaced by another, once."""
         port = tcp_port(addresses)
         if port is None:
             return
-        answers: list[Told] = []
+        answers: list[DialReport] = []
         for peers in (ready[:HELPERS], ready[HELPERS : 2 * HELPERS]):
             wanted = peers[: HELPERS - len(answers)]
             told = await asyncio.gather(*(self._dialback.ask(peer, port) for peer in wanted))

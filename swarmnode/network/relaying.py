@@ -1,11 +1,4 @@
-"""Passing on connections of those whom nobody can dial: what our daemon grants as a relay, and its test.
-
-p2pd_supervisor.py -> [grants_what_was_asked] -> a second daemon -> a reservation at ours -> its limits
-
-Relays are libp2p's (circuit v2). The daemon starts two services of them that race for the same name: one with
-the limits that we asked for, one that cuts every circuit after 128 KiB and two minutes. A reservation names
-the limits that hold, so we make one right after the start and know which of them won. That is final.
-"""
+"""Relaying connections of peers that nobody can dial: the limits of our daemon as a relay, and their test."""
 
 import asyncio
 import logging
@@ -35,7 +28,7 @@ RELAY_IN_WORDS = (
     f"for {RELAY_RESERVATIONS} peers, {RELAY_CIRCUITS} circuits of each,"
     f" {RELAY_BYTES / 2**30:g} GiB each way or {RELAY_TIME_S // 60} min a circuit"
 )
-"""What we let through, for a person."""
+"""Limits of our relay, in words."""
 
 MAX_REPLY_BYTES = 4096
 ASK_TIMEOUT_S = 5.0
@@ -46,7 +39,7 @@ _TIME, _BYTES = 1, 2
 
 
 async def grants_what_was_asked(relay: PeerAddresses, folder: Path) -> bool:
-    """Return True if a relay on this machine grants our own limits; `folder` is for a socket and a key."""
+    """Returns True if a relay on this machine grants our own limits; `folder` is for a socket and a key."""
     path = folder / "tester.key"
     path.touch(mode=0o600)
     path.write_bytes(NodeKey.generate().to_protobuf())
@@ -80,7 +73,8 @@ async def _reserve(control: ControlClient, peer_id: str) -> tuple[int, int] | No
 
 
 def limits_of(reply: bytes) -> tuple[int, int] | None:
-    """Return the seconds and bytes that a reservation allows each circuit; 0: no limit. None: it was refused.
+    """Returns the seconds and bytes that a reservation allows each circuit (0: no limit), or None if it was
+    refused.
 
     Raises NetworkError for what is no reply.
 
@@ -101,7 +95,8 @@ def limits_of(reply: bytes) -> tuple[int, int] | None:
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-    """Return the fields of a protobuf message of numbers and bytes, the last of each. Raises NetworkError."""
+    """Returns the fields of a protobuf message of numbers and bytes, the last one of each. Raises
+    NetworkError."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(message):
@@ -118,7 +113,7 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
 
 
 def on_this_machine(address: str) -> str:
-    """Return where a program on this machine dials an address that is listened on.
+    """Returns the address at which a program on this machine dials a listening address.
 
     >>> on_this_machine("/ip4/0.0.0.0/tcp/4001")
     '/ip4/127.0.0.1/tcp/4001'

@@ -2,7 +2,7 @@
 
 Host.request -> [ask] -> libp2p stream -> [StreamSlots] -> [answer] -> handler given to Host.serve
 gossip -> memory.py | p2pd.py -> [MessageQueue] -> whoever called Host.subscribe
-p2pd_control.py, p2pd.py, memory.py -> [Skipped] -> HostStatus.skipped -> status, metrics
+p2pd_control.py, p2pd.py, memory.py -> [SkipCounters] -> HostStatus.skipped -> status, metrics
 
 On a stream of the negotiated protocol:
 
@@ -43,11 +43,12 @@ logger = logging.getLogger(__name__)
 # ---- frames ----
 
 MAX_UVARINT_BYTES = 5
-"""Lengths up to 2^35 - 1. Far above any bound of ours, and a peer cannot make us read more."""
+"""Longest length prefix. Lengths up to 2^35 - 1 are far above any bound of ours, and a peer cannot make us
+read more."""
 
 
 def encode_uvarint(value: int) -> bytes:
-    """Little-endian base 128, as protobuf and multiformats write it.
+    """Returns a number in little-endian base 128, as protobuf and multiformats write it.
 
     >>> encode_uvarint(300).hex()
     'ac02'
@@ -61,7 +62,8 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def decode_uvarint(data: bytes, offset: int = 0) -> tuple[int, int]:
-    """The value at `offset` and the offset behind it. Raises NetworkError when it is cut off or overlong.
+    """Returns the value at `offset` and the offset behind it. Raises NetworkError when it is cut off or
+    overlong.
 
     >>> decode_uvarint(bytes.fromhex("ac02"))
     (300, 2)
@@ -75,16 +77,13 @@ def decode_uvarint(data: bytes, offset: int = 0) -> tuple[int, int]:
 
 
 def encode_frame(body: bytes) -> bytes:
-    """A body with its length in front."""
+    """Returns a body with its length in front."""
     return encode_uvarint(len(body)) + body
 
 
 async def read_frame(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
-    """The next body.
-
-    Raises MessageTooLarge before reading a body over `max_bytes`, and asyncio.IncompleteReadError when the
-    stream ends inside a frame.
-    """
+    """Returns the next body. Raises MessageTooLarge before reading a body over `max_bytes`, and
+    asyncio.IncompleteReadError if the stream ends inside a frame."""
     prefix = bytearray()
     while not prefix or prefix[-1] >= 0x80:
         if len(prefix) == MAX_UVARINT_BYTES:
@@ -104,8 +103,8 @@ MAX_STREAMS_PER_PEER = 32
 hold."""
 
 
-class Stage(IntEnum):
-    """How far a stream is. In the first two it waits for its peer."""
+class StreamStage(IntEnum):
+    """The progress of a stream. In the first two stages it waits for its peer."""
 
     HALF_OPEN = 0
     ANSWERED = 1
@@ -113,14 +112,14 @@ class Stage(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class StreamSlot:
     """The place of one stream."""
 
     peer_id: str
     hang_up: Callable[[], None]
-    stage: Stage = Stage.HALF_OPEN
+    stage: StreamStage = StreamStage.HALF_OPEN
 
-    def reach(self, stage: Stage) -> None:
+    def reach(self, stage: StreamStage) -> None:
         self.stage = stage
 
 
@@ -130,36 +129,37 @@ class StreamSlots:
     def __init__(self, *, most: int = MAX_STREAMS, most_per_peer: int = MAX_STREAMS_PER_PEER) -> None:
         self._most = most
         self._most_per_peer = most_per_peer
-        self._taken: dict[Slot, None] = {}
+        self._taken: dict[StreamSlot, None] = {}
 
     def __len__(self) -> int:
         return len(self._taken)
 
-    def take(self, peer_id: str, hang_up: Callable[[], None]) -> Slot | None:
-        """A place for a new stream, or None. `hang_up` ends the stream when its place is needed."""
+    def take(self, peer_id: str, hang_up: Callable[[], None]) -> StreamSlot | None:
+        """Returns a place for a new stream, or None. `hang_up` ends the stream if its place is needed."""
         of_peer = [slot for slot in self._taken if slot.peer_id == peer_id]
         if len(of_peer) >= self._most_per_peer and not self._make_room(of_peer):
             return None
         if len(self._taken) >= self._most and not self._make_room(self._of_the_greediest()):
             return None
-        slot = Slot(peer_id, hang_up)
+        slot = StreamSlot(peer_id, hang_up)
         self._taken[slot] = None
         return slot
 
-    def give_back(self, slot: Slot) -> None:
-        """The stream has ended. One that had to make room gave its place back already."""
+    def give_back(self, slot: StreamSlot) -> None:
+        """Frees the place of a stream that ended, unless it was freed already to make room."""
         self._taken.pop(slot, None)
 
-    def _of_the_greediest(self) -> list[Slot]:
-        waiting = Counter(slot.peer_id for slot in self._taken if slot.stage is not Stage.WORKED_ON)
+    def _of_the_greediest(self) -> list[StreamSlot]:
+        waiting = Counter(slot.peer_id for slot in self._taken if slot.stage is not StreamStage.WORKED_ON)
         if not waiting:
             return []
         greediest, _ = waiting.most_common(1)[0]
         return [slot for slot in self._taken if slot.peer_id == greediest]
 
-    def _make_room(self, among: list[Slot]) -> bool:
-        """End the stream that has waited longest for its request, else for its answer to be taken."""
-        waiting = [slot for slot in among if slot.stage is not Stage.WORKED_ON]
+    def _make_room(self, among: list[StreamSlot]) -> bool:
+        """Ends the stream that has waited longest for its request, or else longest for its answer to be
+        read."""
+        waiting = [slot for slot in among if slot.stage is not StreamStage.WORKED_ON]
         if not waiting:
             return False
         oldest = min(waiting, key=lambda slot: slot.stage)
@@ -171,22 +171,22 @@ class StreamSlots:
 # ---- request and response ----
 
 READ_TIMEOUT_S = 10.0
-"""A request must have arrived by then: a peer that dribbles bytes cannot hold a stream open."""
+"""Seconds within which a request must arrive: a peer that dribbles bytes cannot hold a stream open."""
 
 SMALL_REQUEST_BYTES = 64 * 1024
 SMALL_READ_TIMEOUT_S = 4.0
-"""A small request comes with its stream; a large one may come over a slow line."""
+"""Seconds for a small request, which comes with its stream; a large one may come over a slow line."""
 
 ANSWER_TIMEOUT_S = 60.0
-"""Handler and response together. Longer than any requester of ours waits."""
+"""Seconds for handler and response together, longer than any requester of ours waits."""
 
 LINGER_S = 30.0
-"""How long the responder waits for the requester, who may have a slow line, to read and hang up."""
+"""Seconds that the responder waits for the requester, whose line may be slow, to read and hang up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A served protocol: what `Host.serve` was given."""
+    """A served protocol, with the arguments of `Host.serve`."""
 
     protocol: str
     handler: Handler
@@ -196,10 +196,8 @@ class Service:
 async def ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, *, max_response_bytes: int
 ) -> bytes:
-    """Send a request and read its response. The caller sets the deadline and closes the stream.
-
-    Raises MessageTooLarge for a response over the bound, PeerUnreachable when the stream ends before it.
-    """
+    """Sends a request and returns its response. The caller sets the deadline and closes the stream. Raises
+    MessageTooLarge for a response over the bound, PeerUnreachable if the stream ends before it."""
     try:
         writer.write(encode_frame(request))
         await writer.drain()
@@ -214,22 +212,20 @@ async def answer(
     peer_id: str,
     service: Service,
     *,
-    reach: Callable[[Stage], None] = lambda stage: None,
+    reach: Callable[[StreamStage], None] = lambda stage: None,
 ) -> None:
-    """Serve one request. Returns without a response when there is none; the caller closes the stream.
-
-    `reach` is told how far it is.
-    """
+    """Serves one request. Returns without a response if there is none; the caller closes the stream. `reach`
+    is called at each stage."""
     small = service.max_request_bytes <= SMALL_REQUEST_BYTES
     try:
         async with asyncio.timeout(min(READ_TIMEOUT_S, SMALL_READ_TIMEOUT_S if small else READ_TIMEOUT_S)):
             request = await read_frame(reader, service.max_request_bytes)
-        reach(Stage.WORKED_ON)
+        reach(StreamStage.WORKED_ON)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             response = await respond(service, peer_id, request)
             if response is None:
                 return
-            reach(Stage.ANSWERED)
+            reach(StreamStage.ANSWERED)
             writer.write(encode_frame(response))
             await writer.drain()
         async with asyncio.timeout(LINGER_S):
@@ -241,7 +237,8 @@ async def answer(
 
 
 async def respond(service: Service, peer_id: str, request: bytes) -> bytes | None:
-    """Call the handler; None when it raised. The peer boundary: no request may take the node down."""
+    """Calls the handler. Returns None if it raised: at the peer boundary no request may take the node
+    down."""
     try:
         return await service.handler(peer_id, request)
     except Exception:
@@ -253,7 +250,7 @@ async def respond(service: Service, peer_id: str, request: bytes) -> bytes | Non
 
 
 def as_heard(topic: str, sender: str, data: bytes) -> Message:
-    """What the reader of a topic is given of a message that came in.
+    """Returns an incoming message in the form for a topic's reader.
 
     >>> as_heard("rollouts", "12D3KooWA", bytes(MAX_GOSSIP_BYTES + 1))
     Message(topic='rollouts', sender='12D3KooWA', data=b'', oversized=True)
@@ -288,7 +285,7 @@ class MessageQueue:
         return self._closed
 
     def put(self, message: Message) -> None:
-        """Queue a message; dropped and counted is the oldest when there is no room."""
+        """Queues a message; without room, the oldest one is dropped and counted."""
         if self._closed:
             return
         self._dropped += len(self._messages) == self._messages.maxlen
@@ -296,7 +293,7 @@ class MessageQueue:
         self._changed.set()
 
     def close(self) -> None:
-        """End the iteration; messages not yet read are discarded."""
+        """Ends the iteration; unread messages are discarded."""
         if not self._closed:
             self._closed = True
             self._changed.set()
@@ -320,13 +317,13 @@ class MessageQueue:
 # ---- what could not be used ----
 
 
-class Cause(StrEnum):
-    """Why something was skipped. Values never come from the wire, so their number is bounded."""
+class SkipCause(StrEnum):
+    """The reasons for skipping input. Values never come from the wire, so their number is bounded."""
 
     GOSSIP_AUTHOR = "gossip_author"
-    """A message whose author is named as no libp2p host may be named."""
+    """A message whose author has an id that no libp2p host may have."""
     GOSSIP_SIZE = "gossip_size"
-    """A message over MAX_GOSSIP_BYTES; its author is told to whoever reads the topic."""
+    """A message over MAX_GOSSIP_BYTES; the topic's reader learns its author."""
     PROVIDER_RECORD = "provider_record"
     CONNECTION = "connection"
     ADDRESSES = "addresses"
@@ -334,22 +331,22 @@ class Cause(StrEnum):
 
 
 def oversized_story(author: str, size_bytes: int) -> str:
-    """What is told of a gossip message that is too long."""
+    """Returns the log text for a gossip message that is too long."""
     return f"{author} gossiped {size_bytes} bytes at once"
 
 
-class Skipped:
-    """Counters by cause. The first of each cause is worth a line of the log, a flood is not."""
+class SkipCounters:
+    """Counters by cause. The first of each cause is logged, a flood is not."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def note(self, cause: Cause, story: str) -> None:
-        """Count one; `story` says what it was and may quote a peer."""
+    def note(self, cause: SkipCause, story: str) -> None:
+        """Counts one. `story` describes it and may quote a peer."""
         self._counts[cause] += 1
         if self._counts[cause] == 1:
             logger.warning("skipped what a peer sent: %s; more of these (%s) are only counted", story, cause)
 
     def counts(self) -> dict[str, int]:
-        """How many of each cause, of those that there were."""
+        """Returns the counts of the causes that occurred."""
         return dict(self._counts)

@@ -21,26 +21,27 @@ from swarmnode.network.streams import Buffer, ByteStream
 from swarmnode.network.swarm_key import NONCE_BYTES, TAG_BYTES, SwarmKey
 
 RECORD_BYTES = 64 * 1024
-"""Most that one record holds: what a reader must have before it can trust the first byte of it."""
+"""Most bytes of one record: a reader needs all of it before it can trust the first byte."""
 
 SALT_BYTES = 32
 _LENGTH_BYTES = 4
 
 
 async def opened(stream: ByteStream, key: SwarmKey, protocol: str, own_peer_id: str) -> "SealedStream":
-    """The opener's end. The caller sets the deadline. Raises PeerUnreachable."""
+    """Returns the opener's sealed end. The caller sets the deadline. Raises PeerUnreachable."""
     salts = await _exchanged(stream)
     return _sealed(stream, key, protocol, (own_peer_id, stream.peer_id), salts)
 
 
 async def accepted(stream: ByteStream, key: SwarmKey, protocol: str, own_peer_id: str) -> "SealedStream":
-    """The end of who was called. The caller sets the deadline. Raises PeerUnreachable."""
+    """Returns the sealed end of the peer that was called. The caller sets the deadline. Raises
+    PeerUnreachable."""
     ours, theirs = await _exchanged(stream)
     return _sealed(stream, key, protocol, (stream.peer_id, own_peer_id), (theirs, ours), answers=True)
 
 
 async def _exchanged(stream: ByteStream) -> tuple[bytes, bytes]:
-    """Our salt and theirs."""
+    """Exchanges salts and returns ours and the peer's."""
     ours = os.urandom(SALT_BYTES)
     await stream.send(ours)
     return ours, await stream.receive(SALT_BYTES)
@@ -55,7 +56,7 @@ def _sealed(
     *,
     answers: bool = False,
 ) -> "SealedStream":
-    """`peers` and `salts`: the opener's first."""
+    """Returns the sealed stream. `peers` and `salts`: the opener's first."""
     there, back = (
         ChaCha20Poly1305(key.derive("stream", way, protocol, *peers, *salts)) for way in ("there", "back")
     )
@@ -63,7 +64,7 @@ def _sealed(
 
 
 class SealedStream:
-    """A `ByteStream` on another one."""
+    """A sealed `ByteStream` on top of another one."""
 
     def __init__(self, stream: ByteStream, sending: ChaCha20Poly1305, receiving: ChaCha20Poly1305) -> None:
         self._stream = stream

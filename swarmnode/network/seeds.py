@@ -1,10 +1,4 @@
-"""Where to dial first: addresses, files of them, and names in the DNS, in one list.
-
-network.seeds -> [read_seeds] -> addresses, and names -> Discovery -> [look_up] -> addresses
-
-A name `/dnsaddr/example.org` stands for the TXT records `dnsaddr=<address>` of `_dnsaddr.example.org`, as in
-libp2p. A name that does not resolve is a normal day: it is asked again, and nothing waits for it.
-"""
+"""The first addresses to dial: addresses, files of them, and names in the DNS, in one list."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -28,17 +22,17 @@ Resolve = Callable[[str], Awaitable[Sequence[bytes]]]
 
 
 class Seeds(msgspec.Struct, frozen=True):
-    """Whom to dial first."""
+    """The first peers to dial."""
 
     addresses: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """Names in the DNS that stand for more."""
+    """DNS names that stand for further addresses."""
 
 
 def read_seeds(entries: Sequence[str], shipped: Path) -> Seeds:
-    """Return what a list of seeds stands for; `shipped` is the list that came with swarmnode.
+    """Returns the addresses and names in a list of seeds. `shipped` is the list that came with swarmnode.
 
-    Raises NetworkError for an entry that is nothing, and ConfigError for a file that cannot be read."""
+    Raises NetworkError for a malformed entry, and ConfigError for a file that cannot be read."""
     addresses: dict[str, None] = {}
     names: dict[str, None] = {}
     for entry in entries:
@@ -77,7 +71,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 async def look_up(name: str, resolve: Resolve) -> tuple[str, ...]:
-    """Return the addresses that a name stands for, at most MAX_ADDRESSES_OF_NAME. Raises NetworkError."""
+    """Returns the addresses in a name's records, at most MAX_ADDRESSES_OF_NAME. Raises NetworkError."""
     found: list[str] = []
     for record in (await resolve(f"_dnsaddr.{name}"))[: 4 * MAX_ADDRESSES_OF_NAME]:
         text = record.decode("ascii", errors="replace")
@@ -91,7 +85,7 @@ async def look_up(name: str, resolve: Resolve) -> tuple[str, ...]:
 
 
 async def ask_dns(name: str) -> Sequence[bytes]:
-    """Return the strings of the TXT records of a name, by this machine's resolver. Raises NetworkError."""
+    """Returns the strings of a name's TXT records, by this machine's resolver. Raises NetworkError."""
     # Imported only by those who have a name to look up.
     from dns.asyncresolver import Resolver
     from dns.exception import DNSException

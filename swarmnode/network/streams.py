@@ -1,11 +1,4 @@
-"""Byte streams between two peers, for what is too large or too frequent for one request and one response.
-
-pipeline/ -> [StreamHost, ByteStream] -> p2pd.py (libp2p streams) | memory.py (within one process)
-
-`Host.request` reads a whole body into memory, allows ten seconds for it and cannot be stopped half-way. A
-stream is read piece by piece by whoever pays for the memory: a reader that does not read stops the writer.
-Both ways are ordered and encrypted; the far end is named by its peer id. Nothing here frames or interprets.
-"""
+"""Byte streams between two peers, for data too large or too frequent for one request and one response."""
 
 import asyncio
 import logging
@@ -20,10 +13,10 @@ from swarmnode.network.host import Host
 logger = logging.getLogger(__name__)
 
 MEMORY_WINDOW_BYTES = 256 * 1024
-"""What a stream within one process holds unread before its writer waits: yamux's first window."""
+"""Unread bytes that a stream within one process holds before its writer waits: yamux's first window."""
 
 _LOOK_AGAIN_S = 0.005
-"""How often a waiting end of a stream within one process looks whether the wires were cut."""
+"""Seconds between two looks of a waiting stream within one process at whether the wires were cut."""
 
 _DISCARD_BYTES = 64 * 1024
 
@@ -31,27 +24,27 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ByteStream(Protocol):
-    """One stream. One task may send while another receives; whoever got it closes it."""
+    """One stream. One task may send while another receives; its owner closes it."""
 
     @property
     def peer_id(self) -> str:
-        """Who is at the far end."""
+        """Peer id of the far end."""
         ...
 
     async def send(self, data: Buffer) -> None:
-        """Hand bytes over. Waits while the far end does not read. Raises PeerUnreachable."""
+        """Sends bytes. Waits while the far end does not read. Raises PeerUnreachable."""
         ...
 
     async def receive(self, size_bytes: int) -> bytes:
-        """Exactly so many bytes. Raises PeerUnreachable when the stream ends before them."""
+        """Returns exactly so many bytes. Raises PeerUnreachable if the stream ends before them."""
         ...
 
     async def discard(self) -> None:
-        """Read and forget until the far end closes."""
+        """Reads and discards until the far end closes."""
         ...
 
     def close(self) -> None:
-        """End both directions at once. What was sent and not yet read may be lost."""
+        """Ends both directions at once. Bytes sent and not yet read may be lost."""
         ...
 
 
@@ -63,11 +56,12 @@ class StreamHost(Host, Protocol):
     """A host that also has streams. Served protocols survive a restart of its daemon; open streams do not."""
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
-        """Hand incoming streams of `protocol` to `handler`. Serving it again replaces the handler."""
+        """Hands incoming streams of `protocol` to `handler`. Serving it again replaces the handler."""
         ...
 
     async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> ByteStream:
-        """A stream to a peer, dialled if need be. Raises PeerUnreachable, RequestTimeout, HostDown."""
+        """Returns a stream to a peer, dialled if need be. Raises PeerUnreachable, RequestTimeout,
+        HostDown."""
         ...
 
 
@@ -89,7 +83,8 @@ class Transport(Protocol):
 
 
 async def handle_stream(stream: ByteStream, protocol: str, handler: StreamHandler) -> None:
-    """Run a handler to its end and close its stream. The peer boundary: no stream may take the node down."""
+    """Runs a handler to its end and closes its stream. At the peer boundary no stream may take the node
+    down."""
     try:
         await handler(stream)
     except PeerUnreachable as error:
@@ -111,7 +106,7 @@ class SocketStream:
         *,
         received: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
-        """`received` is told how many bytes came in."""
+        """`received` is called with the number of bytes that came in."""
         self._received = received
         self._peer_id = peer_id
         self._reader = reader
@@ -166,14 +161,14 @@ class MemoryPipe:
         return self._held_bytes >= MEMORY_WINDOW_BYTES
 
     def put(self, data: bytes, arrives_s: float) -> None:
-        """`arrives_s`: when it may be read, by the clock of the event loop."""
+        """`arrives_s`: the time at which it may be read, by the clock of the event loop."""
         if data:
             self._pieces.append((arrives_s, data))
             self._held_bytes += len(data)
             self._changed.set()
 
     def take(self, at_most_bytes: int, now_s: float) -> bytes:
-        """What has arrived by now, at most so much; nothing when nothing has."""
+        """Returns up to `at_most_bytes` bytes that have arrived by now; empty if none have."""
         if not self._pieces or self._pieces[0][0] > now_s:
             return b""
         arrived_s, piece = self._pieces.popleft()
@@ -268,10 +263,8 @@ class MemoryStream:
 def memory_streams(
     one: str, other: str, state: Callable[[], str], delay_s: Callable[[], float]
 ) -> tuple[MemoryStream, MemoryStream]:
-    """Both ends of a new stream: first the one that peer `one` holds, then that of `other`.
-
-    `state` is "up", "cut" (nothing moves until the wires are mended) or "lost"; `delay_s` is drawn per piece.
-    """
+    """Returns both ends of a new stream: first that of peer `one`, then that of `other`. `state` is "up",
+    "cut" (nothing moves until the wires are mended) or "lost"; `delay_s` is drawn per piece."""
     there, back = MemoryPipe(), MemoryPipe()
     return (
         MemoryStream(other, back, there, state, delay_s),

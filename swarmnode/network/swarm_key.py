@@ -25,7 +25,7 @@ SECRET_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
 SEAL_BYTES = NONCE_BYTES + TAG_BYTES
-"""How much longer than what is in it a sealed message is."""
+"""Bytes that a seal adds to a message."""
 
 MARK_BYTES = 16
 _NAME_BYTES = 16
@@ -55,11 +55,11 @@ class SwarmKey:
 
     @cached_property
     def mark(self) -> bytes:
-        """Says which key it is and nothing of the key, so that a list may be signed for it."""
+        """Returns the public mark of the key, which reveals nothing of it: a list may be signed for it."""
         return self.derive("mark")[:MARK_BYTES]
 
     def name(self, kind: str, text: str) -> str:
-        """Return what stands on the wire for a topic, a protocol or a namespace.
+        """Returns the name on the wire for a topic, a protocol or a namespace.
 
         >>> SwarmKey(bytes(32)).name("topic", "/swarmnode/3/friends/rollouts/0")
         '/68d0bf3852eb9920c8302ca7f4eb8806'
@@ -67,13 +67,13 @@ class SwarmKey:
         return "/" + self.derive("name", kind, text)[:_NAME_BYTES].hex()
 
     def seal(self, data: bytes, *context: str | bytes) -> bytes:
-        """Return nonce, ciphertext and tag."""
+        """Returns nonce, ciphertext and tag."""
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._cipher(context).encrypt(nonce, data, None)
 
     def open(self, sealed: bytes, *context: str | bytes) -> bytes:
-        """Return what was sealed in this context. Raises Rejected for anything else; the caller has bounded
-        the size."""
+        """Returns the message sealed in this context. Raises Rejected for anything else; the caller has
+        bounded the size."""
         if len(sealed) < SEAL_BYTES:
             raise Rejected("not_sealed", f"{len(sealed)} bytes")
         try:
@@ -82,7 +82,7 @@ class SwarmKey:
             raise Rejected("not_sealed", "not with this key, or not for this place") from error
 
     def derive(self, *parts: str | bytes) -> bytes:
-        """Return 32 bytes that follow from the secret and these parts, and tell nothing of either."""
+        """Returns 32 bytes derived from the secret and these parts, which reveal neither."""
         message = bytearray()
         for part in parts:
             encoded = part.encode() if isinstance(part, str) else part

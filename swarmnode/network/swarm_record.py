@@ -1,12 +1,4 @@
-"""What a home keeps of a private swarm: its keys, who founded it, and the list that the founder signed.
-
-`swarmnode swarm create` -> [founded]  -> file, 0600 -> private_swarm.py
-`swarmnode join sn1:...` -> [invited]  ->
-`swarmnode swarm rotate` -> [changed]  ->
-
-The file lies with the settings, because it decides which swarm a name stands for: a home that has a key for
-the name is in the private swarm, and never by mistake in a public one that is called the same.
-"""
+"""The record of a private swarm in a home: its keys, its founder, and the list that the founder signed."""
 
 import re
 from collections.abc import Sequence
@@ -32,7 +24,7 @@ from swarmnode.network.swarm_key import SECRET_BYTES, SwarmKey
 from swarmnode.storage import replace_file
 
 MAX_KEYS = 8
-"""The newest key, and those before it by which members that were away ask for it."""
+"""Most keys: the newest, and earlier ones by which members that were away ask for it."""
 
 MAX_FILE_BYTES = 1024 * 1024
 _SUFFIX = ".swarm"
@@ -46,14 +38,14 @@ class SwarmRecord:
 
     name: str
     founder: str
-    """Peer id of who signs the list."""
+    """Peer id of the founder, who signs the list."""
     keys: tuple[SwarmKey, ...]
-    """The one that holds comes first."""
+    """Keys, the valid one first."""
     seeds: tuple[str, ...] = ()
     signed_list: bytes = b""
-    """As the founder sealed it; empty: not heard of yet."""
+    """The list as the founder sealed it. Empty: none has been received."""
     least_version: int = 0
-    """Of the list when we were invited: an earlier one is out of date, whoever has it."""
+    """Version of the list at our invitation: an earlier list is out of date, whoever sends it."""
 
     @property
     def key(self) -> SwarmKey:
@@ -61,13 +53,14 @@ class SwarmRecord:
 
     @property
     def manifest(self) -> Manifest | None:
-        """The founder's list; None: not heard of yet."""
+        """Returns the founder's list. None: none has been received."""
         if not self.signed_list:
             return None
         return read_manifest(self.signed_list, swarm=self.name, founder=self.founder)
 
     def invitation(self, seeds: Sequence[str]) -> Invitation:
-        """All that a friend needs, the key included. `seeds`: addresses that it reaches us under."""
+        """Returns an invitation with everything that a friend needs, the key included. `seeds`: addresses at
+        which it reaches us."""
         version = max(self.least_version, self.manifest.version if self.manifest else 0)
         key = (
             self.key.secret + public_key_from_peer_id(self.founder) + version.to_bytes(_VERSION_BYTES, "big")
@@ -80,7 +73,7 @@ class SwarmRecord:
 
 
 def founded(name: str, founder: NodeKey, seeds: Sequence[str], publishers: Sequence[str]) -> SwarmRecord:
-    """A new swarm with a new key. Raises NetworkError for a seed that is no address."""
+    """Returns the record of a new swarm with a new key. Raises NetworkError for a malformed seed."""
     for seed in seeds:
         split_peer(seed)
     _check_name(name)
@@ -90,10 +83,8 @@ def founded(name: str, founder: NodeKey, seeds: Sequence[str], publishers: Seque
 
 
 def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
-    """The record of who pastes an invitation. `known`: what this home has of the name already.
-
-    Raises NetworkError for a key that is none, and for another swarm of the same name.
-    """
+    """Returns the record for a pasted invitation. `known`: this home's record of that name. Raises
+    NetworkError for a malformed key, and for another swarm of the same name."""
     secret, public, version = (
         invitation.key[:SECRET_BYTES],
         invitation.key[SECRET_BYTES:-_VERSION_BYTES],
@@ -129,9 +120,9 @@ def changed(
     publishers: Sequence[str] | None = None,
     new_key: bool = False,
 ) -> SwarmRecord:
-    """The record with a new list, signed. `members` are added to those that it names, where there is room;
-    with `only` it names these and nobody else. `publishers`: empty for everybody, None as before.
-    Raises NetworkError for a founder that is none."""
+    """Returns the record with a new signed list. `members` are added to the listed ones, as far as there is
+    room; with `only` they replace them. `publishers`: empty for everybody, None for no change. Raises
+    NetworkError if this key is not the founder's."""
     before = record.manifest
     if founder.peer_id != record.founder or before is None:
         raise NetworkError(
@@ -158,7 +149,7 @@ def changed(
 
 
 def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRecord | None:
-    """The record with a newer list that a peer hands on, and with the key that it names; None: it is not
+    """Returns the record with a newer list from a peer, and with the key that it names. None: the list is not
     newer. Raises Rejected for a list that the founder has not signed, and for another key."""
     manifest, before = read_manifest(signed_list, swarm=record.name, founder=record.founder), record.manifest
     if manifest.version < record.least_version or (before and manifest.version <= before.version):
@@ -171,7 +162,7 @@ def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRe
 
 
 def _check_name(name: str) -> None:
-    """Raises NetworkError for what is no name of a swarm, and so none of a file."""
+    """Raises NetworkError if a text is no name of a swarm, and so none of a file."""
     if not re.fullmatch(SWARM_NAME, name):
         raise NetworkError(
             f"{name!r} is not the name of a swarm", hint="lower-case letters, digits, dots, - and _"
@@ -179,7 +170,7 @@ def _check_name(name: str) -> None:
 
 
 def _ids(peer_ids: Sequence[str]) -> tuple[str, ...]:
-    """Peer ids in order. Raises NetworkError for what is none."""
+    """Returns peer ids in order. Raises NetworkError for a malformed one."""
     for peer_id in peer_ids:
         try:
             public_key_from_peer_id(peer_id)
@@ -204,17 +195,17 @@ class _SwarmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def file_of(folder: Path, name: str) -> Path:
-    """Where the record of a swarm lies among those of a home."""
+    """Returns the file of a swarm's record in the folder of a home."""
     return folder / f"{name}{_SUFFIX}"
 
 
 def names_in(folder: Path) -> tuple[str, ...]:
-    """The private swarms that a home has a key for."""
+    """Returns the names of the private swarms that a home has a key for."""
     return tuple(sorted(path.stem for path in folder.glob(f"*{_SUFFIX}")))
 
 
 def save(record: SwarmRecord, path: Path) -> None:
-    """Write it, readable by us alone. Raises StorageError."""
+    """Writes the record, readable by us alone. Raises StorageError."""
     secrets = tuple(key.secret for key in record.keys)
     content = _SwarmFile(
         record.name, record.founder, secrets, record.seeds, record.signed_list, record.least_version
@@ -226,7 +217,7 @@ def save(record: SwarmRecord, path: Path) -> None:
 
 
 def load(path: Path) -> SwarmRecord:
-    """Read it back. Raises NetworkError for a damaged one: to go on without it would be to go public."""
+    """Reads a record. Raises NetworkError for a damaged one: to go on without it would be to go public."""
     hint = f"put your backup back, or remove {path} and join again with an invitation"
     try:
         with path.open("rb") as file:
@@ -247,12 +238,13 @@ def load(path: Path) -> SwarmRecord:
 
 
 def accept(invitation: Invitation, folder: Path) -> None:
-    """Keep what an invitation to a private swarm says. Raises NetworkError, StorageError."""
+    """Keeps the contents of an invitation to a private swarm. Raises NetworkError, StorageError."""
     _check_name(invitation.name)
     save(invited(invitation, record_of(folder, invitation.name)), file_of(folder, invitation.name))
 
 
 def record_of(folder: Path, name: str) -> SwarmRecord | None:
-    """What a home has of a private swarm; None: it has no key of that name, the swarm is public."""
+    """Returns a home's record of a private swarm. None: it has no key of that name, so the swarm is
+    public."""
     path = file_of(folder, name)
     return load(path) if path.exists() else None

@@ -16,33 +16,32 @@ from typing import Any, Literal, Protocol
 from swarmnode.types import FinishReason, Span, Stretch, check_given, check_spans
 
 InFlight = Literal["pin", "keep", "recompute", "abort"]
-"""What happens to requests in flight when the policy changes.
+"""Treatment of requests in flight at a change of policy.
 
-pin: they end on the version they began with, next to new ones on the new version.
-keep: they go on under the new version with the keys and values they have (stale; nothing is recomputed).
-recompute: they go on under the new version, keys and values computed again.
-abort: they are returned as far as they came, to be submitted again or not.
+pin: they end on the version they began with, next to new ones on the new version. keep: they go on under the
+new version with the keys and values they have (stale; nothing is recomputed). recompute: they go on under the
+new version, keys and values computed again. abort: they are returned with their tokens so far.
 """
 
 BASE_VERSION = -1
-"""The model without any adapter: always live, next to whatever policy versions are."""
+"""Version of the model without any adapter, which is always live beside the policy versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `temperature` 0 is greedy; `seed` makes one request reproducible in any batch."""
+    """Settings of sampling. `temperature` 0 is greedy; `seed` makes one request reproducible in any batch."""
 
     max_tokens: int
-    """Longest completion, what was sampled before it was resumed included."""
+    """Longest completion in tokens, including the tokens it was resumed with."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps the whole vocabulary."""
+    """Number of likeliest tokens to sample from. 0: the whole vocabulary."""
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a completion and stay in it. The engine's own EOS tokens are always among them."""
+    """Tokens that end a completion and stay in it, besides the engine's own EOS tokens."""
     ignore_eos: bool = False
-    """Only `stop_token_ids` and the length end the completion: for benchmarks with forced lengths."""
+    """True if only `stop_token_ids` and the length end the completion: for benchmarks with forced lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,11 @@ class Sampled:
     logprobs: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
     path: tuple[int, ...] = ()
-    """The stages of a pipeline in order of visit: the path is part of the policy, and more tokens are sampled
-    along the same one. Empty: a whole model, or no token yet and any path will do."""
+    """Stages of a pipeline in order of visit: the path is part of the policy, and more tokens are sampled
+    along the same one. Empty: a whole model, or no token yet, so that any path will do."""
     given: tuple[Stretch, ...] = ()
-    """Tokens that were not sampled but put in between (an environment's). Log-probability 0.0 each; `spans`
-    run across them."""
+    """Ranges of tokens that were not sampled but inserted (an environment's). Their log-probabilities are
+    0.0; `spans` run across them."""
 
     def __post_init__(self) -> None:
         check_given(self.given, len(self.token_ids))
@@ -71,18 +70,18 @@ class Sampled:
 
     @property
     def turn_start(self) -> int:
-        """Where the tokens begin that stand behind all that was given."""
+        """Index of the first token behind the last inserted one."""
         return self.given[-1][1] if self.given else 0
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest policy version that sampled a token; None without a token."""
+        """Oldest policy version that sampled a token. None: there is no token."""
         return min((span.version for span in self.spans), default=None)
 
     def extended(
         self, token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Span]
     ) -> "Sampled":
-        """The sampled tokens with more behind them. `spans` count from the first token of the whole
+        """Returns the tokens with more sampled ones appended. `spans` count from the first token of the whole
         completion; two that touch and agree become one."""
         return Sampled(
             (*self.token_ids, *token_ids),
@@ -93,7 +92,8 @@ class Sampled:
         )
 
     def with_given(self, token_ids: Sequence[int]) -> "Sampled":
-        """The same with tokens behind them that nobody sampled. There must be sampled ones before them."""
+        """Returns the tokens with inserted ones appended, which were not sampled. There must be sampled ones
+        before them."""
         start, end = len(self), len(self) + len(token_ids)
         return replace(
             self,
@@ -108,7 +108,7 @@ NOTHING = Sampled()
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Neighbours of one version and kind become one span.
+    """Joins neighbouring spans of one version and kind.
 
     >>> merged([Span(1, 0, 4), Span(1, 4, 6), Span(2, 6, 7)])
     (Span(version=1, start=0, end=6, kv='fresh'), Span(version=2, start=6, end=7, kv='fresh'))
@@ -130,32 +130,31 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     sampled: Sampled = NOTHING
-    """What was sampled before: the completion goes on behind it. Its keys and values are computed again,
+    """Tokens sampled earlier, which the completion continues. Their keys and values are computed again,
     unless they were kept (`goes_on`)."""
     version: int | None = None
-    """Sample from this live version to the end. None: the newest one, through every `set_policy`."""
+    """Live version to sample from to the end. None: the newest one, through every `set_policy`."""
     priority: int = 0
-    """Waiting requests start in the order of this number, lowest first, then in order of arrival."""
+    """Order in which waiting requests start: lowest number first, then order of arrival."""
     goes_on: bool = False
-    """Another request may follow whose completion begins with all of this one's, so its keys and values are
-    worth keeping for a while after it stops. A hint: an engine need not, and results are the same to
-    rounding. What is kept is found by its tokens, and only under the policy that computed it."""
+    """True if another request may follow whose completion begins with all of this one's, so its keys and
+    values are worth keeping for a while after it stops. A hint: an engine need not, and results are the same
+    to rounding. What is kept is found by its tokens, and only under the policy that computed it."""
 
     def resumed(self, sampled: Sampled) -> "Request":
-        """The same request with more of its completion done."""
+        """Returns this request with more of its completion done."""
         return replace(self, sampled=sampled)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The whole completion of a request so far, what it was resumed with included."""
+    """The whole completion of a request so far, including the tokens it was resumed with."""
 
     request_id: str
     sampled: Sampled
     finish: FinishReason
     kept_tokens: int = 0
-    """Leading tokens whose keys and values were kept from before, when a request that had sampled already
-    (last) started."""
+    """Leading tokens with kept keys and values when a resumed request (last) started."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -186,21 +185,21 @@ class PolicyUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do. Callers ask here instead of asking for its class."""
+    """The abilities of an engine. Callers ask here instead of for its class."""
 
     name: str
     inflight: frozenset[InFlight]
     """Modes that `set_policy` takes while requests are in flight."""
     max_versions: int
-    """Policy versions that can be live at once, the newest included; the bare base does not count."""
+    """Most policy versions live at once, the newest included; the bare base does not count."""
     max_running: int
-    """Requests that run at once; more than that wait."""
+    """Most requests that run at once; more than that wait."""
     max_length: int
     """Longest prompt and completion together, in tokens."""
     exact_resume: bool
-    """A seeded request that is aborted and resumed draws the very tokens it would have drawn."""
+    """True if a seeded request that is aborted and resumed draws the very tokens it would have drawn."""
     reserves_kv: bool = False
-    """Room for keys and values is taken when the engine starts, and not as it is needed."""
+    """True if room for keys and values is reserved at the start, not taken as needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,21 +209,21 @@ class EngineStats:
     running: int
     waiting: int
     prompt_tokens: int
-    """Tokens read for the first time: prompts of requests that started for the first time, and what an
-    environment said before one went on."""
+    """Tokens read for the first time: prompts of new requests, and an environment's text before a request
+    goes on."""
     reprefilled_tokens: int
-    """Tokens whose keys and values were computed again: of resumed requests and of `recompute`."""
+    """Tokens whose keys and values were computed again, for resumed requests and mode `recompute`."""
     kept_tokens: int
-    """Tokens of resumed requests whose keys and values were still there, and not computed again."""
+    """Tokens of resumed requests whose keys and values were still there."""
     generated_tokens: int
     generation_s: float
     live_versions: tuple[int, ...]
     """Policy versions in use, oldest first, the newest always among them."""
     swaps: int
-    """Policies taken over by `set_policy`."""
+    """Number of policies taken over by `set_policy`."""
     swap_s: float
     kv_use: float | None
-    """Share of the room for keys and values that is taken; None where there is no fixed room."""
+    """Share of the room for keys and values that is taken. None: there is no fixed room."""
 
 
 class Engine(Protocol):
@@ -235,61 +234,62 @@ class Engine(Protocol):
 
     @property
     def policy_version(self) -> int:
-        """The newest version; 0 (the base) before the first `set_policy`."""
+        """Newest version; 0 (the base) before the first `set_policy`."""
         ...
 
     def check(self, request: Request) -> None:
-        """Raise what `submit` would for what this request asks for, whatever its id. Changes nothing."""
+        """Raises the error of `submit` for this request, except for its id. Changes nothing."""
         ...
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue all requests, or none: raises EngineError for an empty prompt, an id in flight, a version
-        that is not live, one that cannot fit or has nothing left to sample."""
+        """Queues all requests, or none. Raises EngineError for an empty prompt, an id in flight, a version
+        that is not live, and a request that cannot fit or has nothing left to sample."""
         ...
 
     def step(self) -> Sequence[Output]:
-        """Advance the running requests, by one token each where the engine computes in this process, and
-        return the finished ones. Idle: returns ()."""
+        """Advances the running requests, by one token each if the engine computes in this process, and
+        returns the finished ones. Idle: returns ()."""
         ...
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        """Stop these requests (all when None) and return their tokens so far, finish "abort". One that ended
-        in the meantime is returned as it ended. Ids that are not in flight are ignored."""
+        """Stops these requests (None: all) and returns their tokens so far, finish "abort". One that ended
+        meanwhile is returned as it ended. Ids that are not in flight are ignored."""
         ...
 
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
-        """Sample from another policy from now on; returns what mode "abort" aborted.
+        """Samples from another policy from now on; returns the outputs that mode "abort" aborted.
 
         `inflight` concerns running requests without a version of their own; waiting ones simply start on the
         new policy. Requests with a version stay on it, in every mode. Keys and values of an earlier policy
-        are never used for the new one except in mode "keep", whatever the version numbers are.
-        Raises EngineError, with everything as before, for an adapter that does not fit the model and for a
-        mode that cannot be had (see `capabilities`; "pin" with `max_versions` live already).
+        are never used for the new one except in mode "keep", whatever the version numbers are. Raises
+        EngineError, with everything as before, for an adapter that does not fit the model and for a mode that
+        cannot be had (see `capabilities`; "pin" with `max_versions` live already).
         """
         ...
 
     def score(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
     ) -> list[tuple[float, ...]]:
-        """Log-probabilities at temperature 1 of the second part of each (prompt_ids, completion_ids), under
-        a live version (None: the newest). What is in flight is not disturbed."""
+        """Returns log-probabilities at temperature 1 of the second part of each (prompt_ids, completion_ids),
+        under a live version (None: the newest). Requests in flight are not disturbed."""
         ...
 
     def stats(self) -> EngineStats: ...
 
     def snapshot(self) -> tuple[Request, ...]:
-        """Everything in flight as requests that go on where each one is. Plain data; changes nothing."""
+        """Returns everything in flight as requests that go on where each one is. Plain data; changes
+        nothing."""
         ...
 
     def restore(self, snapshot: Iterable[Request]) -> None:
-        """Submit what a snapshot held. A version that is not live here becomes the newest."""
+        """Submits the requests of a snapshot. A version that is not live here becomes the newest."""
         ...
 
     def sleep(self) -> Sequence[Output]:
-        """Give memory back while somebody else needs the device: aborts everything, as `abort`. The next
+        """Gives memory back while another user needs the device: aborts everything, as `abort`. The next
         `submit` wakes the engine."""
         ...
 
     def close(self) -> None:
-        """Let go of device, memory and processes. Nothing may be called after it; twice is fine."""
+        """Releases device, memory and processes. No other call may follow; a second `close` is fine."""
         ...

@@ -12,11 +12,12 @@ from types import TracebackType
 from swarmnode.errors import EngineError
 
 LONGEST_TURN_S = 900.0
-"""Nobody needs the engine for longer at once: one step of a large model takes seconds, loading it minutes."""
+"""Longest turn in seconds: one step of a large model takes seconds, loading it minutes."""
 
 
 class FairLock:
-    """A lock that is fair. `with turns: ...` raises EngineError when those before us never end.
+    """A lock that is granted in order of arrival. `with turns: ...` raises EngineError if an earlier holder
+    never ends.
 
     >>> turns = FairLock()
     >>> with turns: 1 + 1
@@ -31,7 +32,7 @@ class FairLock:
 
     @property
     def waiting(self) -> int:
-        """How many wait for their turn."""
+        """Number of threads that wait for their turn."""
         return max(0, len(self._line) - 1)
 
     def __enter__(self) -> None:

@@ -25,18 +25,18 @@ from swarmnode.rollout.requests import RequestQueue, read_tokens, untouched, wit
 from swarmnode.types import FinishReason, Span
 
 LOGPROB = -0.5
-"""Every token of a fake engine is this likely."""
+"""Log-probability of every token of a fake engine."""
 
 
 Answer = Callable[[Request], Sequence[int]]
-"""The whole completion of a request, what it is resumed with included."""
+"""Function of a request that gives its whole completion, including the tokens it was resumed with."""
 
 
 @dataclass(slots=True)
 class _Running:
     request: Request
     answer: tuple[int, ...]
-    """The whole completion, what it was resumed with included."""
+    """Whole completion, including the tokens it was resumed with."""
     version: int
     stale: bool = False
     tokens: list[int] = field(default_factory=list[int])
@@ -61,8 +61,8 @@ class _Running:
 
 
 def by_turns(say: Callable[[Request, Sequence[tuple[int, ...]]], Sequence[int]]) -> Answer:
-    """Answers of a policy that talks with an environment: `say` gives the tokens of one turn, EOS included,
-    from its request and what was given between the turns before it."""
+    """Returns the answers of a policy that talks with an environment: `say` gives the tokens of one turn, EOS
+    included, from its request and the inserted tokens between the earlier turns."""
 
     def answer(request: Request) -> Sequence[int]:
         sampled = request.sampled
@@ -90,7 +90,7 @@ class FakeEngine:
         max_versions: int = 4,
         step_s: Callable[[int], float] = lambda running: 0.0,
     ) -> None:
-        """`step_s`: seconds that `stats` says a step with so many running requests took. Nothing waits."""
+        """`step_s`: seconds that `stats` reports for a step with so many running requests. Nothing waits."""
         self.updates: list[PolicyUpdate] = []
         """Every policy it was given."""
         self.closed = False
@@ -195,7 +195,7 @@ class FakeEngine:
         self.closed = True
 
     def _live_versions(self) -> set[int]:
-        """A version lives as long as somebody uses it; the newest always does."""
+        """Returns the live versions: the newest, and the ones that a request uses."""
         used = {running.version for running in self._running}
         asked = {request.version for request in self._queue.waiting if request.version is not None}
         return {self.policy_version, *used, *asked} - {BASE_VERSION}

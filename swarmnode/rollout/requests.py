@@ -1,9 +1,4 @@
-"""What every engine does alike: what it accepts and refuses, the line in which requests wait, its counters.
-
-schedule/partial.py -> submit -> [RequestQueue] -> decode/torch_engine.py | vllm/engine.py | fake.py
-                                                              |                |
-                                EngineStats <- [EngineCounters] <--------------+
-"""
+"""The common part of all engines: checks of requests, their queue, and counters."""
 
 import math
 import sys
@@ -20,11 +15,12 @@ AHEAD_OF_ALL = -sys.maxsize
 """Priority of requests that have run already and only wait to go on."""
 
 COLDEST = 1e-3
-"""Dividing logits by less than this may overflow, and is greedy in all but name."""
+"""Lowest temperature that divides: a lower one may overflow, and is greedy in all but name."""
 
 
 class RequestQueue:
-    """Lowest priority number first, then first come. Ids are unique from `submit` until `close`."""
+    """A queue of requests: lowest priority number first, then first come. Ids are unique from `submit` until
+    `close`."""
 
     def __init__(self, max_length: int, vocab: int) -> None:
         self._max_length = max_length
@@ -34,21 +30,21 @@ class RequestQueue:
         self._open: set[str] = set()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Returns the number of waiting requests."""
         return len(self._line)
 
     @property
     def in_flight(self) -> int:
-        """How many wait or run."""
+        """Number of requests that wait or run."""
         return len(self._open)
 
     @property
     def waiting(self) -> list[Request]:
-        """Those that wait, in the order in which they will start."""
+        """Waiting requests, in the order in which they will start."""
         return [request for _, _, request in self._line]
 
     def submit(self, requests: Iterable[Request], live_versions: Collection[int]) -> list[Request]:
-        """Queue all of them, or none: raises EngineError for the first that is not acceptable now, and
+        """Queues all requests, or none. Raises EngineError for the first that is not acceptable now, and
         RequestRefused for one that never will be."""
         accepted = list(requests)
         ids: set[str] = set()
@@ -64,23 +60,23 @@ class RequestQueue:
         return accepted
 
     def put_first(self, requests: Sequence[Request]) -> None:
-        """Let requests that ran already, and whose ids are still in use, wait before all others."""
+        """Queues requests that ran already, and whose ids are still in use, before all others."""
         self._line[:0] = [(AHEAD_OF_ALL, place, request) for place, request in enumerate(requests)]
 
     def take(self, count: int) -> list[Request]:
-        """The next requests, at most `count`."""
+        """Takes the next requests, at most `count`."""
         taken, self._line = self._line[:count], self._line[count:]
         return [request for _, _, request in taken]
 
     def take_alike(self, count: int, alike: Callable[[Request], object]) -> list[Request]:
-        """The next requests, at most `count`, while `alike` gives the same for all of them."""
+        """Takes the next requests, at most `count`, while `alike` gives the same value for all of them."""
         same = 0
         while same < min(count, len(self._line)) and alike(self._line[same][2]) == alike(self._line[0][2]):
             same += 1
         return self.take(same)
 
     def withdraw(self, request_ids: Iterable[str] | None) -> list[Request]:
-        """Remove these from the line (all when None); ids that do not wait are ignored."""
+        """Removes these requests from the queue (None: all); ids that do not wait are ignored."""
         chosen = None if request_ids is None else set(request_ids)
         leaving = [r for _, _, r in self._line if chosen is None or r.request_id in chosen]
         if leaving:
@@ -90,11 +86,11 @@ class RequestQueue:
         return leaving
 
     def close(self, request_id: str) -> None:
-        """The request has left the engine; its id may be used again."""
+        """Frees the id of a request that left the engine."""
         self._open.discard(request_id)
 
     def check(self, request: Request, live_versions: Collection[int]) -> None:
-        """Raise what `submit` would for what this request asks for; its id is not looked at."""
+        """Raises the error of `submit` for this request, except for its id."""
         name, prompt, sampling = request.request_id, request.prompt_ids, request.sampling
         _check_sampling(name, sampling)
         if not prompt:
@@ -147,12 +143,12 @@ def _check_sampling(name: str, sampling: SamplingParams) -> None:
 
 
 def untouched(request: Request) -> Output:
-    """The output of a request that is aborted while it waits: what it came with."""
+    """Returns the output of a request aborted while it waits: the tokens that it came with."""
     return Output(request.request_id, request.sampled, "abort")
 
 
 def with_live_version(request: Request, live_versions: Collection[int]) -> Request:
-    """A request of a snapshot, on the newest version where its own is gone."""
+    """Returns a request of a snapshot, on the newest version if its own is gone."""
     if request.version in (None, BASE_VERSION, *live_versions):
         return request
     return replace(request, version=None)
@@ -161,7 +157,7 @@ def with_live_version(request: Request, live_versions: Collection[int]) -> Reque
 def refuse_sequences(
     sequences: Sequence[tuple[Sequence[int], Sequence[int]]], max_length: int, vocab: int
 ) -> None:
-    """Something to score that no model could read."""
+    """Raises EngineError for sequences that the model could not read."""
     for prompt, completion in sequences:
         known = (*prompt, *completion)
         if not prompt:
@@ -179,8 +175,7 @@ def refuse_sequences(
 
 
 def not_finite(version: int) -> EngineError:
-    """The error for a policy that gives NaN. Whatever it sampled is worthless, so nothing of it is handed
-    out."""
+    """Returns the error for a policy that gives NaN. Its samples are worthless, so none are handed out."""
     return EngineError(
         f"policy {version} gives NaN as probabilities; what it was sampling is dropped",
         hint="move the newest checkpoint away, start again, and lower the learning rate",
@@ -191,12 +186,10 @@ def not_finite(version: int) -> EngineError:
 
 
 def read_tokens(request: Request, kept_tokens: int) -> tuple[int, int]:
-    """How many tokens a request that starts reads for the first time, and how many once more because their
-    keys and values are not among the `kept_tokens` leading ones.
-
-    What an environment said since the request stopped is read for the first time. The token before that was
-    sampled and not read: it is neither.
-    """
+    """Returns the tokens that a starting request reads for the first time, and those that it reads again
+    because their keys and values are not among the `kept_tokens` leading ones. An environment's text since
+    the request stopped is read for the first time. The token before it was sampled and never read: it counts
+    as neither."""
     prompt, sampled = len(request.prompt_ids), request.sampled
     if not sampled:
         return prompt, 0
@@ -207,7 +200,7 @@ def read_tokens(request: Request, kept_tokens: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """What the engine did since it was made."""
+    """Counters of an engine since it was made."""
 
     prompt_tokens: int = 0
     reprefilled_tokens: int = 0
@@ -218,8 +211,8 @@ class EngineCounters:
     swap_s: float = 0.0
 
     def started(self, request: Request, kept_tokens: int = 0) -> None:
-        """A request got a row, for the first time or again. If again, the keys and values of `kept_tokens` of
-        its leading tokens were there already."""
+        """Counts a request that got a row, for the first time or again. If again, the keys and values of
+        `kept_tokens` of its leading tokens were there already."""
         first, again = read_tokens(request, kept_tokens)
         self.prompt_tokens += first
         self.reprefilled_tokens += again
@@ -227,14 +220,14 @@ class EngineCounters:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Time spent in here is spent generating."""
+        """Counts the time within as generation."""
         started = perf_counter()
         yield
         self.generation_s += perf_counter() - started
 
     @contextmanager
     def swap(self) -> Iterator[None]:
-        """Time spent in here is spent taking a policy over."""
+        """Counts the time within as taking a policy over."""
         started = perf_counter()
         yield
         self.swap_s += perf_counter() - started

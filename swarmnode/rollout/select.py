@@ -24,7 +24,7 @@ from swarmnode.rollout.engine import Engine
 logger = logging.getLogger(__name__)
 
 ONE_POLICY_VERSIONS = 4
-"""Live versions where one policy samples: the newest, and those that requests in flight are pinned to."""
+"""Live versions that one policy needs: the newest, and those that requests in flight are pinned to."""
 
 
 class EngineChoice(NamedTuple):
@@ -46,7 +46,8 @@ def make_engine(
     lora_rank: int,
     policies: int = 1,
 ) -> tuple[Engine, str]:
-    """The fastest engine that can run `model`, or the one asked for, and one sentence that says why.
+    """Returns the fastest engine that can run `model`, or the one asked for, and one sentence with the
+    reason.
 
     LoRA layers that PEFT put into the model are not sampled from: an engine starts from the base, and
     `set_policy` tells it more. `source` is the folder or name by which another process can load the same
@@ -102,11 +103,11 @@ def choose(
     """Returns the engine and the reason. `broken`: engines that did not start, each with a sentence.
 
     `base` may be without weights (device "meta"); `quantized` then says that the real one's are packed.
-    Raises EngineError where `kind` cannot be had, or nothing for several policies.
+    Raises EngineError if `kind` cannot be had, or nothing for several policies.
     """
 
     def refuses(record: EngineRecord) -> str | None:
-        """What no installation would change."""
+        """Returns the reason against this engine that no installation would change, or None."""
         packed = quantized and not record.takes_quantized
         return record.refuses(base, place.type, source) or ("its weights are quantized" if packed else None)
 

@@ -33,13 +33,15 @@ from swarmnode.rollout.requests import with_live_version
 from swarmnode.rollout.shared_member import FIRST_SERIAL, Member, MemberRow, fair_shares
 
 MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
-"""Not "keep": a request that names its version stays on it, and below every request names one."""
+"""Modes of an update. Not "keep": a request that names its version stays on it, and here every request names
+one."""
 
 
 def versions_needed(members: int) -> int:
-    """Live versions an engine needs, so that each of so many members may pin one beside its newest.
+    """Returns the live versions that an engine needs for `members` members which may each pin one beside its
+    newest.
 
-    One more than they use: an update is loaded before the version it replaces is let go.
+    One more than they use: an update is loaded before the version it replaces is released.
 
     >>> versions_needed(3)
     7
@@ -55,7 +57,7 @@ class SharedEngine:
     """
 
     def __init__(self, engine: Engine, members: int) -> None:
-        """Raises EngineError where the engine cannot keep a version live for each member."""
+        """Raises EngineError if the engine cannot keep a version live for each member."""
         limits = engine.capabilities
         versions = (limits.max_versions - 1) // members
         if "pin" not in limits.inflight or versions < 1:
@@ -83,12 +85,12 @@ class SharedEngine:
 
     @property
     def waiting(self) -> int:
-        """Callers that wait for the engine."""
+        """Number of callers that wait for the engine."""
         return self._turns.waiting
 
     def member(self, name: str) -> "SharedMember":
-        """The engine of one more policy, which starts on the base, version 0. All members must be made before
-        any of them is used up: the last one that closes, closes the engine."""
+        """Returns the engine of one more policy, which starts on the base, version 0. All members must be
+        made before any of them closes: the last one that closes, closes the engine."""
         if name in self._members or len(self._members) == self._expected:
             raise EngineError(f"no place for {name}: this engine is shared by {self._expected} policies")
         base = PolicyUpdate(next(self._serials), {}, 1.0)
@@ -115,7 +117,7 @@ class SharedEngine:
             # Waiting for our turn we may have waited for somebody's step: it was ours as well.
             if member.wants_a_step and self.steps == before:
                 self._step(member)
-            return tuple(member.take_mail())
+            return tuple(member.take_outputs())
 
     def abort(self, member: Member, request_ids: Iterable[str] | None) -> Sequence[Output]:
         chosen = None if request_ids is None else set(request_ids)
@@ -191,7 +193,7 @@ class SharedEngine:
     # Below
 
     def _step(self, caller: Member) -> None:
-        """One step of everything, after waiting requests took the free rows."""
+        """Steps the engine once, after waiting requests took the free rows."""
         started = time.perf_counter()
         with self._failing_for_all(caller):
             self._fill_rows()
@@ -213,14 +215,15 @@ class SharedEngine:
                 self._engine.submit(started)
 
     def _load(self, member: Member, serial: int) -> None:
-        """The engine forgets a version that nothing asks for: give it back before something does."""
+        """Loads a version again before a request asks for it: the engine forgets versions that no request
+        uses."""
         if serial != BASE_VERSION and serial not in self._engine.stats().live_versions:
             started = time.perf_counter()
             self._engine.set_policy(member.policies[serial].update, "keep")
             member.swap_s += time.perf_counter() - started
 
     def _abort(self, member: Member, chosen: set[str] | None) -> list[Output]:
-        ended = member.take_mail(chosen)
+        ended = member.take_outputs(chosen)
         waiting = member.withdraw(chosen)
         rows = [r for r in member.rows.values() if chosen is None or r.request.request_id in chosen]
         outputs = self._take_back(member, rows)
@@ -229,7 +232,7 @@ class SharedEngine:
         return [*ended, *outputs, *waiting]
 
     def _take_back(self, member: Member, rows: Sequence[MemberRow]) -> list[Output]:
-        """Take rows out of the engine, as far as they came, in this order."""
+        """Takes rows out of the engine, with their tokens so far, in this order."""
         if not rows:
             return []
         found = {output.request_id: output for output in self._engine.abort([row.name for row in rows])}
@@ -238,15 +241,16 @@ class SharedEngine:
         return [member.left(row, found[row.name]) for row in rows]
 
     def _check(self, request: Request) -> None:
-        """Let the engine refuse now what it would refuse when the request's turn comes. Which versions of a
-        member are live is for the member to say."""
+        """Lets the engine refuse now the requests that it would refuse at their turn. The member checks its
+        own versions."""
         self._engine.check(
             replace(request, version=BASE_VERSION if request.version == BASE_VERSION else None)
         )
 
     @contextmanager
     def _failing_for_all(self, caller: Member) -> Iterator[None]:
-        """Whoever had something in flight hears of an error: the caller now, others in their next step."""
+        """Context that tells all members with requests in flight of an error: the caller now, others in their
+        next step."""
         try:
             yield
         except BaseException as error:

@@ -1,7 +1,4 @@
-"""What one policy has in a shared engine: its line, its rows, its versions, its mail. No engine, no threads.
-
-shared.py -> [Member] -> outputs in the member's own version numbers
-"""
+"""One policy's part of a shared engine: its queue, rows, versions and outputs. No engine, no threads."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +19,7 @@ from swarmnode.rollout.requests import RequestQueue, read_tokens, untouched
 from swarmnode.types import Span
 
 FIRST_SERIAL = 2**32
-"""Far above any version number: a span that carries a serial never touches one that carries a version."""
+"""Lowest serial, far above any version number: a span with a serial never touches one with a version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +27,30 @@ class KnownPolicy:
     """A version of a member."""
 
     update: PolicyUpdate
-    """The policy as the engine knows it: `update.version` is the serial. Kept, because the engine forgets
+    """Policy as the engine knows it: `update.version` is the serial. It is kept because the engine forgets
     it."""
     version: int
-    """The version number that the member knows it by."""
+    """Version number by which the member knows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A request that the engine works on."""
+    """A request in the engine."""
 
     name: str
-    """Its id there; never used twice."""
+    """Request id in the engine, never used twice."""
     request: Request
-    """The request as the member submitted it, or as far as it was when it was put back."""
+    """The request as the member submitted it, or with the tokens so far if it was put back."""
     serial: int
 
     @property
     def below(self) -> Request:
-        """The request as the engine is asked."""
+        """Returns the request in the engine's terms."""
         return replace(self.request, request_id=self.name, version=self.serial)
 
 
 class Member:
-    """The bookkeeping of one member. Whoever calls has the shared engine's turn."""
+    """The bookkeeping of one member. The caller holds the shared engine's lock."""
 
     def __init__(self, name: str, max_length: int, base: PolicyUpdate, version: int) -> None:
         self.name = name
@@ -72,7 +69,7 @@ class Member:
         self._queue = RequestQueue(max_length, vocab=maxsize)
         self._named = {version: base.version}
         """Serials by version number; where a number was given twice, the later one."""
-        self._mail: list[Output] = []
+        self._outputs: list[Output] = []
         self._error: BaseException | None = None
         self._swaps = 0
         self._prompt_tokens = 0
@@ -88,17 +85,17 @@ class Member:
 
     @property
     def waits_for(self) -> int:
-        """Rows it would take if they were free."""
+        """Number of rows that it would take if they were free."""
         return len(self._queue)
 
     @property
     def followers(self) -> list[MemberRow]:
-        """Rows that go along with a new policy."""
+        """Rows that move to a new policy."""
         return [row for row in self.rows.values() if row.request.version is None]
 
     @property
     def wants_a_step(self) -> bool:
-        return not self._mail and self._error is None and bool(self.rows or len(self._queue))
+        return not self._outputs and self._error is None and bool(self.rows or len(self._queue))
 
     def check(self, request: Request) -> None:
         self._queue.check(request, self.live_versions)
@@ -108,7 +105,7 @@ class Member:
         self.asleep = False
 
     def start(self, count: int, numbers: Iterator[int]) -> list[MemberRow]:
-        """The next requests in line get rows."""
+        """Gives rows to the next requests in the queue."""
         rows: list[MemberRow] = []
         for request in self._queue.take(count):
             self.last_start = next(numbers)
@@ -118,7 +115,7 @@ class Member:
         return rows
 
     def left(self, row: MemberRow, output: Output) -> Output:
-        """A row is gone from the engine. Returns its output as the member knows it."""
+        """Removes a row that left the engine. Returns its output in the member's terms."""
         del self.rows[row.name]
         self._generated_tokens += len(output.sampled) - len(row.request.sampled)
         first, again = read_tokens(row.request, output.kept_tokens)
@@ -128,11 +125,11 @@ class Member:
         return replace(output, request_id=row.request.request_id, sampled=self.translated(output.sampled))
 
     def post(self, output: Output) -> None:
-        """An output that the next `take_mail` hands out."""
-        self._mail.append(output)
+        """Keeps an output for the next `take_outputs`."""
+        self._outputs.append(output)
 
     def put_back(self, rows: Sequence[MemberRow], outputs: Sequence[Output]) -> None:
-        """Rows that were aborted wait before all others, to go on where they are."""
+        """Queues aborted rows before all others, to go on where they are."""
         again = [
             row.request.resumed(output.sampled)
             for row, output in zip(rows, outputs, strict=True)
@@ -144,29 +141,30 @@ class Member:
                 self.post(output)
 
     def withdraw(self, chosen: Collection[str] | None) -> list[Output]:
-        """Take requests (all: None) out of the line."""
+        """Takes requests (None: all) out of the queue."""
         return [untouched(request) for request in self._queue.withdraw(chosen)]
 
-    def take_mail(self, chosen: Collection[str] | None = None) -> list[Output]:
-        """What ended since the last time; raises what made everything in flight end instead."""
+    def take_outputs(self, chosen: Collection[str] | None = None) -> list[Output]:
+        """Returns the outputs since the last call; raises the error that ended everything in flight
+        instead."""
         if (error := self._error) is not None:
             self._error = None
             raise error
-        mail, self._mail = self._mail, []
-        taken = [output for output in mail if chosen is None or output.request_id in chosen]
-        if len(taken) < len(mail):
-            self._mail = [output for output in mail if output not in taken]
+        outputs, self._outputs = self._outputs, []
+        taken = [output for output in outputs if chosen is None or output.request_id in chosen]
+        if len(taken) < len(outputs):
+            self._outputs = [output for output in outputs if output not in taken]
         self.release(taken)
         self.forget_unused()
         return taken
 
     def release(self, outputs: Iterable[Output]) -> None:
-        """These are handed out: their ids may be used again."""
+        """Frees the ids of these outputs, which are handed out."""
         for output in outputs:
             self._queue.close(output.request_id)
 
     def fail(self, error: BaseException | None) -> None:
-        """Nothing is in flight any more. With an `error`, the next call for outputs raises it."""
+        """Ends everything in flight. With an `error`, the next call for outputs raises it."""
         if self.rows or len(self._queue):
             self._error = error
         self._queue.withdraw(None)
@@ -186,7 +184,7 @@ class Member:
         return {known.version for known in self.policies.values()}
 
     def serial_of(self, version: int | None) -> int:
-        """What a version is called in the engine. None: the newest."""
+        """Returns the serial of a version in the engine. None: the newest."""
         if version is None:
             return self.newest
         if version == BASE_VERSION:
@@ -197,7 +195,7 @@ class Member:
         return serial
 
     def check_versions(self, new_version: int, inflight: InFlight, most: int) -> None:
-        """Raises EngineError unless a new version can be had beside those that stay."""
+        """Raises EngineError unless there is room for a new version beside those that stay."""
         running = {
             row.serial for row in self.rows.values() if inflight == "pin" or row.request.version is not None
         }
@@ -209,7 +207,7 @@ class Member:
             )
 
     def adopt(self, known: PolicyUpdate, version: int, seconds: float) -> None:
-        """A new version, which the engine has just taken over."""
+        """Adds a new version, which the engine has just taken over."""
         self.policies[known.version] = KnownPolicy(known, version)
         self._named[version] = self.newest = known.version
         self._swaps += 1
@@ -221,7 +219,7 @@ class Member:
         self._named = {version: serial for version, serial in self._named.items() if serial in used}
 
     def translated(self, sampled: Sampled) -> Sampled:
-        """What was sampled, with the member's own version numbers."""
+        """Returns sampled tokens with the member's own version numbers."""
         spans = (
             Span(self.policies[span.version].version, span.start, span.end, span.kv)
             if span.version >= FIRST_SERIAL
@@ -246,14 +244,15 @@ class Member:
         )
 
     def _asked_for(self, new_version: int | None) -> set[int]:
-        """Serials that waiting requests will start on, `new_version` and the newest apart."""
+        """Returns the serials that waiting requests will start on, except `new_version` and the newest."""
         asked = {request.version for request in self._queue.waiting} - {None, BASE_VERSION, new_version}
         return {self._named[version] for version in asked if version in self._named}
 
 
 def fair_shares(members: Iterable[Member], free: int) -> dict[Member, int]:
-    """Free rows by member: one after the other to who has the fewest and still waits for one. Of equals to
-    who has waited longest: with fewer rows than members, nobody would else come after the first."""
+    """Returns free rows by member: one after the other goes to the member with the fewest that still waits
+    for one, and among equals to the one that has waited longest. With fewer rows than members, only the first
+    would get any otherwise."""
     shares = {member: 0 for member in members if member.waits_for}
     if free >= sum(member.waits_for for member in shares):
         return {member: member.waits_for for member in shares}

@@ -1,1 +1,1 @@
-"""Where questions come from and how answers are judged, always on this machine."""
+"""Tasks: the sources of questions and the judges of answers, which always run on this machine."""

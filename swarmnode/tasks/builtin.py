@@ -35,17 +35,18 @@ class StableRandom:
         self._words = _words(name)
 
     def between(self, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included. Off uniform by less than one part in 2**40."""
+        """Returns a whole number from `low` to `high`, both included. Off uniform by less than one part in
+        2**40."""
         return low + next(self._words) % (high - low + 1)
 
     def text(self, alphabet: str, shortest: int, longest: int) -> str:
-        """A text of `shortest` to `longest` characters, each drawn from `alphabet`."""
+        """Returns a text of `shortest` to `longest` characters, each drawn from `alphabet`."""
         length = self.between(shortest, longest)
         return "".join(alphabet[self.between(0, len(alphabet) - 1)] for _ in range(length))
 
 
 def _words(name: str) -> Iterator[int]:
-    """64-bit words without end."""
+    """Yields 64-bit words without end."""
     for block in count():
         digest = hashlib.blake2b(f"{name}/{block}".encode()).digest()
         yield from (int.from_bytes(digest[at : at + 8], "little") for at in range(0, len(digest), 8))
@@ -55,29 +56,29 @@ Question = tuple[str, str]
 """A query and its answer."""
 
 
-class OurOwn:
+class BuiltinTask:
     """A task whose code is ours and ends: it stays in the node's process."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class ProceduralTask(OurOwn):
-    """A task that is a function from random numbers to a question."""
+class ProceduralTask(BuiltinTask):
+    """A task whose questions are a function of random numbers."""
 
     name: str
     ask: Callable[[StableRandom], Question]
     version: str = VERSION
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """Examples without end."""
+        """Yields examples without end."""
         for index in count():
             query, answer = self.ask(StableRandom(f"{self.name}/{self.version}/{seed}/{index}"))
             key = ExampleKey(self.name, self.version, seed, index)
             yield Example(key, f"{self.name} {query}=", {"answer": answer})
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """1.0 for the answer and nothing else, white space around it aside."""
+        """Returns 1.0 for the exact answer, white space around it aside, else 0.0."""
         return score_with({"correct": load_reward("exact_match")}, example, completions)
 
 

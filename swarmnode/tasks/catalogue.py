@@ -1,4 +1,4 @@
-"""What --task takes: the tasks that come with swarmnode, and the other forms that its loader reads.
+"""The values of --task: the tasks that come with swarmnode, and the other forms that its loader reads.
 
 `swarmnode task list` -> [builtin_tasks, TASK_FORMS]
 """
@@ -22,7 +22,7 @@ class TaskForm:
 
     @property
     def installed(self) -> bool:
-        """Whether the package that it needs is there."""
+        """True if the package that this form needs is installed."""
         return self.needs is None or find_spec(self.needs) is not None
 
 
@@ -42,7 +42,7 @@ TASK_FORMS = (
 
 
 def builtin_tasks() -> tuple[Task, ...]:
-    """Every task that needs nothing but its name.
+    """Returns every task that needs nothing but its name.
 
     >>> builtin_tasks()[0].name
     'rev'

@@ -62,17 +62,18 @@ class EpisodeReport:
     turns: tuple[Turn, ...]
     scores: Scores
     difference: str
-    """What was answered or scored otherwise a second time or in another process; empty: nothing."""
+    """Difference in observations or scores between two plays or two processes. Empty: there is none."""
 
     @property
     def same(self) -> bool:
-        """Whether each time gave the same observations and rewards."""
+        """True if every play gave the same observations and rewards."""
         return not self.difference
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What was measured about a task. None: could not be measured, and a finding says why."""
+    """Measurements of a task. A figure is None if it could not be measured; a finding then gives the
+    reason."""
 
     task: str
     version: str
@@ -88,18 +89,18 @@ class TaskReport:
     answer is known."""
     findings: tuple[TaskFinding, ...]
     episode: EpisodeReport | None = None
-    """None: the task does not answer, or no episode could be played."""
+    """Report on the rehearsed episode. None: the task is no environment, or no episode could be played."""
     rows: int | None = None
     """Examples that a seed has. None: it has more than were drawn."""
 
     @property
     def ok(self) -> bool:
-        """Whether the task may be used in a swarm."""
+        """True if the task may be used in a swarm: no finding is an error."""
         return not any(finding.level == "error" for finding in self.findings)
 
     @property
     def teaches(self) -> bool:
-        """Whether its rewards tell right answers from others, as far as was tried."""
+        """True if the rewards tell right answers from wrong ones, as far as the check tried."""
         return not {finding.what for finding in self.findings} & {INDIFFERENT, READS_NO_QUESTION}
 
 
@@ -112,9 +113,9 @@ def check_task(
     memory_mb: int | None = None,
     printed: Callable[[str], None] | None = None,
 ) -> TaskReport:
-    """Load, draw and score a task. Raises TaskError or JudgementLost only when it cannot be loaded at all.
+    """Loads, draws and scores a task. Raises TaskError or JudgementLost only when it cannot be loaded at all.
     `timeout_s`: limit of one draw or judgement; `load_timeout_s`: of loading the file. `unconfined` and
-    `memory_mb` are those of `isolate`. `printed`: what becomes of the lines that it prints.
+    `memory_mb` are those of `isolate`. `printed`: gets each line that it prints.
 
     >>> check_task("rev").ok
     True
@@ -157,15 +158,15 @@ def _distinct_share(examples: Sequence[Example]) -> float:
 
 
 def _isolated(spec: str, timeout_s: float, **options: Any) -> IsolatedTask:
-    """The task in a process of its own, as a node has it, built-in tasks too: what is looked at must not
-    differ from what trains."""
+    """Returns the task loaded in a process of its own, built-in tasks too, because a node runs it like
+    that."""
     task = isolate(spec, timeout_s, builtin=True, **options)
     assert isinstance(task, IsolatedTask)
     return task
 
 
 def _timed_draw(task: Task) -> tuple[list[Example], float, TaskFinding | None]:
-    """The examples up to the first failure, and the seconds they took."""
+    """Returns the examples up to the first failure, and the seconds that they took."""
     examples: list[Example] = []
     start = time.perf_counter()
     try:
@@ -244,7 +245,7 @@ def _judge_variety(task: Task, examples: Sequence[Example]) -> Iterator[TaskFind
 
 
 def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, list[TaskFinding]]:
-    """Scored completions per second, and what is wrong with the scores."""
+    """Returns the scored completions per second, and findings on the scores."""
     start = time.perf_counter()
     try:
         scored = [_score_probes(task, example) for example in examples]
@@ -265,7 +266,8 @@ def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, li
 def _judge_episode(
     task: IsolatedTask, load: Callable[..., IsolatedTask], examples: Sequence[Example]
 ) -> tuple[EpisodeReport | None, list[TaskFinding]]:
-    """An episode, three times; nothing for a task that does not answer."""
+    """Rehearses an episode three times and compares them. The report is None if the task is no
+    environment."""
     if not is_environment(task) or not examples:
         return None, []
     try:
@@ -293,7 +295,7 @@ def _judge_episode(
 
 
 def _rights(task: Task, examples: Sequence[Example]) -> list[tuple[Example, str]]:
-    """Examples with their right answers, where they are known and the judge does not fail."""
+    """Returns examples with their right answers, as far as these are known and the judge does not fail."""
     try:
         found = [(example, find_right(task, example)) for example in examples]
     except (TaskError, JudgementLost):
@@ -302,7 +304,8 @@ def _rights(task: Task, examples: Sequence[Example]) -> list[tuple[Example, str]
 
 
 def _lets_through(task: Task, rights: Sequence[tuple[Example, str]]) -> dict[str, float] | None:
-    """What right answers may carry and still have full marks. None: there are none, or the judge fails."""
+    """Returns the share of right answers with full marks, by injection. None: no right answer is known, or
+    the judge failed."""
     passed: Counter[str] = Counter()
     try:
         for example, right in rights:
@@ -313,7 +316,7 @@ def _lets_through(task: Task, rights: Sequence[tuple[Example, str]]) -> dict[str
 
 
 def _reads_no_question(task: Task, rights: Sequence[tuple[Example, str]]) -> Iterator[TaskFinding]:
-    """Each right answer is tried on the next question, where that has another one."""
+    """Yields a warning if every right answer also has full marks on a question with another answer."""
     pairs = zip(rights, [*rights[1:], *rights[:1]], strict=True)
     tried = [(example, right, other) for (example, right), (_, other) in pairs if other != right]
     try:
@@ -340,7 +343,7 @@ def _careless(lets_through: Mapping[str, float] | None) -> Iterator[TaskFinding]
 
 
 def _probes(example: Example) -> list[str]:
-    """Some wrong answers and, last, the right one where the example tells it."""
+    """Returns some wrong answers and, last, the right one if the example tells it."""
     answer = example.columns.get("answer")
     return [*WRONG_ANSWERS, *([answer] if isinstance(answer, str) else [])]
 
@@ -350,7 +353,7 @@ def _score_probes(task: Task, example: Example) -> tuple[Scores, ...]:
 
 
 def _score_alone(task: Task, example: Example) -> tuple[Scores, ...]:
-    """The same, one by one."""
+    """Returns the scores of the probes of `_probes`, each judged in a call of its own."""
     return tuple(score_strictly(task, example, [text])[0] for text in _probes(example))
 
 
@@ -415,8 +418,8 @@ _JUDGES: tuple[_Judge, ...] = (_unstable, _unscored, _indifferent, _slow)
 
 
 def _judges_of(task: Task) -> tuple[_Judge, ...]:
-    """What is asked of the scores. Of an environment single turns are scored here, which need not tell much;
-    and what stays at home may be drawn by lot."""
+    """Returns the checks that suit this task. For environments the probes are single turns and need not score
+    differently; a task that is not exchangeable may be random."""
     if not is_environment(task):
         return _JUDGES
     return (_unstable, _slow) if task.exchangeable else (_slow,)

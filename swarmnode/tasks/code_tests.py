@@ -30,10 +30,10 @@ from swarmnode.tasks.sandbox import Limits, run
 from swarmnode.tasks.work_clock import clock_of_work
 
 LIMITS = Limits(wall_s=6.0, cpu_s=2)
-"""What one answer and all of its tests may take. Short, since many may loop or sleep without end."""
+"""Limits of one answer with all of its tests. Short, since many answers may loop or sleep without end."""
 
 SPARE_S = 0.5
-"""An answer is not begun where it could take all but so much of the time that is left for its group."""
+"""Seconds kept back from a group's time: an answer that could run into them is not begun."""
 
 AT_ONCE = 4
 """Most answers judged at the same time, on two cores as well: those that sleep need none."""
@@ -59,8 +59,8 @@ def passes_tests(
     entry_point: list[str] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """The share of tests that the function in a completion passes. None: there are no tests, it waited, or
-    those before it took the time that there was for all of them.
+    """Returns the share of tests that the function in a completion passes. None: there are no tests, the
+    function waited, or earlier answers took all the time.
 
     The function is the last block of code in the completion, or all of it, or what continues the prompt.
     """
@@ -108,7 +108,7 @@ def share_passed(
     limits: Limits | None = None,
     libraries: Sequence[Path] = (),
 ) -> float | None:
-    """The share of the tests among `steps` that code passes. Raises SandboxError.
+    """Returns the share of the tests among `steps` that code passes. Raises SandboxError.
 
     None: there is no test, or the clock ran out and not the processor's time: then nobody knows whether the
     code waited or the machine was busy.
@@ -130,7 +130,8 @@ def share_passed(
 
 
 def steps_of(tests: Any, setup: str = "") -> list[Step]:
-    """The statements of tests in order; those that assert something, and functions test_*, are counted.
+    """Returns the statements of tests in order; those that assert something, and functions test_*, are
+    counted.
 
     >>> steps_of(["assert f(1) == 2", "assert f(2) == 3"])
     [('assert f(1) == 2', True), ('assert f(2) == 3', True)]
@@ -166,7 +167,8 @@ def _leading(source: str) -> list[Step]:
 
 
 def helpers_of(prompt: str, entry_point: str | None) -> str:
-    """What else a prompt of code defines: tests may use it, and it must not be the answer's own.
+    """Returns the definitions in a prompt of code besides `entry_point`. Tests may use them, and an answer
+    may not replace them.
 
     >>> helpers_of("x = 1\\ndef g(): return x\\ndef f():", "f")
     'x = 1\\n\\ndef g():\\n    return x'
@@ -182,10 +184,11 @@ def helpers_of(prompt: str, entry_point: str | None) -> str:
 
 
 def code_of(completion: str, prompt: str, entry_point: str | None = None) -> str:
-    """The program that a completion means: its last block of code that defines the function, or all of it.
+    """Returns the program that a completion means: its last block of code that defines the function, or all
+    of it.
 
-    Where it does not define the function and the prompt begins it, it follows the prompt; else it gets what
-    the prompt imports and defines besides.
+    Where it does not define the function and the prompt begins it, it follows the prompt; else it gets the
+    prompt's imports and other definitions.
 
     >>> code_of("Here it is:\\n```python\\ndef f(): return 1\\n```\\nDone.", "Write f")
     'def f(): return 1\\n'
@@ -208,11 +211,11 @@ def _defines(code: str, name: str | None) -> bool:
 
 
 def _asked(prompt: Any) -> str:
-    """A prompt as text, whether it came as a string or as messages."""
+    """Returns a prompt as text, from a string or from messages."""
     return prompt if isinstance(prompt, str) else "".join(str(one.get("content") or "") for one in prompt)
 
 
 @cache
 def _source() -> str:
-    """The text that both ends begin with."""
+    """Returns the program text that runs first at both ends of the conversation."""
     return Path(remote_calls.__file__).read_text(encoding="utf-8")

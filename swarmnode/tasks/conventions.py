@@ -30,7 +30,7 @@ Judged = Callable[..., Any]
 
 @dataclass(slots=True)
 class SlimeSample:
-    """What a reward of slime reads of its `Sample`."""
+    """The attributes of slime's `Sample` that its rewards read."""
 
     prompt: Any
     response: str
@@ -43,7 +43,7 @@ class SlimeSample:
 
 
 def convention_of(function: Any) -> str | None:
-    """The trainer that a reward was written for, by its arguments; None: TRL's, or unknown.
+    """Returns the trainer that a reward was written for, judged by its arguments. None: TRL, or unknown.
 
     >>> convention_of(lambda solution_str, ground_truth: 1.0), convention_of(lambda completions: [1.0])
     ('verl', None)
@@ -59,8 +59,9 @@ def convention_of(function: Any) -> str | None:
 
 
 def adapted(function: Any, convention: str | None = None) -> Any:
-    """The same reward on TRL's contract. Without `convention`, what its arguments say; one that is TRL's, or
-    unknown, stays as it is. Raises TaskError for a convention that there is not."""
+    """Returns `function` adapted to TRL's contract. Without `convention` its arguments tell which one it has;
+    a function of TRL's or of an unknown convention is returned as it is. Raises TaskError for an unknown
+    name."""
     known = convention or convention_of(function)
     if known is None:
         return function
@@ -137,7 +138,7 @@ def _nanochat(found: Any) -> tuple[Any, Judged]:
 
 
 def _reward_of(found: Any) -> Any:
-    """The function itself, or the method of a Task or of its class."""
+    """Returns the function itself, or the method of a Task or of its class."""
     if inspect.isroutine(found):
         return found
     task: Any = cast(Any, found)() if inspect.isclass(found) else found
@@ -178,12 +179,12 @@ def _score(result: object) -> Any:
 
 
 def _number(result: object) -> Any:
-    """The score out of what verl calls a result: a number, or a dictionary with more to tell."""
+    """Returns the score in a verl result, which is a number or a dictionary with more to tell."""
     return cast(Columns, result).get("score") if isinstance(result, Mapping) else result
 
 
 def _solved(prompt: Any, row: Columns) -> list[Message]:
-    """The conversation with its right answer, as nanochat's data sets have it."""
+    """Returns the conversation with its right answer, as nanochat's data sets have it."""
     asked: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     answer = row.get("answer")
     return asked if answer is None else [*asked, {"role": "assistant", "content": answer}]

@@ -23,23 +23,23 @@ _LEVEL_SHIFT = 56
 MAX_LEVELS = (1 << 63 >> _LEVEL_SHIFT) - 1
 
 ENOUGH_ANSWERS = 64
-"""Before so many at one level nothing is decided."""
+"""Fewest answers at one level before the level may change."""
 
 UP, DOWN = 0.75, 0.1
-"""The share of passed answers from which the next level is asked, and up to which the one before."""
+"""Shares of passed answers: from UP on the next level is asked, up to DOWN the one before."""
 
 PASSING_REWARD = 1.0
 
 
 class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a policy stands in one task, counted from 0, and how its answers there did lately."""
+    """The level of a policy in one task, counted from 0, and its recent success there."""
 
     level: int = 0
     passes: float = 0.0
     answers: float = 0.0
 
     def after(self, rewards: Sequence[float], levels: int) -> "Level":
-        """The level once these answers are counted, of a task that has so many.
+        """Returns the level after these answers, in a task of `levels` levels.
 
         >>> Level().after([1.0] * 64, levels=3).level, Level(2).after([0.0] * 64, levels=3).level
         (1, 1)
@@ -56,7 +56,7 @@ class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def at_level(seed: int, level: int) -> int:
-    """The seed that draws at a level.
+    """Returns the seed that draws at this level.
 
     >>> level_of(at_level(2**63 - 1, 4), index=0, levels=10), level_of(7, index=3, levels=10)
     (4, 3)
@@ -65,13 +65,14 @@ def at_level(seed: int, level: int) -> int:
 
 
 def level_of(seed: int, index: int, levels: int) -> int:
-    """The level of an example of a task that has so many: what the seed says, or all in turn."""
+    """Returns the level of an example in a task of `levels` levels: the seed's own, or else every level in
+    turn."""
     said = seed >> _LEVEL_SHIFT
     return (said - 1 if said else index) % levels
 
 
 class Curriculum:
-    """Where one policy stands in the tasks that have levels."""
+    """The levels of one policy in all tasks that have a curriculum."""
 
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         self._tasks = tasks
@@ -81,16 +82,16 @@ class Curriculum:
 
     @property
     def levels(self) -> dict[str, int]:
-        """The level that each task asks at now."""
+        """Returns the level that each task asks at now."""
         return {name: level.level for name, level in self._levels.items()}
 
     def begin(self, number: int) -> None:
-        """A round begins; all before the last one are trained on."""
+        """Begins a round; all rounds before the last one are trained on."""
         self._before = {n: levels for n, levels in self._before.items() if n >= number - 1}
         self._before[number] = self._levels
 
     def end(self, groups: Sequence[RolloutGroup]) -> None:
-        """Move on after a round's groups."""
+        """Moves the levels on after a round's groups."""
         after = levels_after(self._levels, self._tasks, groups)
         for name, level in after.items():
             if level.level != self._levels[name].level:
@@ -98,12 +99,13 @@ class Curriculum:
         self._levels = after
 
     def state(self, number: int | None) -> bytes:
-        """Where the policy stood when a round began, for a checkpoint; None: where it stands."""
+        """Returns the levels as of the beginning of a round, for a checkpoint. `number` None: the levels
+        now."""
         levels = self._levels if number is None else self._before.get(number, self._levels)
         return msgspec.msgpack.encode(levels)
 
     def restore(self, saved: bytes) -> None:
-        """Go on from a `state`. Raises msgspec.DecodeError."""
+        """Restores the levels of a `state`. Raises msgspec.DecodeError."""
         found = msgspec.msgpack.decode(saved, type=dict[str, Level])
         self._levels = {name: found.get(name, level) for name, level in self._levels.items()}
 
@@ -111,7 +113,7 @@ class Curriculum:
 def levels_after(
     before: Mapping[str, Level], tasks: Mapping[str, Task], groups: Iterable[RolloutGroup]
 ) -> dict[str, Level]:
-    """Where it stands after a round. Groups that were asked at another level do not count."""
+    """Returns the levels after a round. Groups asked at another level than the policy's own do not count."""
     rewards: dict[str, list[float]] = {name: [] for name in before}
     for group in groups:
         key = group.example.key

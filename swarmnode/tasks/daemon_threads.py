@@ -17,11 +17,11 @@ from swarmnode.tasks.work_clock import WorkClock, on_the_clock
 T = TypeVar("T")
 
 SHORTEST_WAIT_S = 0.01
-"""A clock that stands may have next to nothing left."""
+"""Shortest wait for the work, in seconds: a clock that stands still may have next to nothing left."""
 
 
 class ThreadWork(Future[T]):
-    """What becomes of work in a thread of its own."""
+    """The future of work that runs in a thread of its own."""
 
     def __init__(self, clock: WorkClock | None = None) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ThreadWork(Future[T]):
 def in_daemon_thread(
     work: Callable[[], T], limit_s: float = math.inf, now: Callable[[], float] = time.monotonic
 ) -> ThreadWork[T]:
-    """Start `work` in a thread that never holds up the exit of the process, as those of an executor would.
+    """Starts `work` in a thread that never holds up the exit of the process, as those of an executor would.
     `limit_s`: how long its caller lets it be at work, by the clock `now`.
 
     A thread cannot be ended: one that overruns is left behind. What work raises is the result's exception; an

@@ -37,11 +37,11 @@ from swarmnode.types import Example, ExampleKey, Message, messages_of
 MAX_ROWS = 2_000_000
 
 MAX_KEPT_BYTES = 2 << 30
-"""Rows stay in the memory of each process of the task."""
+"""Largest data set, in bytes: its rows stay in the memory of each process of the task."""
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "input", "query")
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
-"""Where no setting says otherwise, the first of these that a set has."""
+"""Column names of the right answer: without a setting, the first of them that a data set has."""
 
 OPTIONS = ("reward", "weight", "judge", "prompt", "answer", "system", "split", "private", "evaluation")
 
@@ -62,7 +62,7 @@ class DataTask:
 
     @property
     def judges_groups(self) -> bool:
-        """Whether its rewards compare the answers of a group."""
+        """True if a reward compares the answers of a group."""
         return judge_groups(self.rewards)
 
     @property
@@ -70,17 +70,18 @@ class DataTask:
         return len(self.evaluation)
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """All rows once, in this seed's order; those of the evaluation set in their own."""
+        """Yields all rows once, in this seed's order; those of the evaluation set in their own."""
         for index, row in enumerate(drawn(self.rows, self.evaluation, f"{self.name}/{self.version}", seed)):
             yield read_row(row, ExampleKey(self.name, self.version, seed, index), self.name)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """What the rewards say. Raises TaskError."""
+        """Returns the rewards' scores. Raises TaskError."""
         return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
 
 def load_data(spec: TaskSpec) -> DataTask:
-    """Read a data set, check every row, load its rewards. Raises TaskError, with the place of a bad row."""
+    """Reads a data set, checks every row and loads its rewards. Raises TaskError, with the place of a bad
+    row."""
     spec.only(*OPTIONS)
     named = spec.options.get("reward", ())
     elsewhere = named == JUDGED_ELSEWHERE
@@ -113,8 +114,8 @@ def load_data(spec: TaskSpec) -> DataTask:
 
 
 def packed_rows(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> list[bytes]:
-    """Rows, each checked and packed; `exact`: the judge is exact match. Raises TaskError, with the place of a
-    bad row."""
+    """Returns rows, each checked and packed; `exact`: the judge is exact match. Raises TaskError, with the
+    place of a bad row."""
     name, kept = name_of(spec), 0
     found: list[bytes] = []
     for place, row in _prepared(take(rows, MAX_ROWS, name), spec, exact=exact):
@@ -126,7 +127,7 @@ def packed_rows(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> li
 
 
 def without(rows: Sequence[bytes], evaluation: Sequence[bytes]) -> Sequence[bytes]:
-    """The rows whose question is not asked in the evaluation set, too."""
+    """Returns the rows whose question is not in the evaluation set."""
     if not evaluation:
         return rows
     measured = set(prompts_of(evaluation))
@@ -134,12 +135,12 @@ def without(rows: Sequence[bytes], evaluation: Sequence[bytes]) -> Sequence[byte
 
 
 def prompts_of(rows: Iterable[bytes]) -> Iterator[str]:
-    """What packed rows ask."""
+    """Yields the prompts of packed rows."""
     return (user_text(msgspec.msgpack.decode(row)["prompt"], "a row") for row in rows)
 
 
 def digest_of(rows: Iterable[bytes], evaluation: Sequence[bytes]) -> str:
-    """One digest of packed rows and of those they are measured with."""
+    """Returns one digest of packed rows and of their evaluation set."""
     digest = hashlib.blake2b(digest_size=8)
     for row in rows:
         digest.update(len(row).to_bytes(4, "little") + row)
@@ -150,14 +151,15 @@ def digest_of(rows: Iterable[bytes], evaluation: Sequence[bytes]) -> str:
 
 
 def drawn(rows: Sequence[bytes], evaluation: Sequence[bytes], name: str, seed: int) -> Iterator[Any]:
-    """The rows once in the order of this seed, or the evaluation set in its own."""
+    """Yields the rows once, in the order of this seed; for EVALUATION_SEED the evaluation set in its own
+    order."""
     if seed == EVALUATION_SEED:
         return map(msgspec.msgpack.decode, evaluation)
     return (msgspec.msgpack.decode(rows[number]) for number in shuffled(f"{name}/{seed}", len(rows)))
 
 
 def name_of(spec: TaskSpec) -> str:
-    """A task is called after its file or folder, or after the set on the hub with subset and split.
+    """Returns the name of a data set's task: its file or folder, or the hub's set with subset and split.
 
     >>> name_of(TaskSpec(TaskKind.HUB, "openai/gsm8k/main:test"))
     'gsm8k-main-test'
@@ -170,8 +172,8 @@ def name_of(spec: TaskSpec) -> str:
 
 
 def shuffled(name: str, count: int) -> Iterator[int]:
-    """The numbers from 0 to `count` in an order that follows from `name`, on every machine; the first ones
-    cost nothing of the rest.
+    """Yields the numbers from 0 to `count` in an order that follows from `name`, on every machine; the first
+    ones cost nothing of the rest.
 
     >>> list(shuffled("a", 5)), list(shuffled("b", 5))
     ([3, 1, 0, 2, 4], [4, 1, 3, 2, 0])
@@ -188,7 +190,7 @@ def shuffled(name: str, count: int) -> Iterator[int]:
 
 
 def _prepared(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> Iterator[PlacedRow]:
-    """Rows with a `prompt` and, where there is one, an `answer`. Raises TaskError."""
+    """Yields rows with a `prompt` and, where there is one, an `answer`. Raises TaskError."""
     prompt_column, answer_column = spec.one("prompt"), spec.one("answer")
     first = True
     for place, row in rows:
@@ -230,7 +232,8 @@ def _prepare(row: Columns, prompt_column: str, answer_column: str | None, place:
 
 
 def with_system(system: str, prompt: Any, place: object) -> list[Message]:
-    """A prompt as a conversation that the system begins. Raises TaskError where it has begun it already."""
+    """Returns a prompt as a conversation that the system begins. Raises TaskError if it has begun it
+    already."""
     messages = messages_of(user_text(prompt, place))
     if messages[0]["role"] in ("system", "developer"):
         raise TaskError(f"{place} has a message of the system already", hint="leave out tasks.system_prompt")

@@ -26,8 +26,8 @@ MOST_TEXTS = 16
 
 Texts = str | Sequence[str] | None
 GivenDemonstrations = Callable[[Example], Texts] | Mapping[str, Texts] | Sequence[Mapping[str, Any]]
-"""A function of the example; texts by prompt; or rows with a prompt, what the judge needs, and a column
-`demonstration`."""
+"""Forms of given demonstrations: a function of the example; texts by prompt; or rows with a prompt, what the
+judge needs, and a column `demonstration`."""
 
 
 @runtime_checkable
@@ -42,11 +42,11 @@ class Demonstrations:
     """The demonstrations of a node's tasks."""
 
     def __init__(self, given: GivenDemonstrations | None = None) -> None:
-        """`given`: besides those that examples and tasks bring."""
+        """`given`: demonstrations besides those of the examples and of the tasks."""
         self._given = given
 
     def of(self, task: Task, example: Example) -> tuple[str, ...]:
-        """The texts that are there for an example. Raises TaskError."""
+        """Returns the demonstrations of an example. Raises TaskError."""
         found = _texts(example.columns.get(COLUMN), example.prompt)
         for given in self._sources(task):
             if callable(given):
@@ -56,7 +56,7 @@ class Demonstrations:
         return found[:MOST_TEXTS]
 
     def rows(self, task: Task) -> Iterator[Example]:
-        """The examples that were given whole, those left out that nobody may train on. Raises TaskError."""
+        """Returns the examples that were given whole, without held-out ones. Raises TaskError."""
         rows = [row for given in self._sources(task) for row in _rows(given)]
         measured: set[str] = set()
         if rows and evaluation_size_of(task):
@@ -91,7 +91,7 @@ def _rows(given: GivenDemonstrations) -> list[Any]:
 
 
 def _texts(value: object, prompt: str) -> tuple[str, ...]:
-    """One text or several, as several. Raises TaskError."""
+    """Returns one text or several as several. Raises TaskError."""
     if value is None or value == "":
         return ()
     if isinstance(value, str):

@@ -1,14 +1,4 @@
-"""What tells one judge from another: digests of functions, of which the versions of tasks are made.
-
-data.py (--set tasks.reward=file.py:f), functions.py (Node(..., reward=f)) -> [judged_version] -> Task.version
-
-A function is told by its own source and by what it uses of its module: other functions, classes, numbers,
-texts; and by what it uses of the modules that lie beside its own. Not by its file, so that a script and a
-command line that name one reward mean one version, however the script runs the node; and not by what is
-installed. An object that is called, a bound method and a partial are told by what they carry, too.
-
-A task file is told by its whole text, and so are the modules beside it that it imports at its top.
-"""
+"""Digests of functions: they tell one judge from another, and the versions of tasks are made of them."""
 
 import hashlib
 import inspect
@@ -29,8 +19,8 @@ Function = Callable[..., Any]
 
 
 def judged_version(version: str, rewards: Mapping[str, Function]) -> str:
-    """The version of a task's examples with these judges: the same wherever the judges were named, and in any
-    order. Another weight is another judge."""
+    """Returns the version of a task's examples with these judges. It does not depend on where the judges were
+    named, nor on their order; another weight gives another version."""
     texts = [(source_of(reward), weight_of(name)) for name, reward in rewards.items()]
     return digest_of_texts(
         [version, *sorted(text if weight == 1 else f"{weight!r} {text}" for text, weight in texts)]
@@ -38,7 +28,7 @@ def judged_version(version: str, rewards: Mapping[str, Function]) -> str:
 
 
 def digest_of_texts(texts: Iterable[str]) -> str:
-    """One digest of several texts."""
+    """Returns one digest of several texts."""
     digest = hashlib.blake2b(digest_size=8)
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
@@ -47,8 +37,9 @@ def digest_of_texts(texts: Iterable[str]) -> str:
 
 
 def source_of(function: Function) -> str:
-    """What a function does, as text: its source, that of what it uses of its module, and what it closes over.
-    Where there is no source, its byte code, which differs between versions of Python.
+    """Returns a text that identifies a function's behaviour: its source, the source of the names that it uses
+    of its module, and the values that it closes over. Without a source its byte code is taken, which differs
+    between versions of Python.
 
     >>> source_of(source_of) == source_of(digest_of_texts)
     False
@@ -75,8 +66,8 @@ def source_of(function: Function) -> str:
 
 
 def sources_beside(module: ModuleType) -> list[str]:
-    """The texts of the modules that lie beside this one and that it uses, and of those that they use in turn,
-    in the order of their names."""
+    """Returns the texts of the modules that lie beside this one and that it uses, and of those that they use
+    in turn, in the order of their names."""
     found: dict[str, ModuleType] = {}
     waiting = [module]
     while waiting:
@@ -96,11 +87,12 @@ def _module_of(value: object) -> ModuleType | None:
 
 
 _NEVER_BESIDE = frozenset({"swarmnode", "rewards", *sys.stdlib_module_names})
-"""Ours, even where somebody works in a clone, and Python's: every node has them, wherever they lie."""
+"""Packages that never count as files beside a task: ours, even in a clone, and Python's. Every node has
+them."""
 
 
 def _lies_beside(used: ModuleType, home: ModuleType) -> bool:
-    """Whether a module is a file in the folder of another, or further down, that nobody installed."""
+    """Returns True if `used` is a file in the folder of `home` or below it, and not an installed package."""
     theirs, ours = getattr(used, "__file__", None), getattr(home, "__file__", None)
     if theirs is None or ours is None or used is home or used.__name__.partition(".")[0] in _NEVER_BESIDE:
         return False
@@ -112,8 +104,8 @@ def _lies_beside(used: ModuleType, home: ModuleType) -> bool:
 
 
 def _carried(function: Function) -> Iterator[Any]:
-    """What was written, inside of what others are wrapped around, and what it carries: the arguments of a
-    partial, the attributes of an object that is called or whose method is."""
+    """Yields the function inside all wrappers and the values that it carries: the arguments of a partial, the
+    attributes of a callable object or of a method's object."""
     inner: Any = inspect.unwrap(function)
     if isinstance(inner, partial):
         bound = cast(partial[Any], inner)
@@ -131,7 +123,7 @@ def _carried(function: Function) -> Iterator[Any]:
 
 
 def _attributes(value: object) -> Iterator[Any]:
-    """Names and values of what a person's object holds; ours say by themselves what tells them apart."""
+    """Yields names and values of a user's object. Objects of ours state their identity themselves."""
     if not type(value).__module__.startswith("swarmnode."):
         yield from (part for pair in sorted(getattr(value, "__dict__", {}).items()) for part in pair)
 
@@ -156,7 +148,8 @@ def _own_source(value: Any) -> str:
 
 
 def _used(value: Any) -> Iterator[Any]:
-    """What a function or the methods of a class use of their module, and what they close over."""
+    """Yields the objects of its module that a function or a class's methods use, and the values that they
+    close over."""
     functions = filter(inspect.isfunction, vars(value).values()) if inspect.isclass(value) else [value]
     for function in map(inspect.unwrap, functions):
         if not inspect.isfunction(function):
@@ -179,7 +172,8 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _plain(value: object) -> str | None:
-    """A number, a text, a pattern, or lists and dictionaries of such, as text. None: it is something else."""
+    """Returns a number, a text, a pattern, or lists and dictionaries of them as text. None: the value is
+    something else."""
     if value is None:
         return None
     if isinstance(value, re.Pattern):

@@ -16,20 +16,20 @@ from swarmnode.tasks.task import Task
 from swarmnode.types import Example
 
 SEEDS = (0, 1, 2**40)
-"""Seeds that are drawn: two neighbours, and one that does not fit in 32 bits."""
+"""Seeds of the digest: two neighbours, and one that does not fit in 32 bits."""
 
 EXAMPLES_PER_SEED = 200
 
 
 def draw(task: Task) -> Iterator[Example]:
-    """The examples that a task is judged by."""
+    """Returns the examples that the digest is made of."""
     for seed in SEEDS:
         yield from islice(task.examples(seed), EXAMPLES_PER_SEED)
 
 
 def draw_digest(task: Task) -> Digested:
-    """One digest of everything that is drawn: prompts, columns and their order. Of what is no data (an object
-    of a class) only its type can be compared."""
+    """Returns one digest of everything drawn: prompts, columns and their order. A column that is no data (an
+    object of a class) counts by its type only."""
     state = hashlib.blake2b(digest_size=16)
     no_data: dict[str, str] = {}
     for example in draw(task):
@@ -43,7 +43,7 @@ def draw_digest(task: Task) -> Digested:
 
 
 def is_data(value: Any) -> bool:
-    """Whether a column can be written down."""
+    """Returns True if a column's value can be written as msgpack."""
     try:
         msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError):

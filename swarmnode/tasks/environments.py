@@ -1,14 +1,5 @@
-"""What people have as environments, as a task that answers back (task.Environment).
-
-file with tools = [...] or environment = Class, sn.Node(tools=..., environment=...) -> [with_environment]
-  -> EnvironmentTask -> worker.py -> scheduler: observe(...), then score(...)
-a transcript -> [conversation] -> messages -> rewards on TRL's contract
-
-An episode lives in this process from its first turn to its score, found by the example and by what has been
-said in it. One that is gone (the process was started again, too many waited) is played again from what the
-policy said, where the environment promises to answer the same (`exchangeable = True`); else it has no reward.
-Functions without an environment keep nothing, so there is nothing to lose.
-"""
+"""Environments as people have them (tools, `step`, `reset`), made into tasks that answer back
+(task.Environment)."""
 
 import hashlib
 import inspect
@@ -22,8 +13,8 @@ from swarmnode.chat import Turn, chat_text, transcript, turns_of
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.episodes import (
     Episode,
+    EpisodeKey,
     LiveEpisodes,
-    Place,
     StepEpisode,
     ToolEpisode,
     begin,
@@ -41,44 +32,45 @@ from swarmnode.tasks.tools import Tool, parameters_of, tools_from
 from swarmnode.types import Example, Message, messages_of, tools_of
 
 MOST_TURNS = 8
-"""Turns of the policy, where the environment does not say."""
+"""Turns that a policy has, if the environment sets no number."""
 
 MAX_TURNS = 64
-"""The most that an environment may grant."""
+"""Most turns that an environment may grant."""
 
 MAX_SCORED = 4096
-"""Episodes whose scores are kept: a group may be judged again with more answers beside them."""
+"""Episodes with remembered scores: a group may be judged again with more answers beside them."""
 
 OWN_REWARD = "environment"
 """The name of the reward that an environment gives by itself."""
 
 BLANK = "."
-"""The question of examples that nobody wrote: what `reset` says takes its place."""
+"""Placeholder question of examples without one: the text of `reset` takes its place."""
 
 Lock = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentParts:
-    """What a file or a script says of its environment."""
+    """The environment of a task file or of a script, in parts."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
     """Functions that every example offers."""
     factories: Mapping[str, Callable[[], Any]] = field(default_factory=dict[str, Callable[[], Any]])
-    """What makes an environment, by the column `environment`; one under "" where there is one for all."""
+    """Factories of environments, by the value of the column `environment`; the key "" is the one for all
+    examples."""
     action: Callable[[str], Any] | None = None
-    """Makes an action out of a turn, where `step` does not take the text."""
+    """Function that makes an action of a turn's text. None: `step` takes the text."""
     exchangeable: bool = False
     most_turns: int = MOST_TURNS
     asks_by_reset: bool = False
-    """There are no examples: what is asked is what `reset` says."""
+    """True if there are no examples and the text of `reset` is the question."""
 
 
 def parts_of(
     tools: Iterable[object] | None, environment: Any, said: Mapping[str, Any], *, asks_by_reset: bool = False
 ) -> EnvironmentParts:
-    """The parts, checked. `said`: what else the file says (`exchangeable`, `most_turns`, `action`); what it
-    does not say, a single environment may. Raises TaskError."""
+    """Returns the parts, checked. `said`: further settings of the file (`exchangeable`, `most_turns`,
+    `action`); those that it lacks are read from a single environment. Raises TaskError."""
     if environment is None:
         factories = dict[str, Any]()
     elif isinstance(environment, Mapping):
@@ -110,7 +102,8 @@ def parts_of(
 
 
 def judge_themselves(parts: EnvironmentParts) -> bool:
-    """Whether these environments say how it went; one of each is made. Raises TaskError."""
+    """Returns True if all of these environments give a reward themselves. Makes one instance of each. Raises
+    TaskError."""
     made = [called("making an instance", _without_arguments(one)) for one in parts.factories.values()]
     for one in made:
         if not hasattr(one, "reset"):
@@ -122,7 +115,7 @@ def judge_themselves(parts: EnvironmentParts) -> bool:
 
 
 def _without_arguments(factory: Callable[..., Any]) -> Callable[[], Any]:
-    """The same. Raises TaskError where it takes arguments, as nobody passes any."""
+    """Returns `factory`. Raises TaskError if it cannot be called without arguments."""
     try:
         inspect.signature(factory).bind()
     except TypeError as error:
@@ -137,7 +130,8 @@ def _without_arguments(factory: Callable[..., Any]) -> Callable[[], Any]:
 
 
 def blank_rows(seed: int) -> Iterator[dict[str, Any]]:
-    """Examples of an environment that brings its own questions; `seed` is for its `reset`."""
+    """Yields examples for an environment that brings its own questions; the column `seed` is for its
+    `reset`."""
     for index in range(MAX_INDEX):
         name = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=4).digest()
         yield {"prompt": BLANK, "seed": int.from_bytes(name, "little") >> 1}
@@ -148,17 +142,17 @@ class EnvironmentTask:
     """A task file, or functions of a script, with an environment around its questions."""
 
     source: Task
-    """What draws the examples, before the environment has added to them."""
+    """Task that draws the examples before the environment has added to them."""
     rewards: Mapping[str, Reward]
     parts: EnvironmentParts
     lock: Lock
-    """One thread at a time runs the code of task files (task_lock)."""
+    """Lock that lets one thread at a time run the code of task files (task_lock)."""
     version: str
     live: LiveEpisodes = field(default_factory=LiveEpisodes)
-    scored: OrderedDict[Place, Mapping[str, float | None]] = field(
-        default_factory=OrderedDict[Place, Mapping[str, float | None]]
+    scored: OrderedDict[EpisodeKey, Mapping[str, float | None]] = field(
+        default_factory=OrderedDict[EpisodeKey, Mapping[str, float | None]]
     )
-    """What was said of episodes that are over, for who asks again."""
+    """Scores of finished episodes, for judging them again."""
 
     @property
     def name(self) -> str:
@@ -166,7 +160,7 @@ class EnvironmentTask:
 
     @property
     def exchangeable(self) -> bool:
-        """Whether others can play its episodes again, and would get the same scores."""
+        """True if other nodes can replay the episodes and would get the same scores."""
         return self.parts.exchangeable and are_exchangeable(self.rewards)
 
     @property
@@ -178,12 +172,12 @@ class EnvironmentTask:
         return evaluation_size_of(self.source)
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """The questions, with what `reset` says at their end and the tools that may be called."""
+        """Yields the questions, each with the text of `reset` at its end and the tools that may be called."""
         for example in self.source.examples(seed):
             yield self._asked(replace(example, key=replace(example.key, version=self.version)))
 
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
-        """What the environment says to the last of these turns. Raises TaskError, JudgementLost."""
+        """Returns the environment's answer to the last of these turns. Raises TaskError, JudgementLost."""
         with self.lock():
             episode = self._episode(example, turns[:-1])
             if episode is None:
@@ -191,7 +185,7 @@ class EnvironmentTask:
             return self._heard(episode, example, turns)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """What the rewards say of these transcripts; nothing of an episode that is gone."""
+        """Returns the rewards' scores of these transcripts, and none for an episode that is gone."""
         with self.lock():
             return self._scores(example, [as_turns(text) for text in completions])
 
@@ -216,7 +210,7 @@ class EnvironmentTask:
             self.live.end_all()
         return scores
 
-    def _remember(self, place: Place, scores: Mapping[str, float | None]) -> None:
+    def _remember(self, place: EpisodeKey, scores: Mapping[str, float | None]) -> None:
         self.scored[place] = scores
         if len(self.scored) > MAX_SCORED:
             self.scored.popitem(last=False)
@@ -258,8 +252,8 @@ class EnvironmentTask:
         return episode
 
     def _begun_as_asked(self, example: Example) -> Episode:
-        """A new episode of a question that was drawn: `reset` must say what it said then, or the policy is
-        asked about another game than it plays. Raises TaskError."""
+        """Returns a new episode of a drawn question. Raises TaskError if `reset` gives another text than when
+        the question was drawn: the policy would be asked about another game than it plays."""
         episode = self._begun(example)
         if not messages_of(example.prompt)[-1]["content"].endswith(episode.opening):
             raise TaskError(
@@ -269,7 +263,7 @@ class EnvironmentTask:
         return episode
 
     def _episode(self, example: Example, past: Sequence[Turn]) -> Episode | None:
-        """The episode in which this has been said and observed; None: it is gone."""
+        """Returns the episode with exactly these turns and observations, or None if it is gone."""
         if not self.parts.factories:
             return ToolEpisode(self.parts.tools)
         if not past:
@@ -290,8 +284,8 @@ class EnvironmentTask:
         return observed
 
     def _played(self, example: Example, turns: Sequence[Turn]) -> Episode | None:
-        """The episode with all these turns played, so that it can be scored. An action that no step has taken
-        yet is taken now; a tool that nobody called while it went on is not called for its score."""
+        """Returns the episode with all these turns played, ready to be scored. An action that no step has
+        taken yet is taken now; a tool that was not called during the episode is not called for its score."""
         if self.parts.factories and (whole := self.live.take(_place(example, turns), turns[-1].observed)):
             return whole
         episode, last = self._episode(example, turns[:-1]), turns[-1]
@@ -328,23 +322,23 @@ class RewardedEnvironment:
         return evaluation_size_of(self.task)
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """The other task's examples, under this task's version."""
+        """Yields the other task's examples, under this task's version."""
         for example in self.task.examples(seed):
             yield replace(example, key=replace(example.key, version=self.version))
 
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
-        """What the other task answers."""
+        """Returns the wrapped environment's answer."""
         key = replace(example.key, version=self.task.version)
         return self.task.observe(replace(example, key=key), turns)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """What these rewards say. Raises TaskError."""
+        """Returns the scores of these rewards. Raises TaskError."""
         rewards = rewards_for(self.rewards, example, held_out=holds_out(self, example))
         return score_turns(rewards, example, [as_turns(text) for text in completions], {})
 
 
 def version_with_environment(version: str) -> str:
-    """A node that would take the file for a task without turns must not exchange with us."""
+    """Returns a version that no node shares which takes the file for a task without turns."""
     return hashlib.blake2b(f"{version}/environment".encode(), digest_size=8).hexdigest()
 
 
@@ -352,7 +346,7 @@ def version_with_environment(version: str) -> str:
 
 
 def as_turns(text: str) -> tuple[Turn, ...]:
-    """The turns of a transcript; a text that is none is a single turn, as whoever tries a judge passes it.
+    """Returns the turns of a transcript. Any other text, such as a judge's probe, becomes a single turn.
 
     >>> as_turns("42")
     (Turn(said='42', observed=()),)
@@ -364,8 +358,8 @@ def as_turns(text: str) -> tuple[Turn, ...]:
 
 
 def conversation(example: Example, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """A completion as TRL has it: messages of the assistant, with `tool_calls` where it called tools, and
-    those that answered it."""
+    """Returns a completion as TRL has it: messages of the assistant, with `tool_calls` if it called tools,
+    and the messages that answered them."""
     known = {tool["function"]["name"]: parameters_of(tool) for tool in tools_of(example.prompt)}
     messages: list[dict[str, Any]] = []
     for turn in turns:
@@ -385,7 +379,7 @@ def conversation(example: Example, turns: Sequence[Turn]) -> list[dict[str, Any]
 
 
 def final_answers(example: Example, texts: Sequence[str]) -> list[str]:
-    """What the policy said last in these transcripts, as rewards read it."""
+    """Returns the policy's last message of each transcript, as rewards read it."""
     return [final_answer(conversation(example, as_turns(text))) for text in texts]
 
 
@@ -395,7 +389,7 @@ def score_turns(
     told: Sequence[Sequence[Turn]],
     given: Mapping[str, Sequence[Any]],
 ) -> list[Mapping[str, float | None]]:
-    """Score conversations with several named rewards. `given`: further arguments of TRL's contract, such as
+    """Scores conversations with several named rewards. `given`: further arguments of TRL's contract, such as
     `environments`. Raises TaskError."""
     if not told:
         return []
@@ -413,6 +407,7 @@ def score_turns(
     return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _place(example: Example, turns: Sequence[Turn]) -> Place:
-    """Where an episode is. The last answer of the environment is no part of it: a transcript may lack it."""
+def _place(example: Example, turns: Sequence[Turn]) -> EpisodeKey:
+    """Returns the key of an episode. The environment's last answer is not part of it: a transcript may lack
+    it."""
     return place_of(example.key, transcript([*turns[:-1], Turn(turns[-1].said)]))

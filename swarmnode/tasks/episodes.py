@@ -33,32 +33,32 @@ from swarmnode.tasks.tools import Tool, parameters_of, tools_from
 from swarmnode.types import Message
 
 MAX_OBSERVED_CHARS = 8192
-"""The longest answer of an environment; of a longer one the policy reads the beginning."""
+"""Longest answer of an environment, in characters; the policy reads the beginning of a longer one."""
 
 MAX_LIVE = 2048
-"""Episodes that wait for the policy's next turn; those that waited longest are given up for new ones."""
+"""Most episodes that wait for the policy's next turn; the oldest are given up for new ones."""
 
 MAX_WAIT_S = 3600.0
-"""So long an episode waits for its next turn, or to be scored."""
+"""Longest that an episode waits for its next turn or for its score, in seconds."""
 
 SPECIAL_METHODS = frozenset({"reset", "step", "state", "get_reward", "close", "render"})
 """Public methods of environments that are no tools."""
 
 
 class Episode(Protocol):
-    """A conversation that goes on."""
+    """A conversation with an environment that is not over yet."""
 
     opening: str
-    """What the environment says at the end of the question; often nothing."""
+    """Text of the environment at the end of the question; often empty."""
     environment: Any
-    """The user's object; None: there are only functions."""
+    """The user's object. None: the episode has only functions."""
 
     def hear(self, said: str) -> tuple[Message, ...] | None:
-        """What is answered to the policy's next turn; None: the episode is over."""
+        """Returns the answer to the policy's next turn. None: the episode is over."""
         ...
 
     def reward(self) -> float | None:
-        """What the environment itself says of how it went. Raises TaskError."""
+        """Returns the environment's own reward of the episode, None if it gives none. Raises TaskError."""
         ...
 
 
@@ -71,12 +71,12 @@ class ToolEpisode:
     opening: str = ""
 
     def hear(self, said: str) -> tuple[Message, ...] | None:
-        """A message of role `tool` for each call."""
+        """Returns a message of role `tool` for each call."""
         calls = read_turn(said, {name: parameters_of(tool.schema) for name, tool in self.tools.items()}).calls
         return tuple({"role": "tool", "content": self._answer(call)} for call in calls) or None
 
     def reward(self) -> float | None:
-        """What `get_reward` returns, where the environment has one."""
+        """Returns the result of the environment's `get_reward`, None if it has no such method."""
         if not hasattr(self.environment, "get_reward"):
             return None
         return as_number(called("get_reward()", self.environment.get_reward), "get_reward()")
@@ -98,7 +98,7 @@ class StepEpisode:
     _over: bool = False
 
     def hear(self, said: str) -> tuple[Message, ...] | None:
-        """What the step shows, as a message of role `user`."""
+        """Takes a step and returns its observation as a message of role `user`."""
         if self._over:
             return None
         try:
@@ -115,12 +115,12 @@ class StepEpisode:
         return None if self._over else _observed(observation_text(observation))
 
     def reward(self) -> float | None:
-        """The sum of the steps' rewards; None: no step gave one."""
+        """Returns the sum of the steps' rewards. None: no step gave one."""
         return self._return
 
 
 def begin(environment: Any, columns: Mapping[str, Any], action: Callable[[str], Any] | None) -> Episode:
-    """A new episode of an object that was just made. Raises TaskError where it cannot be reset."""
+    """Begins a new episode with a fresh object. Raises TaskError if it cannot be reset."""
     said = called("reset()", environment.reset, columns)
     if is_stepwise(environment):
         return StepEpisode(environment, action or action_of(environment), observation_text(_shown(said)))
@@ -128,7 +128,8 @@ def begin(environment: Any, columns: Mapping[str, Any], action: Callable[[str], 
 
 
 def is_stepwise(environment: Any) -> bool:
-    """Whether an object (or class) is played by `step`. One that returns a text is a tool like any other."""
+    """Returns True if an object (or class) is played by `step`. A `step` that returns a text is a tool like
+    any other."""
     step = getattr(environment, "step", None)
     if step is None:
         return False
@@ -139,7 +140,7 @@ def is_stepwise(environment: Any) -> bool:
 
 
 def _methods(environment: Any) -> dict[str, Tool]:
-    """The public methods of an environment, as tools."""
+    """Returns the public methods of an environment, as tools."""
     names = [name for name, _ in inspect.getmembers(cast(object, type(environment)), inspect.isfunction)]
     special = SPECIAL_METHODS - ({"step"} if not is_stepwise(environment) else set())
     return tools_from(
@@ -152,14 +153,14 @@ def _methods(environment: Any) -> dict[str, Tool]:
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of environments that are async: connections they open belong to it."""
+    """Returns the event loop of environments that are async: connections they open belong to it."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="environments", daemon=True).start()
     return loop
 
 
 def waited(result: Any) -> Any:
-    """What a function returned, once it is there."""
+    """Returns a result, awaited first if it is awaitable."""
     if not inspect.isawaitable(result):
         return result
 
@@ -173,7 +174,7 @@ def waited(result: Any) -> Any:
 
 
 def called(what: str, function: Callable[..., Any], columns: Mapping[str, Any] | None = None) -> Any:
-    """Call the user's code with those columns that it takes. Raises TaskError."""
+    """Calls the user's code with the columns that it takes. Raises TaskError."""
     try:
         return waited(function(**accepted(function, columns or {})))
     except (Exception, SystemExit) as error:
@@ -182,7 +183,7 @@ def called(what: str, function: Callable[..., Any], columns: Mapping[str, Any] |
 
 
 def heard(tool: Callable[..., Any], **arguments: Any) -> str:
-    """What a tool returns, or what it raises, as the policy reads it."""
+    """Calls a tool and returns its result or its error as a text for the policy."""
     try:
         return text_of(waited(tool(**arguments)))
     except (Exception, SystemExit) as error:  # noqa: BLE001  for the policy to read, as TRL has it
@@ -190,7 +191,7 @@ def heard(tool: Callable[..., Any], **arguments: Any) -> str:
 
 
 def accepted(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that a function takes by name."""
+    """Returns the columns that a function takes by name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -201,7 +202,8 @@ def accepted(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[s
 
 
 def action_of(environment: Any) -> Callable[[str], Any]:
-    """How a turn becomes an action: the text itself, or the class that `step` is annotated with."""
+    """Returns the function that makes an action of a turn: `str`, or the class that `step` is annotated
+    with."""
     try:
         hints = get_type_hints(environment.step)
         names = list(inspect.signature(environment.step).parameters)
@@ -214,7 +216,8 @@ def action_of(environment: Any) -> Callable[[str], Any]:
 
 
 def _made(kind: type[Any], said: str) -> Any:
-    """An action of a class with fields: out of JSON, or of a text where it has a single one to fill."""
+    """Returns an action of a class with fields, read from JSON, or from plain text if it has a single field
+    to fill."""
     text = said.rpartition("</think>")[2].strip()
     if kind in (int, float):
         return kind(text[:64])
@@ -236,7 +239,8 @@ def _made(kind: type[Any], said: str) -> Any:
 
 
 def step_result(result: Any) -> tuple[Any, float | None, bool]:
-    """Observation, reward and whether it is over, of what a step returned. Raises TaskError.
+    """Returns observation, reward and whether the episode is over, from the result of a step. Raises
+    TaskError.
 
     >>> step_result(("hot", 0.5, False, {}))
     ('hot', 0.5, False)
@@ -255,7 +259,7 @@ def step_result(result: Any) -> tuple[Any, float | None, bool]:
 
 
 def _shown(result: Any) -> Any:
-    """The observation in what `reset` or `step` returned."""
+    """Returns the observation in a result of `reset` or `step`."""
     match result:
         case (observation, _):
             return observation
@@ -264,7 +268,7 @@ def _shown(result: Any) -> Any:
 
 
 def as_number(value: Any, what: str) -> float | None:
-    """A reward as an environment gives it. Raises TaskError for what is none."""
+    """Returns an environment's reward as a number. Raises TaskError for anything else."""
     if value is None:
         return None
     number = _scalar(value)
@@ -274,7 +278,7 @@ def as_number(value: Any, what: str) -> float | None:
 
 
 def _scalar(value: Any) -> Any:
-    """A number of numpy's or a tensor's as Python has it; anything else as it is."""
+    """Returns a number of numpy's or a tensor's as a Python number, and any other value as it is."""
     item = getattr(value, "item", None)
     try:
         return item() if callable(item) else value
@@ -291,7 +295,7 @@ HIDDEN = frozenset({"done", "reward", "metadata"})
 
 
 def text_of(value: Any) -> str:
-    """What a tool returned, or `reset` beside tools, as the policy reads it.
+    """Returns the result of a tool, or of `reset` beside tools, as text for the policy.
 
     >>> text_of({"board": "..x", "done": False}), text_of(7), text_of(None)
     ('{"board": "..x", "done": false}', '7', '')
@@ -304,7 +308,7 @@ def text_of(value: Any) -> str:
 
 
 def observation_text(value: Any) -> str:
-    """What `step` or `reset` showed, as the policy reads it: without what is not for it.
+    """Returns the observation of `step` or `reset` as text for the policy, without the HIDDEN fields.
 
     >>> observation_text({"board": "..x", "done": False}), observation_text({"x": 1, "reward": 2.0})
     ('..x', '{"x": 1}')
@@ -320,7 +324,7 @@ def observation_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The fields of a record, as a dictionary; anything else as it is."""
+    """Returns the fields of a record as a dictionary, and any other value as it is."""
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump()
@@ -330,7 +334,7 @@ def _plain(value: Any) -> Any:
 
 
 def bounded(text: str) -> str:
-    """A text that can be written down, no longer than a policy is shown."""
+    """Returns a text that can be encoded, cut to the length that a policy is shown."""
     if len(text) > MAX_OBSERVED_CHARS:
         text = f"{text[:MAX_OBSERVED_CHARS]} ... ({len(text)} characters)"
     return text.encode(errors="replace").decode()
@@ -342,13 +346,13 @@ def _observed(text: str) -> tuple[Message, ...]:
 
 # ---- episodes between two turns ----
 
-Place = tuple[object, bytes]
-"""Which example, and what was said and observed before the last answer of the environment."""
+EpisodeKey = tuple[object, bytes]
+"""Key of an episode: the example, and a digest of its transcript before the environment's last answer."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    place: Place
+    place: EpisodeKey
     observed: tuple[Message, ...]
     episode: Episode
     since: float
@@ -356,20 +360,22 @@ class _Waiting:
 
 @dataclass(slots=True)
 class LiveEpisodes:
-    """Episodes that wait, found by what has been said in them. Two that came to the same point are alike."""
+    """Episodes that wait for the next turn, found by their transcripts. Two that came to the same point are
+    interchangeable."""
 
     clock: Callable[[], float] = time.monotonic
     of_one_example: bool = False
-    """Those of another example end with the first of a new one: nobody comes back to a stranger's."""
+    """True if the first episode of another example ends all of the one before: nobody comes back to a
+    stranger's."""
     _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict[int, _Waiting])
-    _at: dict[Place, list[int]] = field(default_factory=dict[Place, list[int]])
+    _at: dict[EpisodeKey, list[int]] = field(default_factory=dict[EpisodeKey, list[int]])
     _serial: int = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, place: Place, observed: tuple[Message, ...], episode: Episode) -> None:
-        """Keep an episode; `observed`: what it answered last."""
+    def put(self, place: EpisodeKey, observed: tuple[Message, ...], episode: Episode) -> None:
+        """Keeps an episode. `observed`: its last answer."""
         now = self.clock()
         if self.of_one_example and any(one.place[0] != place[0] for one in islice(self._waiting.values(), 1)):
             self.end_all()
@@ -379,15 +385,15 @@ class LiveEpisodes:
         while len(self._waiting) > MAX_LIVE or next(iter(self._waiting.values())).since < now - MAX_WAIT_S:
             close(self._pop(next(iter(self._waiting))).episode)
 
-    def take(self, place: Place, observed: tuple[Message, ...] = ()) -> Episode | None:
-        """The episode at this point that answered so, or anything where that is not known."""
+    def take(self, place: EpisodeKey, observed: tuple[Message, ...] = ()) -> Episode | None:
+        """Returns an episode at this point with this last answer, or with any if the answer is not known."""
         for serial in self._at.get(place, ()):
             if not observed or self._waiting[serial].observed == observed:
                 return self._pop(serial).episode
         return None
 
     def end_all(self) -> None:
-        """Let go of every episode."""
+        """Lets go of every episode."""
         while self._waiting:
             close(self._pop(next(iter(self._waiting))).episode)
 
@@ -400,18 +406,18 @@ class LiveEpisodes:
         return waiting
 
 
-def place_of(key: object, transcript: str) -> Place:
-    """Where an episode is."""
+def place_of(key: object, transcript: str) -> EpisodeKey:
+    """Returns the key of an episode."""
     return key, hashlib.blake2b(transcript.encode(errors="replace"), digest_size=16).digest()
 
 
 def close(episode: Episode) -> None:
-    """Let an environment go; connections and processes of one that can be closed end."""
+    """Closes an environment with its connections and processes, if it can be closed."""
     ending = getattr(episode.environment, "close", None)
     if ending is not None:
         heard(ending)
 
 
 def own_tools(opened: Episode) -> Iterable[Tool]:
-    """The tools of an episode; one that is played by `step` has none."""
+    """Returns the tools of an episode; one that is played by `step` has none."""
     return opened.tools.values() if isinstance(opened, ToolEpisode) else ()

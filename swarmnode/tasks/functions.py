@@ -43,20 +43,20 @@ from swarmnode.tasks.task import (
 from swarmnode.types import Example
 
 Rows = Iterable[Any]
-"""Examples as they are, in the forms that `examples(seed)` may yield: a list, a set of `datasets`, a data
+"""Examples as plain data, in the forms that `examples(seed)` may yield: a list, a set of `datasets`, a data
 frame, a generator; or several splits by their names."""
 
 RewardSpec = Reward | str
 """A function on TRL's contract, or the name of one: `exact_match`, `file.py:function`, `module:function`."""
 
 NAMELESS = frozenset({"examples", "<lambda>"})
-"""Names of functions that say nothing about their task."""
+"""Function names that make no name for a task."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardedTask:
-    """The examples of one task, judged by other rewards. Another judge is another version: who has only one
-    of the two exchanges nothing with us."""
+    """The examples of one task, judged by other rewards. Its version differs, so it exchanges nothing with
+    nodes that have only the original."""
 
     task: Task
     rewards: Mapping[str, Reward]
@@ -68,17 +68,18 @@ class RewardedTask:
 
     @property
     def exchangeable(self) -> bool:
-        """Whether the other task is, and others would get the same scores of single answers."""
+        """True if the wrapped task is exchangeable and these rewards score single answers alike on every
+        node."""
         return is_exchangeable(self.task) and are_exchangeable(self.rewards)
 
     @property
     def levels(self) -> int:
-        """As many levels as the other task has."""
+        """Number of levels of the wrapped task."""
         return levels_of(self.task)
 
     @property
     def evaluation_size(self) -> int:
-        """As many examples as the other task has in an evaluation set of its own."""
+        """Number of examples in the wrapped task's own evaluation set."""
         return evaluation_size_of(self.task)
 
     @property
@@ -88,16 +89,16 @@ class RewardedTask:
 
     @property
     def judges_groups(self) -> bool:
-        """Whether these rewards compare the answers of a group."""
+        """True if a reward compares the answers of a group."""
         return judge_groups(self.rewards)
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """The other task's examples, under this task's version."""
+        """Yields the other task's examples, under this task's version."""
         for example in self.task.examples(seed):
             yield replace(example, key=replace(example.key, version=self.version))
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """What these rewards say. Raises TaskError."""
+        """Returns the scores of these rewards. Raises TaskError."""
         return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
 
@@ -110,11 +111,11 @@ def as_task(
     weights: Sequence[float] = (),
     evaluation: Rows | None = None,
 ) -> Task:
-    """The task that a script means by an object.
+    """Returns an object of a script as a task.
 
     `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, in whatever
-    holds rows (sources.py), which each seed draws in another order. `rewards`: what judges it, instead of the
-    task's own judge or, where there is none, of exact match; `weights`: how much each counts. `tools` and
+    holds rows (sources.py), which each seed draws in another order. `rewards`: its judges, instead of the
+    task's own judge or, without one, of exact match; `weights`: the weight of each. `tools` and
     `environment`: as in a task file; an environment may bring its own questions (`given` None). `evaluation`:
     rows that it is measured on, whole; None: where `given` has several splits, one of them, else the share of
     prompts that every node holds out. Name and version follow from the source, so nodes that run one script
@@ -154,8 +155,8 @@ def refuse_untrained(given: object) -> None:
 
 
 def measured_rows(given: object) -> Any:
-    """The rows that a policy is measured on where `given` is rows: all of them, or of several splits the one
-    for that. None: it is a task, a function or nothing."""
+    """Returns the rows that a policy is measured on, if `given` is rows: all of them, or the evaluation split
+    of several. None: it is a task, a function or nothing."""
     if given is None or isinstance(given, str | Path) or callable(given) or is_task(given):
         return None
     trained, measured = split(given)
@@ -167,7 +168,7 @@ def _factories(environment: Any) -> list[Any]:
 
 
 def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluation: object) -> FileTask:
-    """What draws the examples. Raises TaskError."""
+    """Returns the task that draws the examples. Raises TaskError."""
     judges = own or {"correct": load_reward("exact_match")}
     # An environment may judge by itself: then no row needs an answer.
     exact = not own and environment is None
@@ -206,7 +207,7 @@ def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluati
 
 
 def _packed(given: object, *, exact: bool) -> Sequence[bytes]:
-    """The rows that something holds, each checked. Raises TaskError where it holds none."""
+    """Returns the rows in an object, each checked and packed. Raises TaskError if it holds none."""
     rows = rows_of(given)
     if rows is None:
         raise TaskError(
@@ -219,12 +220,12 @@ def _packed(given: object, *, exact: bool) -> Sequence[bytes]:
 
 
 def _either(draw: Draw, evaluation: Sequence[bytes], seed: int) -> Iterable[Any]:
-    """What a function draws, or the evaluation set beside it."""
+    """Draws from a function, or from the evaluation set beside it for EVALUATION_SEED."""
     return drawn((), evaluation, "", seed) if seed == EVALUATION_SEED else draw(seed)
 
 
 def rewarded(task: Task, rewards: Mapping[str, Reward]) -> Task:
-    """The same examples, judged by these rewards."""
+    """Returns `task` judged by these rewards instead of its own."""
     version = judged_version(task.version, rewards)
     if is_environment(task):
         from swarmnode.tasks.environments import RewardedEnvironment
@@ -246,7 +247,7 @@ def _require_seed(draw: Draw) -> None:
 
 
 def _place_of(function: Callable[..., Any]) -> Path:
-    """Where the function is written, for messages."""
+    """Returns the file that a function is written in, for messages."""
     try:
         return Path(inspect.getsourcefile(function) or "<script>")
     except TypeError:

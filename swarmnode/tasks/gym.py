@@ -31,10 +31,10 @@ from swarmnode.types import Example, ExampleKey
 
 OWN_OPTIONS = ("system", "private", "curriculum")
 OURS = ("seed", "size")
-"""Parameters of every data set that the node sets."""
+"""Parameters of every data set that the node sets itself."""
 
 FIRST_ENTRIES = 4
-"""Questions that are part of the version."""
+"""Number of first questions whose digest is part of the version."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ class GymTask:
     """Levels that seeds may name; one where no curriculum was asked for."""
     _told: set[str] = field(default_factory=set[str])
     _judges: list[Any] = field(default_factory=list[Any])
-    """The data set that scores, once it is made: some take seconds to make."""
+    """Data sets that score, made on first use: some take seconds."""
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """What the data set draws of this seed. Raises TaskError."""
+        """Yields the questions that the data set draws from this seed. Raises TaskError."""
         entries: dict[int, Any] = {}
         for index in range(MAX_INDEX):
             key = ExampleKey(self.name, self.version, seed, index)
@@ -67,7 +67,7 @@ class GymTask:
             yield self._example(drawn(entries[level], index, self.name), key)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """The data set's own score of each answer. None where it cannot score one."""
+        """Returns the data set's own score of each answer, None if it cannot score one."""
         if not self._judges:
             self._judges.append(made(self.gym, self.name, self.parameters, 0))
         entry = {"question": example.columns["question"], **example.columns}
@@ -94,7 +94,7 @@ class GymTask:
 
 
 def load_gym(spec: TaskSpec) -> GymTask:
-    """Load `reasoning-gym:NAME`, its parameters behind a question mark. Raises TaskError."""
+    """Loads `reasoning-gym:NAME`, its parameters behind a question mark. Raises TaskError."""
     install = how_to_install("tasks")
     gym = extra_module("reasoning_gym", install, spec)
     known: Mapping[str, Any] = extra_module("reasoning_gym.factory", install, spec).DATASETS
@@ -116,7 +116,7 @@ def load_gym(spec: TaskSpec) -> GymTask:
 
 
 def _levels(gym: Any, spec: TaskSpec, parameters: Mapping[str, Any]) -> int:
-    """How many levels the data set's curriculum has. Raises TaskError where it has none."""
+    """Returns the number of levels in the data set's curriculum. Raises TaskError if it has none."""
     if "level" in parameters:
         raise TaskError(
             f"{spec}: a level is named, and the curriculum moves it", hint="leave out one of both"
@@ -129,7 +129,7 @@ def _levels(gym: Any, spec: TaskSpec, parameters: Mapping[str, Any]) -> int:
 
 
 def made(gym: Any, name: str, parameters: Mapping[str, Any], seed: int) -> Any:
-    """The data set of one seed. Raises TaskError for parameters that it does not take."""
+    """Returns the data set of one seed. Raises TaskError for parameters that it does not take."""
     given = {key: value for key, value in parameters.items() if key not in ("level", "levels")}
     try:
         if "level" in parameters:
@@ -143,7 +143,8 @@ def made(gym: Any, name: str, parameters: Mapping[str, Any], seed: int) -> Any:
 
 
 def _at_level(gym: Any, name: str, level: Any) -> dict[str, Any]:
-    """The parameters at a level of the data set's curriculum, counted from 0; the highest stands for more."""
+    """Returns the parameters at a level of the data set's curriculum, counted from 0; levels past the highest
+    stand for the highest."""
     if isinstance(level, bool) or not isinstance(level, int) or level < 0:
         raise ValueError("level is a number from 0")
     curriculum = gym.factory.create_curriculum(name)
@@ -153,7 +154,7 @@ def _at_level(gym: Any, name: str, level: Any) -> dict[str, Any]:
 
 
 def drawn(entries: Any, index: int, name: str) -> Mapping[str, Any]:
-    """One entry. Raises TaskError."""
+    """Returns one entry. Raises TaskError."""
     try:
         return entries[index]
     except Exception as error:
@@ -161,8 +162,8 @@ def drawn(entries: Any, index: int, name: str) -> Mapping[str, Any]:
 
 
 def gym_seed(name: str, seed: int) -> int:
-    """A seed that suits every generator. reasoning-gym draws number i of seed s from s + i, so seeds of ours
-    that follow each other must lie far apart.
+    """Returns a seed that suits every generator. reasoning-gym draws number i of seed s from s + i, so seeds
+    of ours that follow each other must lie far apart.
 
     >>> gym_seed("chain_sum", 0) != gym_seed("chain_sum", 1)
     True
@@ -172,7 +173,7 @@ def gym_seed(name: str, seed: int) -> int:
 
 
 def read_value(text: str) -> Any:
-    """A parameter's value: what JSON reads in it, else the text."""
+    """Returns a parameter's value, read as JSON if it is JSON, else the text."""
     try:
         return json.loads(text)
     except ValueError:

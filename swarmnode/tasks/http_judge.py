@@ -46,24 +46,24 @@ MAX_REPLY_BYTES = 1 << 20
 READ_BYTES = 1 << 16
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
-"""Before a second attempt, and most before any: each wait is twice the last one."""
+"""Seconds before the second attempt, and most seconds before any; each wait is twice the last one."""
 
 ONE_REPLY_S = 60.0
 """Longest that one attempt may take."""
 
 PASSING = frozenset({408, 409, 425, 429})
-"""Answers below 500 that may be others in a moment."""
+"""HTTP statuses below 500 that may pass in a moment."""
 
 SPARE_S = 1.0
-"""So long before nobody waits for this group any more, its answers are given up: those that have a score by
-then keep it."""
+"""Seconds before a group's deadline at which unanswered requests are given up, so that answers with a score
+keep it."""
 
 SHOWN_CHARS = 200
 
 _PLACE = re.compile(r"\{(\w+)\}")
 
 _KEY = re.compile("[!-~]+")
-"""What a header takes. http.client quotes what it refuses in its error."""
+"""Characters that an HTTP header takes. http.client quotes in its error what it refuses."""
 
 
 class _Reason(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class _ChatReply(msgspec.Struct, frozen=True):
-    """What an OpenAI-compatible endpoint says; the rest of it is left unread."""
+    """The part of an OpenAI-compatible reply that is read."""
 
     choices: tuple[_Choice, ...]
 
@@ -85,7 +85,7 @@ class _ScoresReply(msgspec.Struct, frozen=True):
 
 
 class Unanswered(Exception):
-    """The judge said nothing that could be used, and may in a while. `wait_s`: what it asked for itself."""
+    """Raised when the judge gave no usable answer but may later. `wait_s`: the wait that it asked for."""
 
     def __init__(self, why: str, wait_s: float | None = None) -> None:
         super().__init__(why)
@@ -102,7 +102,7 @@ class HttpJudge:
 
     config: JudgeConfig
     cache: Path | None = None
-    """Where judgements are kept; None: in the cache of this user's home."""
+    """Folder of kept judgements. None: the cache in this user's home."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _cache: JudgementCache = field(init=False)
@@ -117,19 +117,20 @@ class HttpJudge:
 
     @property
     def exchangeable(self) -> bool:
-        """Whether the user promised that every node would get the same scores."""
+        """True if the user promised that every node would get the same scores."""
         return self.config.exchangeable
 
     @property
     def version(self) -> str:
-        """What tells this judge from another: all that its scores depend on."""
+        """Digest of everything that the scores depend on, which tells this judge from another."""
         config = self.config
         parts = (config.url, config.model, config.prompt, config.read, config.lowest, config.highest)
         return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
 
     @property
     def endpoint(self) -> str:
-        """Where requests go: with a model, to the chat completions below a URL that does not name them."""
+        """URL of the requests: with a model, the chat completions below `url` unless it names them
+        already."""
         url = self.config.url
         if not self.config.model or urlsplit(url).path.endswith("/chat/completions"):
             return url
@@ -145,8 +146,8 @@ class HttpJudge:
         log_metric: object = None,
         **columns: Sequence[Any],
     ) -> list[float | None]:
-        """A number for each completion, None where none could be had in time. Raises TaskError where the
-        judge refuses us."""
+        """Returns a number for each completion, None for one that the judge did not answer in time. Raises
+        TaskError if the judge refuses us."""
         deadline = self.clock() + min(self.config.timeout_s, clock_of_work().left_s - SPARE_S)
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
         if not self.config.model:
@@ -213,7 +214,8 @@ class HttpJudge:
     def _asked(
         self, body: bytes, read: Callable[[bytes], list[float | None]], deadline: float
     ) -> list[float | None] | None:
-        """What the judge says to this, now or when it was asked before; None: it could not be had."""
+        """Returns the judge's scores of this request, from the cache or by asking. None: it could not be
+        had."""
         key = hashlib.blake2b(self.version.encode() + body, digest_size=16).digest()
         if (kept := self._cache.get(key)) is not None:
             return msgspec.json.decode(kept, type=list[float | None])
@@ -229,7 +231,7 @@ class HttpJudge:
         return None
 
     def _wait(self, attempt: int, unanswered: Unanswered, deadline: float) -> bool:
-        """Before the next attempt. False: there is no time for one."""
+        """Waits before the next attempt. Returns False if no time is left for one."""
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) * random.uniform(0.5, 1.0)
         if unanswered.wait_s is not None:
             wait_s = max(wait_s, unanswered.wait_s)
@@ -298,7 +300,7 @@ class HttpJudge:
         return key
 
     def _shown(self, text: str) -> str:
-        """What the other side or the system says, as it may stand in a log: short, and without the key."""
+        """Returns a message of the other side or of the system fit for a log: short, and without the key."""
         if self.config.key_env:
             key = self._key()
             for spelt in (key, msgspec.json.encode(key)[1:-1].decode()):
@@ -320,8 +322,8 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 def filled_in(template: str, words: Mapping[str, str]) -> str:
-    """The template with its {names} replaced, once: what an answer holds in braces stays as it is. Raises
-    TaskError for a name that there is not.
+    """Returns the template with its {names} replaced once: braces in an answer stay as they are. Raises
+    TaskError for an unknown name.
 
     >>> filled_in("Is {completion} right?", {"completion": "{prompt}"})
     'Is {prompt} right?'
@@ -339,7 +341,7 @@ def filled_in(template: str, words: Mapping[str, str]) -> str:
 
 
 def _asked(prompt: Any) -> str:
-    """A prompt as text: that of its messages, one below the other."""
+    """Returns a prompt as text; messages stand one below the other."""
     return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
 
 
@@ -356,7 +358,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _seconds(headers: Any) -> float | None:
-    """What Retry-After says, where it is a number."""
+    """Returns the seconds of a Retry-After header, None if it is no number."""
     try:
         seconds = float(headers.get("Retry-After", ""))
     except (TypeError, ValueError):

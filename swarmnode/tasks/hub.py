@@ -25,7 +25,8 @@ _NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(/(?P<subset>[\w.-]+))?(:(?P<sp
 
 
 def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
-    """The rows of `owner/name[/subset][:split]`; without a split, those of train. Raises TaskError."""
+    """Returns the rows of `owner/name[/subset][:split]`; without a split, those of train. Raises
+    TaskError."""
     found = _NAME.fullmatch(name)
     if found is None:
         raise TaskError(
@@ -58,14 +59,14 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _go_offline(datasets: Any) -> None:
-    """Let both libraries look at this disk only, as they do under HF_HUB_OFFLINE."""
+    """Keeps both libraries to this disk, as HF_HUB_OFFLINE does."""
     from huggingface_hub import constants
 
     constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
 
 def _trouble(repo: str) -> str | None:
-    """Why the hub does not answer; None: it does, whatever it says of this set."""
+    """Returns the reason why the hub does not answer. None: it answers, even if it refuses this data set."""
     from huggingface_hub import constants, get_session, hf_hub_url
 
     if constants.HF_HUB_OFFLINE:

@@ -36,7 +36,7 @@ _END = object()
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What an import path names, and the module that it stands in."""
+    """The object that an import path names, with its module."""
 
     spec: str
     value: Any
@@ -48,13 +48,14 @@ class Attribute:
 
     @property
     def name(self) -> str:
-        """What a task is called that has no name: as its function, or as the module of `examples`."""
+        """Name of a task without one of its own: its function's, or its module's if the attribute is
+        `examples`."""
         attribute = self.spec.rpartition(":")[2]
         return self.path.stem if attribute == "examples" else attribute
 
 
 def find_attribute(spec: str) -> Attribute:
-    """Import what `package.module:attribute` or `file.py:attribute` names. Raises TaskError."""
+    """Imports the object of `package.module:attribute` or `file.py:attribute`. Raises TaskError."""
     origin, _, name = spec.rpartition(":")
     if origin.endswith(".py"):
         source = load_source(Path(origin))
@@ -73,7 +74,7 @@ def find_attribute(spec: str) -> Attribute:
 
 
 def import_module(name: str) -> ModuleType:
-    """A module that is installed or in the folder we are in; what is installed comes first. Raises
+    """Returns a module that is installed or in the working folder; an installed one comes first. Raises
     TaskError."""
     here = look_here_too()
     try:
@@ -87,7 +88,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def look_here_too() -> str:
-    """Let modules of the folder we are in be found, after those that are installed. Returns the folder."""
+    """Appends the working folder to the import path, after installed packages. Returns the folder."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -105,7 +106,7 @@ class ImportedTask:
     exchangeable: bool
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """The object's own examples; rows as of a task file are examples, too. Raises TaskError."""
+        """Yields the object's own examples; rows as in a task file become examples. Raises TaskError."""
         rows = self._called(f"examples({seed})", lambda: iter(self.task.examples(seed)))
         index = 0
         while (row := self._called(f"examples({seed})", lambda: next(rows, _END))) is not _END:
@@ -114,7 +115,7 @@ class ImportedTask:
             index += 1
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """What the object says. Raises TaskError."""
+        """Returns the object's scores. Raises TaskError."""
         return self._called("score()", lambda: list(self.task.score(example, completions)))
 
     def _called(self, what: str, call: Callable[[], Any]) -> Any:
@@ -131,17 +132,17 @@ class ImportedEnvironment(ImportedTask):
 
     @property
     def most_turns(self) -> int:
-        """Turns of the policy, as the object says."""
+        """Most turns of the policy, as the object states them."""
         return int(self.task.most_turns)
 
     def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
-        """What the object answers. Raises TaskError."""
+        """Returns the object's answer. Raises TaskError."""
         return self._called("observe()", lambda: self.task.observe(example, turns))
 
 
 def task_of(found: Attribute) -> ImportedTask | None:
-    """The task that an attribute is or makes: an object, a class, a function without arguments. None: it is
-    something else. Raises TaskError."""
+    """Returns the task that an attribute is or makes: an object, a class, or a function without arguments.
+    None: it is something else. Raises TaskError."""
     task = _made(found)
     if not is_task(task):
         return None
@@ -160,7 +161,7 @@ def _made(found: Attribute) -> Any:
 
 
 def text_of(module: ModuleType) -> str:
-    """What stands in a module's file; of one that is no text (a compiled one), its bytes."""
+    """Returns the text of a module's file; for a compiled one, its bytes as hexadecimal digits."""
     path = Path(module.__file__ or module.__name__)
     try:
         return read_source(path)

@@ -1,7 +1,4 @@
-"""What this machine has to isolate a program with, and what a program may see of it.
-
-kernel, PATH -> [isolation] -> sandbox.py -> `swarmnode doctor`
-"""
+"""The ways of isolating a program that this machine has, and the files that the program may see."""
 
 import os
 import shutil
@@ -14,29 +11,29 @@ from swarmnode.tasks.confinement.landlock import landlock_version
 from swarmnode.tasks.confinement.seccomp import seccomp_is_here
 
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
-"""What the standard library needs of the system: shared libraries and time zones."""
+"""Paths of the system that the standard library needs: shared libraries and time zones."""
 
 _DEVICES = ("/dev/null", "/dev/urandom")
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What stands between a program and this machine."""
+    """The barriers between a program and this machine."""
 
     namespaces: bool = False
     landlock: int = 0
-    """Version of landlock. 0: none."""
+    """Version of landlock. 0: it is not used."""
     seccomp: bool = False
     bubblewrap: str = ""
     """Path of the command. Empty: it is not used."""
 
     @property
     def confines(self) -> bool:
-        """Whether neither files nor processes nor the network can be reached."""
+        """True if the program can reach neither files nor processes nor the network."""
         return self.seccomp and bool(self.namespaces or self.landlock or self.bubblewrap)
 
     def describe(self) -> str:
-        """The isolation in one sentence.
+        """Returns the isolation in one sentence.
 
         >>> Isolation(landlock=7, seccomp=True).describe()
         'programs run in a sandbox of landlock 7 and seccomp'
@@ -53,11 +50,11 @@ class Isolation:
 
 
 UNCONFINED = Isolation()
-"""No isolation: limits alone, which a program that means harm gets round."""
+"""No isolation: limits alone, which a malicious program gets round."""
 
 
 def candidates() -> Iterator[Isolation]:
-    """What could be had here, the strongest first."""
+    """Yields the isolations that this machine may offer, the strongest first."""
     if sys.platform != "linux" or not seccomp_is_here():
         return
     version = landlock_version()
@@ -69,12 +66,12 @@ def candidates() -> Iterator[Isolation]:
 
 
 def interpreter() -> str:
-    """The interpreter itself, outside of any virtual environment."""
+    """Returns the path of the interpreter itself, outside of any virtual environment."""
     return os.path.realpath(sys.executable)
 
 
 def runtime_paths() -> list[str]:
-    """The files and folders that Python needs, folders before what lies within."""
+    """Returns the files and folders that Python needs, folders before their contents."""
     bases = {sys.base_prefix, sys.base_exec_prefix} - {"/usr"}
     shared = [f"{base}/{name}" for base in sorted(bases) for name in ("lib", "lib64")]
     paths = [*_SYSTEM, *shared, sysconfig.get_path("stdlib"), *_DEVICES]

@@ -38,7 +38,7 @@ from swarmnode.errors import (
     TaskError,
     notes_of,
 )
-from swarmnode.tasks.builtin import OurOwn
+from swarmnode.tasks.builtin import BuiltinTask
 from swarmnode.tasks.rewards import Reward
 from swarmnode.tasks.task import (
     MAX_SEED,
@@ -71,7 +71,7 @@ class OwnJudge:
     threads, and raise TaskError only where one is broken."""
 
     def __init__(self, tasks: Mapping[str, Task], timeout_s: float, *, max_failures: int = 3) -> None:
-        """`max_failures`: of a task in a row, the last of which is an error."""
+        """`max_failures`: failures of one task in a row, the last of which raises an error."""
         self.timeout_s = timeout_s
         self.lost = 0
         """Groups that have no reward because their judge failed."""
@@ -88,7 +88,7 @@ class OwnJudge:
         """Groups that can be judged at the same time."""
 
     def stop(self) -> None:
-        """Let every judgement return at once, for good. Thread-safe."""
+        """Makes every judgement return at once, for good. Thread-safe."""
         if not self.stopped.done():
             self.stopped.set_result(None)
         for task in self.tasks.values():
@@ -101,11 +101,11 @@ class OwnJudge:
             self._in_a_row[name] = 0
 
     def has_judged(self, name: str) -> bool:
-        """Whether this task ever judged anything."""
+        """Returns True if this task has ever judged anything."""
         return name in self._has_judged
 
     def has_failed(self, name: str, error: JudgementLost | TaskError) -> None:
-        """Count it and tell of it. Raises TaskError where it is the last that is put up with."""
+        """Counts a failure and logs it. Raises TaskError at the last one that is tolerated."""
         if self.stopped.done():
             return
         with self._lock:
@@ -126,7 +126,7 @@ class OwnJudge:
 
 
 def given_up(name: str, failures: int, error: JudgementLost | TaskError) -> TaskError:
-    """What ends the run, with the traceback of the last failure."""
+    """Returns the error that ends the run, with the traceback of the last failure."""
     several = "a group" if failures == 1 else f"{failures} groups one after the other"
     hint = f"{error.hint}; {_advice(error)}" if error.hint else _advice(error)
     ending = TaskError(
@@ -142,7 +142,7 @@ def _advice(error: SwarmnodeError) -> str:
 
 
 @runtime_checkable
-class Rewarded(Protocol):
+class HasRewards(Protocol):
     """A task that tells what judges it."""
 
     @property
@@ -165,14 +165,15 @@ class JudgedTask:
         """Whoever writes a task for this process thinks of one thread that judges our own rollouts."""
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """Raises JudgementLost once the judge is stopped: whoever draws for a round may be told to end."""
+        """Yields the task's examples. Raises JudgementLost once the judge is stopped, since a round that
+        draws may be told to end."""
         for example in self.task.examples(seed):
             if self._judge.stopped.done():
                 raise JudgementLost("the node is stopping")
             yield example
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Raises TaskError for a broken task."""
+        """Returns the scores. Raises TaskError if the task is broken."""
         unscored: list[Mapping[str, float | None]] = [{} for _ in completions]
         if self._judge.stopped.done():
             return unscored
@@ -191,20 +192,20 @@ class JudgedTask:
     def _scored(self, example: Example, completions: Sequence[str]) -> tuple[Scores, ...]:
         judge = partial(score_strictly, self.task, example, completions)
         # Built-in tasks end by themselves, and an isolated one has its deadline.
-        if isinstance(self.task, OurOwn | Isolated):
+        if isinstance(self.task, BuiltinTask | Isolated):
             return judge()
         with self._one_at_a_time:
             return self._judge.threads.result_of(judge, self._rewards)
 
     @property
     def _rewards(self) -> str:
-        """Who judges, by the names that its functions have."""
-        names = ", ".join(self.task.rewards) if isinstance(self.task, Rewarded) else ""
+        """Returns who judges, by the names of its functions, for messages."""
+        names = ", ".join(self.task.rewards) if isinstance(self.task, HasRewards) else ""
         return f"the reward {names} of task {self.name}" if names else f"the reward of task {self.name}"
 
 
 class JudgedEnvironment(JudgedTask):
-    """The same for a task that answers back. Who asks it has a deadline of their own."""
+    """A judged task that answers back. Its `observe` has no deadline here: whoever calls it sets one."""
 
     def __init__(self, task: Environment, judge: OwnJudge) -> None:
         super().__init__(task, judge)
@@ -217,8 +218,8 @@ class JudgedEnvironment(JudgedTask):
         self._observe = task.observe
 
     def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
-        """Raises JudgementLost where the environment fails, and once the judge is stopped; TaskError where it
-        fails before it ever judged anything."""
+        """Returns the environment's answer. Raises JudgementLost if it fails or the judge is stopped, and
+        TaskError if it fails before it ever judged anything."""
         if self._judge.stopped.done():
             raise JudgementLost("the node is stopping")
         try:
@@ -232,7 +233,7 @@ class JudgedEnvironment(JudgedTask):
             raise JudgementLost(error.message, hint=error.hint) from error
 
     def broke_off(self) -> None:
-        """All conversations about one example have broken off. Raises TaskError where too many did."""
+        """Counts an example whose conversations have all broken off. Raises TaskError after too many."""
         self._judge.has_failed(self.name, self.failure)
 
 
@@ -243,11 +244,11 @@ def _judged(task: Task, judge: OwnJudge) -> JudgedTask:
 # ---- the examples of a round ----
 
 MAX_SEEDS_PER_ROUND = 64
-"""How many seeds of a finite task may be read for one round before we call it too small."""
+"""Most seeds of a finite task read for one round before the task counts as too small."""
 
 
 def round_seed(node_seed: int, round_index: int, attempt: int = 0) -> int:
-    """The seed of one round of one node: no two agree but by an accident of one in 2**63.
+    """Returns the seed of one round of one node. Two agree with a chance of one in 2**63.
 
     >>> round_seed(0, 1) != round_seed(1, 0)
     True
@@ -258,13 +259,13 @@ def round_seed(node_seed: int, round_index: int, attempt: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlace:
-    """Where an `ExampleStream` is: `taken` examples of this round are gone, of the `per_round` it has."""
+    """The place of an `ExampleStream`: `taken` of the round's `per_round` examples are gone."""
 
     round: int = 1
     taken: int = 0
     per_round: int = 0
     levels: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The levels that this round was drawn at, of tasks that have some (curriculum.py)."""
+    """Levels that this round was drawn at, by task with a curriculum (curriculum.py)."""
 
 
 class ExampleStream(Iterator[Example]):
@@ -283,7 +284,7 @@ class ExampleStream(Iterator[Example]):
         place: StreamPlace | None = None,
         levels: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`levels`: those that a round that is drawn now should ask at."""
+        """`levels`: returns the levels that the next drawn round asks at."""
         self._levels = levels
         self._tasks = tasks
         self._node_seed = node_seed
@@ -314,10 +315,10 @@ def draw_round(
     count: int,
     levels: Mapping[str, int] | None = None,
 ) -> list[Example]:
-    """Training examples of one round: `count` of them, the tasks taking turns, at these levels.
+    """Returns training examples of one round: `count` of them, the tasks taking turns, at these levels.
 
-    The turn begins with another task each round, so that few examples a round still reach all tasks.
-    Raises TaskError when a task has too few training examples.
+    The turn begins with another task each round, so that few examples a round still reach all tasks. Raises
+    TaskError when a task has too few training examples.
     """
     first = round_index * count % len(tasks)
     turns = [task.name for task in islice(cycle(tasks), first, first + count)]
@@ -331,7 +332,8 @@ def draw_round(
 
 
 def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
-    """Training examples of the first of these seeds, then of the others where the task's are finite."""
+    """Returns training examples of the first of these seeds, and of the others if the task's seeds are
+    finite."""
     examples = list(islice(chain.from_iterable(draw_train(task, seed) for seed in seeds), count))
     if len(examples) < count:
         raise TaskError(
@@ -343,7 +345,7 @@ def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
 
 
 def _seeds(task: Task, node_seed: int, round_index: int, levels: Mapping[str, int]) -> Iterator[int]:
-    """The round's seeds, at the task's level where it has one."""
+    """Yields the round's seeds, at the task's level if it has one."""
     seeds = (round_seed(node_seed, round_index, attempt) for attempt in range(MAX_SEEDS_PER_ROUND))
     if task.name not in levels:
         return seeds
@@ -355,17 +357,17 @@ def _seeds(task: Task, node_seed: int, round_index: int, levels: Mapping[str, in
 # ---- examples that others ask help with ----
 
 EVERY = 2
-"""Wanted examples are at most every second one."""
+"""Wanted examples are at most one in this many."""
 
 MAX_WAITING = 256
-"""Wanted examples that wait for their turn; the oldest are given up for new ones."""
+"""Most wanted examples that wait for their turn; the oldest are given up for new ones."""
 
 MAX_ANSWERED = 4096
-"""Examples that are remembered to have been wanted before."""
+"""Most examples that are remembered as wanted before."""
 
 
 class WantedExamples(Iterator[Example]):
-    """A stream's examples, and those that were wanted between them."""
+    """A stream's examples with wanted examples in between."""
 
     def __init__(self, stream: ExampleStream) -> None:
         self._stream = stream
@@ -375,11 +377,11 @@ class WantedExamples(Iterator[Example]):
 
     @property
     def place(self) -> StreamPlace:
-        """Where the stream is. Wanted examples are no part of it."""
+        """The place of the stream. Wanted examples are no part of it."""
         return self._stream.place
 
     def want(self, examples: Iterable[Example]) -> None:
-        """Answer these soon, unless they were wanted before."""
+        """Queues these examples to be answered soon, except those that were wanted before."""
         for example in examples:
             if example.key in self._known:
                 continue

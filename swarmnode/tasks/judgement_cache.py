@@ -1,10 +1,4 @@
-"""What a judge behind a URL said, kept on disk: the same question is not asked twice.
-
-http_judge.py -> [JudgementCache] -> judgements.sqlite
-
-Several processes share the file. It is bounded, the oldest go first, and a node does without it for a while
-where it cannot be used.
-"""
+"""Judgements of a judge behind a URL, kept on disk so that no question is asked twice."""
 
 import logging
 import math
@@ -21,8 +15,8 @@ BUSY_S = 5.0
 """Longest wait for another process that writes."""
 
 AGAIN_S = 30.0
-"""So long a node does without the file once it failed: another process may hold it longer than BUSY_S, which
-nobody waits for with each judgement, and a full disk may have room again."""
+"""Seconds that a node does without the file after a failure. Another process may hold it longer than BUSY_S,
+too long a wait for each judgement; and a full disk may have room again later."""
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS judgements"
@@ -33,7 +27,7 @@ T = TypeVar("T")
 
 
 class JudgementCache:
-    """Answers by the digest of what was asked. May be used by several threads."""
+    """Answers by the digest of the request. Thread-safe."""
 
     def __init__(
         self,
@@ -43,7 +37,7 @@ class JudgementCache:
         clock: Callable[[], float] = time.monotonic,
         busy_s: float = BUSY_S,
     ) -> None:
-        """`most`: answers that are kept. 0: none."""
+        """`most`: most answers that are kept. 0: keep none."""
         self._path = path
         self._most = most
         self._clock = clock
@@ -53,7 +47,7 @@ class JudgementCache:
         self._without_until = -math.inf
 
     def get(self, key: bytes) -> bytes | None:
-        """What was said then; None: it is not known."""
+        """Returns the kept answer, or None if there is none."""
 
         def found(file: sqlite3.Connection) -> bytes | None:
             row = file.execute("SELECT said FROM judgements WHERE key = ?", (key,)).fetchone()
@@ -62,7 +56,7 @@ class JudgementCache:
         return self._with_file(found)
 
     def put(self, key: bytes, said: bytes) -> None:
-        """Keep it, and let go of the oldest."""
+        """Keeps an answer and deletes the oldest ones."""
 
         def keep(file: sqlite3.Connection) -> None:
             with file:
@@ -73,7 +67,7 @@ class JudgementCache:
         self._with_file(keep)
 
     def _with_file(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """What `work` returns. None: we do without the file."""
+        """Returns the result of `work` on the file. None: the cache does without the file for now."""
         with self._lock:
             if not self._most or self._clock() < self._without_until:
                 return None

@@ -53,7 +53,7 @@ from weakref import WeakSet
 
 from swarmnode.errors import JudgementAbandoned, TaskError
 from swarmnode.registry import find
-from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
+from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
 from swarmnode.tasks.rewards import (
     Reward,
     are_exchangeable,
@@ -72,16 +72,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
-"""A call that lasts longer while another waits is taken for hung: an answer that hangs a reward costs the
-learner this much and no more. The exchange gives up sooner (ExchangeSettings.score_timeout_s)."""
+"""Longest call in seconds while another one waits; after that it counts as hung. An answer that hangs a
+reward costs the learner this much and no more. The exchange gives up sooner
+(ExchangeSettings.score_timeout_s)."""
 
 
 class TaskLock:
-    """A lock that is fair, that its holder may take again, and that does not wait for ever.
-
-    A thread cannot be killed. One that hangs inside is left behind, and the others go on without it: at once
-    where nobody waits for its work any more, else when their patience ends.
-    """
+    """A lock that is fair and reentrant and does not wait for ever. A thread cannot be killed. One that hangs
+    inside is left behind, and the others go on without it: at once if nobody waits for its work any more,
+    else when their patience ends."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
@@ -92,7 +91,7 @@ class TaskLock:
 
     @contextmanager
     def taken(self) -> Generator[None, None, None]:
-        """Be the only thread in here, for the length of a `with` block."""
+        """Holds the lock for the length of a `with` block."""
         thread = threading.current_thread()
         if self._holder is thread:
             yield
@@ -105,7 +104,7 @@ class TaskLock:
             self._give_back(thread)
 
     def leave_behind(self, thread: threading.Thread) -> None:
-        """Nobody waits for the work of this thread any more: it keeps no others out, and does not come in."""
+        """Gives up the work of a thread: it keeps no others out, and cannot enter again."""
         with self._changed:
             self._left_behind.add(thread)
             self._changed.notify_all()
@@ -132,26 +131,28 @@ class TaskLock:
 
 
 Draw = Callable[[int], Iterable[Any]]
-"""`examples(seed)` of a task file: prompts, (prompt, answer) pairs, or dictionaries with a "prompt"."""
+"""Signature of `examples(seed)` in a task file, which yields prompts, (prompt, answer) pairs, or dictionaries
+with a "prompt"."""
 
 ALL_BUILTIN = "builtin"
-"""Stands for every built-in task."""
+"""Spec that stands for every built-in task."""
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-"""Task names travel in headers and metrics."""
+"""Pattern of task names, which travel in headers and metrics."""
 
 FIRST_DRAW = 16
 """Examples drawn at once, enough for a round's share of a task or for a stranger's key of it."""
 
 DRAW_GROWTH = 4
-"""When they do not do, so many times more are drawn, all over again: a third more work for a whole seed."""
+"""Growth of a draw that was too short: so many times more are drawn, all over again, which is a third more
+work for a whole seed."""
 
 _LOCK = TaskLock()
-"""One for all tasks of this process, because there is one `random` for all of them."""
+"""Lock of all tasks in this process: they share one `random`."""
 
 
 def leave_behind(thread: threading.Thread | None) -> None:
-    """Let the tasks of this process go on without a thread that overran; None: there was none."""
+    """Lets the tasks of this process go on without a thread that overran. None: there was none."""
     if thread is not None:
         _LOCK.leave_behind(thread)
 
@@ -165,13 +166,13 @@ class FileTask:
     version: str
     path: Path
     draw: Draw | None
-    """None: an environment says what is asked."""
+    """Function that draws the examples. None: the environment brings the questions."""
     rewards: Mapping[str, Reward]
     may_leave: bool = True
     each_alone: bool = False
-    """Its rewards look at each answer by itself, so that parts of a group may be judged apart."""
+    """True if the rewards look at each answer by itself, so that parts of a group may be judged apart."""
     evaluated: frozenset[str] = frozenset()
-    """The questions of its own evaluation set, which `draw` gives for EVALUATION_SEED."""
+    """Questions of its own evaluation set, which `draw` gives for EVALUATION_SEED."""
 
     @property
     def evaluation_size(self) -> int:
@@ -179,19 +180,17 @@ class FileTask:
 
     @property
     def exchangeable(self) -> bool:
-        """Whether others can judge single answers as we do, and nobody said that they may not."""
+        """True if other nodes can judge single answers alike and the file does not forbid it."""
         return self.may_leave and are_exchangeable(self.rewards)
 
     @property
     def judges_groups(self) -> bool:
-        """Whether its rewards compare the answers of a group."""
+        """True if a reward compares the answers of a group."""
         return judge_groups(self.rewards)
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """The file's own examples. Raises TaskError when it fails or yields something else.
-
-        May be read as slowly as one likes, and together with other draws.
-        """
+        """Yields the file's own examples. May be read slowly, and alongside other draws. Raises TaskError if
+        the file fails or yields something else."""
         from swarmnode.tasks.rows import read_row
 
         index = 0
@@ -202,7 +201,7 @@ class FileTask:
                 yield example
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """The file's own rewards."""
+        """Returns the scores of the file's own rewards."""
         with _LOCK.taken():
             return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
@@ -221,7 +220,7 @@ class FileTask:
             known, count = count, count * DRAW_GROWTH
 
     def _draw_at_once(self, seed: int, count: int) -> tuple[list[Any], BaseException | None]:
-        """The first `count` rows, or those before the first failure, and the failure."""
+        """Returns the first `count` rows, or those before the first failure together with the failure."""
         rows: list[Any] = []
         assert self.draw is not None
         with _LOCK.taken():
@@ -235,8 +234,8 @@ class FileTask:
 def load_tasks(
     specs: Iterable[str], load: Callable[[str], Task] = lambda spec: load_task(spec)
 ) -> tuple[Task, ...]:
-    """Load several tasks, `builtin` standing for all eight of ours. Raises TaskError when two share a name.
-    `load`: where the code of files is to run; here, unless a node says otherwise (process.py).
+    """Loads several tasks, `builtin` standing for all eight of ours. Raises TaskError when two share a name.
+    `load`: loads each one; by default into this process, in a node into others (process.py).
 
     >>> [task.name for task in load_tasks(["rev", "sort"])]
     ['rev', 'sort']
@@ -253,8 +252,8 @@ def load_tasks(
 
 
 def load_task(spec: str, text: str | None = None) -> Task:
-    """Load one task: a built-in one, a Python file (`text`: as it was when it was first read), or what an
-    import path names.
+    """Loads one task: a built-in one, a Python file (`text`: as it was when it was first read), or the object
+    of an import path.
 
     >>> load_task("rev").version
     '1'
@@ -291,10 +290,11 @@ def _load_puzzle(name: str) -> Task:
 
 
 def spec_of(task: Task) -> str | None:
-    """What `load_task` finds this task by again, from anywhere on this machine. None: it was no file's."""
+    """Returns the spec by which `load_task` finds this task again from anywhere on this machine. None: it
+    came from no file."""
     if isinstance(task, Isolated):
         return task.spec
-    return task.name if isinstance(task, OurOwn) else None
+    return task.name if isinstance(task, BuiltinTask) else None
 
 
 def _unknown(spec: str, names: Sequence[str]) -> TaskError:
@@ -327,7 +327,7 @@ def _load_import(asked: "TaskSpec") -> Task:
 
 
 def _named(task: Task) -> Task:
-    """The task, where its name can travel. Raises TaskError."""
+    """Returns the task if its name can travel. Raises TaskError otherwise."""
     if not TASK_NAME.fullmatch(task.name):
         raise TaskError(f"{task.name} is no name for a task", hint="use letters, digits, dots, - and _")
     return task
@@ -343,7 +343,7 @@ def _load_file(path: Path, text: str | None) -> Task:
 def _task_of(
     module: ModuleType, name: str, digest: str, path: Path, draw: object, environment: object = None
 ) -> Task:
-    """The task that a module describes: an environment, where it has tools or names one."""
+    """Returns the task that a module describes: an environment if it has tools or names one."""
     environment = environment or _environment(module)
     tools = _tools(module)
     if environment is None or draw is not None:
@@ -367,8 +367,8 @@ def environment_around(
     *,
     own: Mapping[str, Reward],
 ) -> Task:
-    """A task with an environment around its questions; without `draw` they are what `reset` says. `own`: the
-    rewards that somebody wrote; without any, an environment that gives one is its own judge. Raises
+    """Returns a task with an environment around its questions; without `draw` they are the texts of
+    `reset`. `own`: the user's rewards; without any, an environment that gives one is its own judge. Raises
     TaskError."""
     from swarmnode.tasks.environments import (
         EnvironmentTask,
@@ -387,7 +387,7 @@ def environment_around(
 
 
 def _tools(module: ModuleType) -> Sequence[object] | None:
-    """The list that a file calls `tools`. Raises TaskError for what is no list."""
+    """Returns the list that a file calls `tools`. Raises TaskError if it is no list."""
     found = _assigned(module, "tools")
     if found is None:
         return None
@@ -397,13 +397,13 @@ def _tools(module: ModuleType) -> Sequence[object] | None:
 
 
 def _environment(module: ModuleType) -> object:
-    """What a file calls its environment; None: it has none."""
+    """Returns the environment that a file defines, or None."""
     names = ("environment", "environment_factory")
     return next((one for name in names if (one := _assigned(module, name)) is not None), None)
 
 
 def _assigned(module: ModuleType, name: str) -> object:
-    """What a file calls so. None: nothing, or a module that it imports."""
+    """Returns the value of a name in a file. None: it is not set, or is an imported module."""
     found: object = vars(module).get(name)
     return None if isinstance(found, ModuleType) else found
 
@@ -416,12 +416,12 @@ def _require_seed(draw: object, path: Path) -> None:
 
 
 def _exchangeable(module: ModuleType) -> bool:
-    """`exchangeable = False` in a file keeps its rollouts at home."""
+    """Returns False if the file says `exchangeable = False`, which keeps its rollouts at home."""
     return bool(vars(module).get("exchangeable", True))
 
 
 def _own_rewards(module: ModuleType) -> dict[str, Reward]:
-    """`reward` and every `reward_<name>` of the file."""
+    """Returns `reward` and every `reward_<name>` of the file."""
     if inspect.isfunction(vars(module).get("score")):
         raise TaskError(
             "the file defines score(), which a task file does not use",
@@ -438,8 +438,8 @@ def _own_rewards(module: ModuleType) -> dict[str, Reward]:
 
 
 def _version(module: ModuleType, digest: str, path: Path) -> str:
-    """The digest of the source, mixed with that of what it imports from beside it and with what its own
-    `version()` says."""
+    """Returns the digest of the source, mixed with that of the files that it imports from beside it and with
+    the value of its own `version()`."""
     from swarmnode.tasks.digests import digest_of_texts, sources_beside
 
     if beside := sources_beside(module):

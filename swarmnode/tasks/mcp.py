@@ -23,7 +23,7 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.tools import Tool
 
 PROTOCOL_VERSION = "2025-06-18"
-"""The revision that we ask for; a server that has only an older one says so, and tools are the same in it."""
+"""Revision of the protocol that we ask for. A server with an older one says so; tools are the same in it."""
 
 CALL_TIMEOUT_S = 60.0
 """Longest wait for one answer. The process that asks has a deadline of its own besides."""
@@ -35,7 +35,7 @@ MAX_PAGES = 16
 """Pages of a list of tools."""
 
 INHERITED = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
-"""Variables of our environment that a server gets, as with the protocol's own SDK. No key is one of them."""
+"""Environment variables that a server gets, as with the protocol's own SDK. None of them holds a key."""
 
 _METHOD_NOT_FOUND = -32601
 
@@ -43,8 +43,8 @@ _METHOD_NOT_FOUND = -32601
 def mcp(
     command: str, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = CALL_TIMEOUT_S
 ) -> list[Tool]:
-    """The tools of a server that is started by this command. `env`: variables that it gets besides those that
-    every program needs (INHERITED), such as the key of what it asks. Raises TaskError.
+    """Returns the tools of a server that is started by this command. `env`: variables that it gets besides
+    those that every program needs (INHERITED), such as an API key. Raises TaskError.
 
     >>> tools = mcp("uvx", "mcp-server-time")  # doctest: +SKIP
     """
@@ -58,7 +58,7 @@ class McpServer:
     def __init__(
         self, command: tuple[str, ...], timeout_s: float, env: Mapping[str, str] | None = None
     ) -> None:
-        """Starts it. Raises TaskError."""
+        """Starts the server. Raises TaskError."""
         self.name = os.path.basename(command[0])
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
@@ -81,7 +81,7 @@ class McpServer:
         self._send({"method": "notifications/initialized"})
 
     def tools(self) -> list[dict[str, Any]]:
-        """What the server says of its tools. Raises TaskError."""
+        """Returns the server's descriptions of its tools. Raises TaskError."""
         found: list[dict[str, Any]] = []
         cursor: dict[str, Any] = {}
         for _ in range(MAX_PAGES):
@@ -93,7 +93,7 @@ class McpServer:
         return found
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What a tool says. Raises TaskError, with its words where the tool failed."""
+        """Calls a tool and returns its text. Raises TaskError, with the tool's words if it failed."""
         result = self._ask("tools/call", {"name": name, "arguments": arguments})
         text = "\n".join(map(_shown, cast(list[Any], result.get("content") or ())))
         if not text and "structuredContent" in result:
@@ -103,7 +103,7 @@ class McpServer:
         return text
 
     def close(self) -> None:
-        """End the program."""
+        """Ends the program."""
         self._program.kill()
         with suppress(OSError, subprocess.TimeoutExpired):
             self._program.wait(1.0)

@@ -1,10 +1,4 @@
-"""What a node and the process that runs a task's code say to each other, and how it is framed.
-
-process.py (the node) <- [messages] -> worker.py (the task's code)
-
-Each message is a length in four bytes and msgpack. Both ends are ours and on one machine; nothing of it ever
-comes from or goes to the network.
-"""
+"""The messages between a node and the process that runs a task's code, and their framing."""
 
 import socket
 import time
@@ -16,16 +10,16 @@ import msgspec
 from swarmnode.types import Message, Scores
 
 MAX_FRAME_BYTES = 1 << 28
-"""A group of 64 completions of the longest kind, or a few hundred examples, is far below."""
+"""Longest message in bytes, far above a group of 64 of the longest completions or a few hundred examples."""
 
 READ_BYTES = 1 << 16
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The first request: run this task's code. `text`: of its file; None: it is not that of one file.
-    `unconfined`: what its rewards run may run without a sandbox, where there is none. `memory_mb`: most that
-    the process may take. `home`: where the node lives, if not where it would by itself. `strangers`: it
-    judges what others sent (worker.py)."""
+    """The first request: run this task's code. `text`: that of its file; None: it is not a single file.
+    `unconfined`: programs of its rewards may run without a sandbox if there is none. `memory_mb`: most memory
+    of the process. `home`: the node's folder, if it is not the default. `strangers`: the process judges
+    answers of peers (worker.py)."""
 
     spec: str
     text: str | None
@@ -44,7 +38,7 @@ class Draw(msgspec.Struct, frozen=True, tag=True):
 
 
 class DrawnExample(msgspec.Struct, frozen=True):
-    """An example. `columns` are those that can be written down; the process that judges has all of them."""
+    """An example. `columns` are those that can be serialized; the process that judges has all of them."""
 
     prompt: str
     columns: dict[str, Any]
@@ -63,8 +57,8 @@ class Score(msgspec.Struct, frozen=True, tag=True):
 
 
 class Observe(msgspec.Struct, frozen=True, tag=True):
-    """What does the environment answer to the last of these turns? Each is what was said, and the role and
-    content of what was observed."""
+    """Ask the environment to answer the last of these turns: each the policy's text, and the role and content
+    of every observation."""
 
     seed: int
     index: int
@@ -92,12 +86,12 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     message: str
     hint: str
     traceback: str = ""
-    """Where in the task's code."""
+    """Traceback within the task's code."""
     lost: bool = False
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """What the process has loaded. `each_alone`: its rewards look at each answer by itself."""
+    """The task that the process has loaded. `each_alone`: its rewards look at each answer by itself."""
 
     name: str
     version: str
@@ -106,12 +100,12 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     levels: int = 1
     evaluation_size: int = 0
     most_turns: int | None = None
-    """None: it is no environment."""
+    """Most turns of the policy. None: the task is no environment."""
     each_alone: bool = False
 
 
 class Drawn(msgspec.Struct, frozen=True, tag=True):
-    """Answers `Draw`: as many rows as there are, and why there are no more where drawing them failed."""
+    """Answers `Draw`: as many rows as there are, and the reason if drawing more failed."""
 
     rows: tuple[DrawnExample, ...]
     failure: Failure | None
@@ -122,7 +116,8 @@ class Scored(msgspec.Struct, frozen=True, tag=True):
 
 
 class Observed(msgspec.Struct, frozen=True, tag=True):
-    """None: the episode is over. `lost`: it cannot be gone on with, and why."""
+    """The environment's answer. `messages` None: the episode is over. `lost`: the reason why it cannot
+    continue."""
 
     messages: tuple[Message, ...] | None
     lost: str = ""
@@ -133,7 +128,7 @@ class OtherExample(msgspec.Struct, frozen=True, tag=True):
 
 
 class Digested(msgspec.Struct, frozen=True, tag=True):
-    """What is drawn, in short. `no_data`: columns that cannot be written down, and their types."""
+    """A digest of everything drawn. `no_data`: columns that cannot be serialized, with their types."""
 
     digest: str
     no_data: dict[str, str] = {}
@@ -143,20 +138,20 @@ Reply = Failure | Loaded | Drawn | Scored | Observed | OtherExample | Digested
 
 
 def frame(message: Order | Reply) -> bytes:
-    """A message as bytes to send."""
+    """Returns a message framed as bytes to send."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(4, "big") + body
 
 
 @dataclass(slots=True)
 class MessageReader:
-    """Whole messages out of a socket. What has come of one before a deadline is kept for the next attempt."""
+    """Reads whole messages from a socket. A part that came before a deadline is kept for the next attempt."""
 
     channel: socket.socket
     _bytes: bytearray = field(default_factory=bytearray)
 
     def read(self, deadline: float | None) -> bytes | None:
-        """The next message; None: the other end is gone. Raises TimeoutError when it is `deadline`
+        """Returns the next message. None: the other end is gone. Raises TimeoutError at `deadline`
         (time.monotonic)."""
         while (body := self._whole()) is None:
             left = None if deadline is None else deadline - time.monotonic()

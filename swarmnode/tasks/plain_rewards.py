@@ -1,8 +1,5 @@
-"""The files of `rewards/`, which import nothing of swarmnode, and what all rewards take for an answer.
-
-rewards/*.py -> [builtin] -> rewards.py
-a text, or messages -> [final_answer] -> votes.py, code_tests.py, conventions.py, http_judge.py, evaluation.py
-"""
+"""The files of `rewards/`, which import nothing of swarmnode, and the one rule by which all rewards find the
+answer."""
 
 import importlib
 import importlib.util
@@ -18,20 +15,20 @@ _PACKAGE = "_swarmnode_rewards"
 
 
 def final_answer(completion: Any) -> str:
-    """The answer in a completion as rewards get it: its text, or what the policy said last in its messages.
-    The one rule is that of the plain rewards (rewards/_text.py)."""
+    """Returns the answer in a completion as rewards get it: its text, or the policy's last message. The rule
+    is that of the plain rewards (rewards/_text.py)."""
     return builtin("_text").text_of(completion)
 
 
 def builtin(module: str) -> ModuleType:
-    """One of their modules. Raises TaskError."""
+    """Returns one of the plain reward modules. Raises TaskError."""
     if _PACKAGE not in sys.modules:
         _import_package(_builtin_folder())
     return importlib.import_module(f"{_PACKAGE}.{module}")
 
 
 def _builtin_folder() -> Path:
-    """Where the wheel puts `rewards/`, or the repository's own in an editable install."""
+    """Returns the folder of `rewards/` in the wheel, or the repository's own in an editable install."""
     package = Path(__file__).parents[1]
     installed = package / "_builtin" / "rewards"
     return installed if installed.is_dir() else package.parent / "rewards"

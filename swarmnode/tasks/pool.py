@@ -1,14 +1,4 @@
-"""Several processes for the code of one task: who asks gets a free one, and one that is lost is replaced.
-
-IsolatedTask -> [WorkerPool] -> TaskProcess, TaskProcess, ... (process.py)
-
-The first is started with the task, a further one when a request finds all others busy, and beside them:
-nobody waits for a process that loads while another is about to be free. One that was lost is started again in
-the same way, so a judge that overruns costs its own request and holds up none of the others.
-
-Any of them draws the same. Requests of one `affinity` always go to the same one, where something lives that
-only it has.
-"""
+"""Several processes for the code of one task: a request takes a free one, and a lost one is replaced."""
 
 import logging
 import threading
@@ -26,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class TaskRunner(Protocol):
-    """A process as the pool sees it."""
+    """A task's process as the pool uses it."""
 
     @property
     def name(self) -> str: ...
@@ -42,8 +32,8 @@ class TaskRunner(Protocol):
 
 @dataclass(slots=True)
 class _Slot:
-    """One of the processes. `ready`: it has loaded the task, as far as we know. `loading`: it is busy with
-    that."""
+    """A process of the pool. `ready`: it has loaded the task, as far as we know. `loading`: it is loading it
+    now."""
 
     runner: TaskRunner
     ready: bool = False
@@ -57,7 +47,7 @@ class WorkerPool:
     def __init__(
         self, processes: Sequence[TaskRunner], *, may_grow: Callable[[], bool] = lambda: True
     ) -> None:
-        """`processes`: none of them started. `may_grow` is asked once, when a second one is wanted."""
+        """`processes`: none of them started. `may_grow`: asked once, when a second process is needed."""
         self._slots = [_Slot(process) for process in processes]
         self._may_grow = may_grow
         self._width: int | None = None
@@ -67,34 +57,35 @@ class WorkerPool:
 
     @property
     def most(self) -> int:
-        """Most processes that there may be."""
+        """Most processes of this pool."""
         return len(self._slots)
 
     @property
     def ready(self) -> int:
-        """Processes that have loaded the task."""
+        """Number of processes that have loaded the task."""
         return sum(slot.ready for slot in self._slots)
 
     def start(self) -> Loaded:
-        """Start the first. Raises TaskError where the task cannot be loaded, JudgementLost."""
+        """Starts the first process. Raises JudgementLost, or TaskError if the task cannot be loaded."""
         with self._taken(self._interrupts, 0) as slot:
             return slot.runner.start()
 
     def ask(self, request: Request, affinity: int | None = None) -> Reply:
-        """Ask a process that is free; it has a deadline of its own. `affinity`: always the same one for the
-        same number. Raises TaskError for what the task did wrong, JudgementLost where it did not answer."""
+        """Sends a request to a free process, with a deadline of its own. `affinity`: equal numbers go to the
+        same process. Raises TaskError for an error of the task, JudgementLost if it did not answer."""
         with off_the_clock(), self._taken(self._interrupts, affinity) as slot:
             return slot.runner.ask(request)
 
     def first_of_all(self, request: Request, is_answer: Callable[[Reply], bool]) -> Reply | None:
-        """Ask those that are ready, one after the other, until one has an answer; None: none of them has."""
+        """Asks the processes that are ready, one after the other, and returns the first answer. None: none of
+        them has one."""
         for number, slot in enumerate(self._slots):
             if slot.ready and is_answer(reply := self.ask(request, number)):
                 return reply
         return None
 
     def interrupt(self) -> None:
-        """End all processes, whatever they do: who waits for an answer gets JudgementLost, and at once."""
+        """Ends all processes at once; requests that wait for an answer raise JudgementLost."""
         with self._changed:
             self._interrupts += 1
             self._changed.notify_all()
@@ -102,7 +93,7 @@ class WorkerPool:
             slot.runner.interrupt()
 
     def close(self) -> None:
-        """End all processes for good."""
+        """Ends all processes for good."""
         self._closed = True
         self.interrupt()
         for slot in self._slots:
@@ -133,7 +124,8 @@ class WorkerPool:
             self._changed.wait()
 
     def _free(self, affinity: int | None) -> _Slot | None:
-        """The process that a request takes now; None: it waits. Where all are busy, another is started."""
+        """Returns the process for a request now, None if it has to wait. Starts another one if all are
+        busy."""
         if affinity is not None:
             slot = self._slots[affinity and affinity % self._allowed()]
             return None if slot.busy else slot
@@ -173,8 +165,8 @@ class WorkerPool:
 
 
 def next_free(slots: Sequence[_Slot]) -> _Slot | None:
-    """The first that is ready and free. Where none is ready, nor on its way, the first: who asks waits while
-    it loads."""
+    """Returns the first process that is ready and free. If none is ready or loading, the first one: the
+    request waits while it loads."""
     found = next((slot for slot in slots if slot.ready and not slot.busy), None)
     if found is None and not any(slot.ready or slot.busy for slot in slots):
         return slots[0]

@@ -27,7 +27,7 @@ from swarmnode.types import tools_of
 
 @dataclass(frozen=True, slots=True)
 class ShownExample:
-    """One question, and what its rewards get besides the answer."""
+    """One question, with the columns that its rewards get besides the answer."""
 
     prompt: str
     columns: Mapping[str, Any]
@@ -36,7 +36,7 @@ class ShownExample:
 
 @dataclass(frozen=True, slots=True)
 class TaskPortrait:
-    """What there is to know of a task without training on it."""
+    """A description of a task, made without training on it."""
 
     name: str
     version: str
@@ -46,17 +46,17 @@ class TaskPortrait:
     """The share of the examples drawn here that no node trains on."""
     drawn: int
     exchangeable: bool
-    """Whether a peer with the same task can draw its examples again and judge their answers."""
+    """True if a peer with the same task can draw its examples again and judge their answers."""
     samples: tuple[ShownExample, ...]
     most_turns: int | None = None
-    """Turns that the policy has. None: the task does not answer back."""
+    """Most turns of the policy. None: the task is no environment."""
     tools: tuple[str, ...] = ()
     """Names of the tools that its first example offers."""
 
 
 def portraits_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) -> list[TaskPortrait]:
-    """The portraits of all tasks that a spec names, the code of files in processes of their own. `options`:
-    those of `isolate`. Raises TaskError, JudgementLost.
+    """Returns the portraits of all tasks that a spec names, the code of files in processes of their own.
+    `options`: those of `isolate`. Raises TaskError, JudgementLost.
 
     >>> len(portraits_of("builtin", count=1))
     8
@@ -71,7 +71,7 @@ def portraits_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) ->
 
 
 def portrait_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskPortrait:
-    """Draw the examples of one seed, judge one answer. Raises TaskError.
+    """Draws the examples of one seed and judges one answer. Raises TaskError.
 
     >>> from swarmnode.tasks.loader import load_task
     >>> portrait_of(load_task("rev")).rewards

@@ -1,23 +1,21 @@
-"""What a task's code prints, line by line, made fit for a log.
-
-worker.py, stdout and stderr -> [pass_on] -> log, or the terminal of `swarmnode task check`
-"""
+"""The printed lines of a task's code, made fit for a log."""
 
 import time
 from collections.abc import Callable
 from io import BufferedReader
 
 LINES_PER_S = 20
-"""More would push everything else out of sight; what is left out is counted."""
+"""Most lines a second that are shown; the others are counted."""
 
 MAX_LINE_BYTES = 2000
 
 FLOOD_BYTES = 1 << 20
-"""Read at once of what is left out: a task that prints without end must not take our interpreter."""
+"""Bytes read at once while lines are left out: a task that prints without end must not take our
+interpreter."""
 
 
 def pass_on(output: BufferedReader, printed: Callable[[str], None]) -> None:
-    """Hand over each line until the stream ends. Runs in a thread of its own."""
+    """Passes on each line until the stream ends. Runs in a thread of its own."""
     second, lines = 0, 0
     with output:
         while line := output.read1(FLOOD_BYTES) if lines > LINES_PER_S else output.readline(MAX_LINE_BYTES):
@@ -30,7 +28,7 @@ def pass_on(output: BufferedReader, printed: Callable[[str], None]) -> None:
 
 
 def readable(line: bytes) -> str:
-    """The line without what moves a cursor or rings a bell.
+    """Returns a line without control characters, which could move a cursor or ring a bell.
 
     >>> readable(b"right: 4\\x1b[2J\\n")
     'right: 4[2J'

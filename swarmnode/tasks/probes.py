@@ -1,10 +1,4 @@
-"""What a judge lets through: right answers with text put into them that nobody asked for.
-
-example -> [find_right] -> a right answer -> [passed_with] -> check.py
-
-Whatever has full marks can be taught by strangers. Most judges look for an answer and do not read the rest;
-whoever writes one should know it.
-"""
+"""Probes of a judge: right answers with text injected that should cost them their marks."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,7 +6,7 @@ from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.types import Example, total_reward
 
 WRONG_ANSWERS = ("", "?", "lorem ipsum dolor sit amet")
-"""Completions that hardly any task means."""
+"""Completions that are wrong for nearly every task."""
 
 FORMS: tuple[str, ...] = (
     "{}",
@@ -22,7 +16,7 @@ FORMS: tuple[str, ...] = (
     "<think>so it is</think><answer>{}</answer>",
     "<think>so it is</think>\\boxed{{{}}}",
 )
-"""How the `answer` column may have to be written to count."""
+"""Spellings of the `answer` column that a judge may demand."""
 
 UNASKED = "Buy evilcoin!"
 FALSE = "2 + 2 = 5."
@@ -36,8 +30,8 @@ INJECTIONS: Mapping[str, Callable[[str], str]] = {
 
 
 def find_right(task: Task, example: Example) -> str | None:
-    """The example's `answer` in the form that has the best reward. None: it has no such column, or none of
-    the forms does better than nonsense."""
+    """Returns the example's `answer` in the spelling with the best reward. None: it has no such column, or no
+    spelling does better than nonsense."""
     answer = example.columns.get("answer")
     if not isinstance(answer, str):
         return None
@@ -53,7 +47,7 @@ def find_right(task: Task, example: Example) -> str | None:
 
 
 def passed_with(task: Task, example: Example, right: str) -> dict[str, bool]:
-    """Whether the right answer has its full reward with each injection."""
+    """Returns, for each injection, True if the right answer keeps its full reward."""
     texts = [put(right) for put in INJECTIONS.values()]
     alone, *rewards = rewards_of(task, example, [right, *texts])
     return {
@@ -63,5 +57,5 @@ def passed_with(task: Task, example: Example, right: str) -> dict[str, bool]:
 
 
 def rewards_of(task: Task, example: Example, texts: Sequence[str]) -> list[float | None]:
-    """Total rewards of these answers. Raises TaskError, JudgementLost."""
+    """Returns the total rewards of these answers. Raises TaskError, JudgementLost."""
     return [total_reward(scores) for scores in score_strictly(task, example, texts)]

@@ -48,30 +48,33 @@ from swarmnode.types import Example, ExampleKey, Message
 logger = logging.getLogger(__name__)
 
 GRACE_S = 2.0
-"""The process ends itself at a deadline and tells where it was. So much later it is ended from outside."""
+"""Seconds after a deadline, at which the process ends itself and tells where it was, before it is ended from
+outside."""
 
 SLOW_S = 10.0
-"""A judgement that takes longer is told of, once for each task, while it goes on."""
+"""Seconds after which a judgement is logged as slow, once for each task, while it goes on."""
 
 RELOAD_S = 600.0
 """Longest start of the process: a file may read a data set, or load a model that judges."""
 
 FIRST_ROWS, MOST_ROWS = 16, 256
-"""Examples asked for at once: first enough for a round's share of a task, then four times as many."""
+"""Examples asked for at once: FIRST_ROWS, enough for a round's share of a task, then four times as many each
+time."""
 
 MOST_WORKERS = 4
-"""Processes of one task where nobody set a number: judges that wait for somebody need more than there are
-cores, and those that compute take them from training."""
+"""Most processes of one task without a setting: judges that wait for something need more than there are
+cores, and those that compute take cores from training."""
 
 SMALL_BYTES = 512 << 20
-"""A task whose process takes more (a data set, a model that judges) has one, where nobody set a number."""
+"""Largest resident memory, in bytes, of a task with several processes and no setting. A larger one (a data
+set, a model that judges) has one."""
 
 PART_ANSWERS = 16
-"""Fewest answers to an example that are judged apart from its others."""
+"""Fewest answers to one example in a part that is judged by itself."""
 
 SAME_HASHES = {"PYTHONHASHSEED": "0"}
-"""Some data sets of reasoning-gym draw from the order of a set, which differs by process otherwise. Their
-code is nobody's own to mend, so their processes order sets alike."""
+"""Environment that makes strings hash alike in all processes. Some data sets of reasoning-gym draw in the
+order of a set, and their users cannot mend that code."""
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -84,16 +87,14 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function
 
 @dataclass(slots=True)
 class KnownTask:
-    """What the first process of a task loaded. Whatever another loads has to be that."""
+    """The task that its first process loaded. All other processes have to load the same."""
 
     loaded: wire.Loaded | None = None
 
 
 class TaskProcess:
-    """A process of one task: started when it is first asked, and again when it died.
-
-    `ask` may be called by several threads, which wait for each other; `close` by any.
-    """
+    """A process of one task. It starts on the first request, and again after it died. `ask` may be called by
+    several threads, which wait for each other; `close` by any."""
 
     def __init__(
         self,
@@ -107,11 +108,11 @@ class TaskProcess:
         known: KnownTask | None = None,
         turn_timeout_s: float | None = None,
     ) -> None:
-        """`load_wait_s`: how long one request waits while the file is loaded; None: until it is.
-        `random_hashes`: strings hash otherwise than in any other process (of those tasks whose authors can
-        mend what depends on it). `printed`: what becomes of lines
-        that the task prints; None: they are logged. `known`: what was loaded before; anything else is an
-        error from now on. `turn_timeout_s`: of an environment's answer to one turn; None: as of anything."""
+        """`load_wait_s`: longest wait of one request while the file is loaded; None: without limit.
+        `random_hashes`: strings hash differently in each process (for tasks whose authors can mend code that
+        depends on it). `printed`: gets each line that the task prints; None: lines are logged. `known`: the
+        task as loaded before; loading another is an error. `turn_timeout_s`: deadline of an environment's
+        answer to one turn; None: that of any request."""
         spec = parse_spec(load.spec)
         self.name, self._path = spec.short, spec.path
         self._same_hashes = spec.kind == TaskKind.GYM
@@ -135,12 +136,14 @@ class TaskProcess:
         self._told_slow = False
 
     def start(self) -> wire.Loaded:
-        """Run the task's code. Raises TaskError where it cannot be loaded, JudgementLost."""
+        """Starts the process and loads the task. Raises JudgementLost, or TaskError if the task cannot be
+        loaded."""
         with self._turn:
             return self._ready()
 
     def ask(self, request: wire.Request) -> wire.Reply:
-        """Raises TaskError for what the task did wrong, JudgementLost where it did not answer."""
+        """Sends a request and returns the reply. Raises TaskError for an error of the task, JudgementLost if
+        it did not answer."""
         interrupts = self._interrupts
         with self._turn:
             if self._interrupts != interrupts:
@@ -150,7 +153,7 @@ class TaskProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that the process takes now. 0: it does not run."""
+        """Returns the resident memory of the process in bytes. 0: it does not run."""
         import psutil
 
         child = self._child
@@ -162,12 +165,12 @@ class TaskProcess:
             return 0
 
     def interrupt(self) -> None:
-        """End the process, whatever it does: who waits for an answer gets JudgementLost, and at once."""
+        """Ends the process at once; requests that wait for an answer raise JudgementLost."""
         self._interrupts += 1
         self._kill()
 
     def close(self) -> None:
-        """End the process for good."""
+        """Ends the process for good."""
         self._closed = True
         self.interrupt()
         with self._turn:
@@ -252,7 +255,7 @@ class TaskProcess:
         return self._received(deadline)
 
     def _received(self, deadline: float | None) -> wire.Reply | None:
-        """None: the process is gone."""
+        """Returns the next reply, or None if the process is gone."""
         assert self._reader is not None
         data = self._reader.read(deadline)
         return None if data is None else msgspec.msgpack.decode(data, type=wire.Reply)
@@ -267,7 +270,7 @@ class TaskProcess:
         return self._turn_timeout_s if isinstance(request, wire.Observe) else self._timeout_s
 
     def _where(self) -> str:
-        """Where the task's code was when it was given up, as a hint."""
+        """Returns the line that the task's code was at when it was given up, as a hint."""
         if self._trace is None:
             return ""
         self._trace.seek(0)
@@ -306,7 +309,8 @@ class TaskProcess:
             self._kill()
 
     def _send(self, order: wire.Order, deadline: float | None) -> None:
-        """Send an order. Reading tells where the process is gone, or took nothing until the deadline."""
+        """Sends an order. A process that is gone, or that took nothing until the deadline, is noticed on
+        reading."""
         assert self._reader is not None
         self._reader.channel.settimeout(None if deadline is None else deadline - time.monotonic())
         with suppress(ConnectionError, TimeoutError):
@@ -319,7 +323,7 @@ class TaskProcess:
                 os.killpg(child.pid, signal.SIGKILL)
 
     def _end(self) -> None:
-        """End the process and what it has started, and let go of what belonged to it."""
+        """Ends the process and its children, and closes everything that belonged to it."""
         self._kill()
         if self._child is not None:
             self._child.wait()
@@ -357,7 +361,7 @@ def _doing(name: str, request: wire.Request) -> str:
 
 
 def _innermost(trace: str, path: str) -> str:
-    """The line of the task's file that was running, out of faulthandler's account of all threads.
+    """Returns the line of the task's file that was running, from faulthandler's report on all threads.
 
     >>> _innermost('File "/usr/re.py", line 7 in match\\nFile "/a/add.py", line 3 in reward', "/a/add.py")
     'it was at /a/add.py line 3, in reward'
@@ -376,13 +380,13 @@ def _task_error(failure: wire.Failure) -> TaskError:
 
 
 class IsolatedTask(Isolated):
-    """A task file, at arm's length. Raises JudgementLost where its process does not answer."""
+    """A task whose code runs in another process. Raises JudgementLost if that process does not answer."""
 
     most_turns: int
-    """Only an environment has it (is_environment)."""
+    """Most turns of the policy; only an environment has this attribute (is_environment)."""
 
     def __init__(self, process: WorkerPool, load: wire.Load, known: KnownTask) -> None:
-        """`process`: that of the task, or several."""
+        """`process`: one process of the task, or a pool of them."""
         loaded = known.loaded
         assert loaded is not None, "the first process was started"
         self._process = process
@@ -399,7 +403,7 @@ class IsolatedTask(Isolated):
         self._each_alone = loaded.each_alone
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """The file's own examples, with those columns that can be written down."""
+        """Yields the file's own examples, with the columns that can be serialized."""
         start, count = 0, FIRST_ROWS
         while True:
             drawn = self._process.ask(wire.Draw(seed, start, count))
@@ -435,7 +439,7 @@ class IsolatedTask(Isolated):
         return list(scored.scores)
 
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
-        """What the file's own environment answers. Raises JudgementLost where the episode is gone."""
+        """Returns the answer of the file's own environment. Raises JudgementLost if the episode is gone."""
         key = example.key
         told = tuple((turn.said, tuple((m["role"], m["content"]) for m in turn.observed)) for turn in turns)
         asked = wire.Observe(key.seed, key.index, example.prompt, told)
@@ -448,7 +452,7 @@ class IsolatedTask(Isolated):
         return observed.messages
 
     def digest(self) -> wire.Digested:
-        """The digest of all that is drawn, drawn anew."""
+        """Draws everything anew and returns its digest."""
         digested = self._process.ask(wire.Digest())
         assert isinstance(digested, wire.Digested)
         return digested
@@ -475,7 +479,8 @@ class IsolatedTask(Isolated):
         self._process.close()
 
     def _affinity(self, key: ExampleKey) -> int | None:
-        """The episodes of one example live in one process; single answers are judged by any."""
+        """Returns the number that keeps an environment's example in one process. None: any process may
+        judge."""
         return zlib.crc32(f"{key.seed}/{key.index}".encode()) if hasattr(self, "most_turns") else None
 
     def _draws_otherwise(self) -> TaskError:
@@ -490,7 +495,7 @@ class IsolatedTask(Isolated):
 
 
 def parts_of(completions: Sequence[str], most: int) -> list[Sequence[str]]:
-    """A large group in parts of about the same size, at most so many, in order.
+    """Splits a large group, in order, into at most `most` parts of about the same size.
 
     >>> [len(part) for part in parts_of("a" * 64, most=3)], len(parts_of("a" * 16, most=3))
     ([22, 21, 21], 1)
@@ -511,13 +516,11 @@ def isolate(
     home: Path | None = None,
     **options: Any,
 ) -> Task:
-    """Load a task as `load_task` does, the code of others in processes of its own. Who gets it closes it.
-
-    Built-in tasks are ours and end: they stay here, unless `builtin`. `unconfined`: programs that its rewards
-    run do without a sandbox where there is none. `workers`: most processes (None: MOST_WORKERS, or one where
-    it is large). `memory_mb`: most that one of them may take. `home`: where the node lives (None:
-    as the environment says). `options`: those of TaskProcess.
-    """
+    """Loads a task as `load_task` does, but other people's code in processes of its own. The caller closes
+    it. Built-in tasks are ours and end: they stay in this process, unless `builtin`. `unconfined`: programs
+    of its rewards run without a sandbox if there is none. `workers`: most processes (None: MOST_WORKERS, or
+    one if it is large). `memory_mb`: most memory of each. `home`: the node's folder (None: from the
+    environment). `options`: those of TaskProcess."""
     asked = parse_spec(spec)
     if asked.kind != TaskKind.BUILTIN:
         asked = absolute(asked)
@@ -536,7 +539,7 @@ def isolate(
 def _pool_of(
     load: wire.Load, timeout_s: float, workers: int | None, *, known: KnownTask, **options: Any
 ) -> WorkerPool:
-    """The processes of a task, none of them started."""
+    """Returns the pool of a task's processes, none of them started."""
     count = MOST_WORKERS if workers is None else workers
     processes = [TaskProcess(load, timeout_s, known=known, **options) for _ in range(count)]
     return WorkerPool(

@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any
 
-from swarmnode.tasks.builtin import OurOwn, StableRandom
+from swarmnode.tasks.builtin import BuiltinTask, StableRandom
 from swarmnode.tasks.suites.answers import tagged
 from swarmnode.types import Example, ExampleKey
 
@@ -29,7 +29,7 @@ Posed = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class PuzzleTask(OurOwn):
+class PuzzleTask(BuiltinTask):
     """A puzzle that is posed from random numbers and judged by rule."""
 
     name: str
@@ -38,18 +38,18 @@ class PuzzleTask(OurOwn):
     version: str = VERSION
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """Examples without end."""
+        """Yields examples without end."""
         for index in count():
             prompt, columns = self.pose(StableRandom(f"{self.name}/{self.version}/{seed}/{index}"))
             yield Example(ExampleKey(self.name, self.version, seed, index), prompt, columns)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """1.0 for any right answer."""
+        """Returns 1.0 for any right answer."""
         return [{"correct": float(self.right(tagged(text), example.columns))} for text in completions]
 
 
 def _countdown(random: StableRandom) -> Posed:
-    """Three or four numbers, and a target that can be made of them. One way is the `answer`."""
+    """Returns three or four numbers, and a target that can be made of them. One way is the `answer`."""
     numbers = [random.between(1, 50) for _ in range(random.between(3, 4))]
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
@@ -64,7 +64,7 @@ def _countdown(random: StableRandom) -> Posed:
 
 
 def _joined(left: tuple[int, str], right: tuple[int, str], random: StableRandom) -> tuple[int, str]:
-    """Two values made into one that is whole and positive."""
+    """Returns two values combined into a whole positive one."""
     (a, way), (b, other) = max(left, right), min(left, right)
     choices = [(a + b, "+"), (a * b, "*") if a * b <= 1000 else (a + b, "+")]
     if a > b:
@@ -76,7 +76,7 @@ def _joined(left: tuple[int, str], right: tuple[int, str], random: StableRandom)
 
 
 def reaches_target(text: str, columns: Mapping[str, Any]) -> bool:
-    """Whether a text is an expression of exactly these numbers with this value.
+    """Returns True if a text is an expression of exactly these numbers with the target's value.
 
     >>> reaches_target("(3 + 4) * 2", {"numbers": [2, 3, 4], "target": 14})
     True
@@ -100,7 +100,7 @@ class _Expression:
         self._at = 0
 
     def value(self) -> Fraction:
-        """Raises ValueError for what is no expression."""
+        """Returns the value. Raises ValueError if the text is no expression."""
         value = self._sum()
         self._expect("end")
         return value
@@ -135,7 +135,7 @@ class _Expression:
 
 
 def _sudoku(random: StableRandom) -> Posed:
-    """A full grid in which 10 to 45 cells are blank. Any way to fill it counts."""
+    """Returns a full grid in which 10 to 45 cells are blank. Any way to fill it counts."""
     digits = _shuffled("123456789", random)
     rows, columns = _lines(random), _lines(random)
     grid = ["".join(digits[(3 * row + row // 3 + column) % 9] for column in columns) for row in rows]
@@ -149,7 +149,8 @@ def _sudoku(random: StableRandom) -> Posed:
 
 
 def _lines(random: StableRandom) -> list[int]:
-    """Rows or columns in another order that keeps a Sudoku one: bands change places, and lines in them."""
+    """Returns the order of rows or columns, shuffled so that the grid stays a Sudoku: bands change places,
+    and lines within bands."""
     return [3 * band + line for band in _shuffled(range(3), random) for line in _shuffled(range(3), random)]
 
 
@@ -159,7 +160,8 @@ def _shuffled(values: Sequence[Any], random: StableRandom) -> list[Any]:
 
 
 def solves(text: str, columns: Mapping[str, Any]) -> bool:
-    """Whether a text is a full Sudoku, white space aside, with the digits of the puzzle in their places."""
+    """Returns True if a text is a full Sudoku, white space aside, with the puzzle's digits in their
+    places."""
     grid = "".join(text.split())
     if len(grid) != 81 or not set(grid) <= set("123456789"):
         return False
@@ -182,4 +184,4 @@ PUZZLES = (
     PuzzleTask("countdown", _countdown, reaches_target),
     PuzzleTask("sudoku", _sudoku, solves),
 )
-"""Built in beside the eight that `builtin` stands for, each to be named: no tiny policy can do them."""
+"""Built-in puzzles, which the spec `builtin` does not include: no tiny policy can solve them."""

@@ -1,11 +1,5 @@
-"""One episode of an environment, played without a policy: does it answer, and the same each time?
-
-task (an environment) -> [rehearse] -> Rehearsal -> check.py
-
-Where there are tools, each is called once with arguments that fit its schema, and then the answer is given;
-else the same few texts are said in every episode. Whether that is any good does not matter: what counts is
-what the environment says to it.
-"""
+"""Rehearsal: one episode of an environment, played without a policy, to see that it answers, and always
+alike."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,10 +13,10 @@ from swarmnode.tasks.tools import parameters_of
 from swarmnode.types import Example, Scores, tools_of
 
 WORDS = ("1", "?", "a", "yes", "2")
-"""What is said where there are no tools to call."""
+"""Turns of the rehearsal if there are no tools to call."""
 
 SHOWN_BEFORE = 20
-"""Characters shown of what two answers have in common, before they differ."""
+"""Characters shown of the common beginning of two answers, before they differ."""
 
 _SAMPLES: Mapping[str, Any] = {
     "integer": 1,
@@ -37,14 +31,14 @@ _SAMPLES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The episode, and what the rewards said of it."""
+    """The episode and its scores."""
 
     turns: tuple[Turn, ...]
     scores: Scores
 
 
 def rehearse(task: Environment, example: Example) -> Rehearsal:
-    """Play an episode and score it. Raises TaskError, JudgementLost."""
+    """Plays an episode and scores it. Raises TaskError, JudgementLost."""
     turns: list[Turn] = []
     for said in islice(_lines(example), task.most_turns):
         observed = task.observe(example, [*turns, Turn(said)])
@@ -57,8 +51,8 @@ def rehearse(task: Environment, example: Example) -> Rehearsal:
 
 
 def difference_of(one: Rehearsal, other: Rehearsal) -> str:
-    """Where two episodes first differ, in short: the turn, what was said in it and what was answered each
-    time; empty: nowhere.
+    """Returns the first difference of two episodes in short: the turn, its text and both answers. Empty:
+    there is none.
 
     >>> said = Rehearsal((Turn("roll()", ({"role": "tool", "content": "4"},)),), {})
     >>> difference_of(said, Rehearsal((Turn("roll()"),), {}))
@@ -78,7 +72,7 @@ def _heard(turn: Turn) -> str:
 
 
 def _apart(one: str, other: str) -> str:
-    """Two texts from where they differ on, with a little of what stands before."""
+    """Returns two texts from their first difference on, with a little of the common text before it."""
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
     start = max(0, alike - SHOWN_BEFORE)
     cut = "..." if start else ""
@@ -97,7 +91,7 @@ def _lines(example: Example) -> Iterator[str]:
 
 
 def _arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that fit the schema of a tool: those that it must have."""
+    """Returns values for the required arguments in a tool's schema."""
     parameters = parameters_of(tool)
     return {name: _sample(parameters["properties"][name]) for name in parameters.get("required") or ()}
 

@@ -1,14 +1,4 @@
-"""The tests of a function call it in another process: both ends of that conversation.
-
-code_tests.py -> sandbox.run(the judge, beside=the candidate); both texts are this file and one call below it
-
-A function that shares a process with its tests can make them pass without solving anything: it ends the
-process in time, returns something that equals everything, or changes what `assert` compares. So the
-candidate's text runs in a process that never sees the tests, and what crosses the socket is plain values,
-made anew on the other side. The judge believes nothing else.
-
-This file is run as text in the sandbox: it imports the standard library only.
-"""
+"""Tests that call their function in another process: both ends of the conversation."""
 
 import builtins
 import json
@@ -26,17 +16,18 @@ CHANNEL = 3
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ITEMS = 100_000
-"""An iterator that a function returns is read so far, and compared as a list."""
+"""Most items read of an iterator that a function returns, which is compared as a list."""
 
 Wire = Any
-"""What JSON can say. Everything but None, bool and str is a list that begins with the letter of its type."""
+"""A value in JSON. Everything but None, bool and str is a list that begins with the letter of its type."""
 
 
-class Gone(BaseException):
-    """The candidate's process has ended, or sent what is no answer. No test could have expected that."""
+class CandidateGone(BaseException):
+    """Raised when the candidate's process has ended or sent no valid answer. No test could have expected
+    that."""
 
 
-class Remote:
+class RemoteObject:
     """An object of the candidate's that is no plain value: it can be called and asked for attributes.
 
     It is neither true nor equal to anything: that would be the candidate's own word.
@@ -64,14 +55,15 @@ class Remote:
 
 
 class Values:
-    """Values on the wire and back. The candidate keeps what is no plain value, and sends its number."""
+    """Converts values to the wire and back. The candidate keeps objects that are no plain values, and sends
+    their numbers."""
 
     def __init__(self, candidate: "AnswerProcess | None" = None) -> None:
         self._candidate = candidate
         self.kept: list[Any] = []
 
     def written(self, value: Any) -> Wire:
-        """A value as JSON can say it.
+        """Returns a value in the form of `Wire`.
 
         >>> Values().written((1, "a"))
         ['t', [['i', '0x1'], 'a']]
@@ -91,7 +83,7 @@ class Values:
                 return self._collection(value)
 
     def read(self, wire: Wire) -> Any:
-        """The value that `written` made this of. Raises whatever nonsense raises."""
+        """Returns the value that `written` encoded. Raises any exception if the message is nonsense."""
         if wire is None or isinstance(wire, bool | str):
             return wire
         match wire:
@@ -108,9 +100,9 @@ class Values:
             case [("l" | "t" | "s" | "z") as letter, list()]:
                 return _KINDS[letter](self.read(item) for item in wire[1])
             case ["o", int(number)]:
-                return self.kept[number] if self._candidate is None else Remote(self._candidate, number)
+                return self.kept[number] if self._candidate is None else RemoteObject(self._candidate, number)
             case _:
-                raise Gone("no value")
+                raise CandidateGone("no value")
 
     def _collection(self, value: Any) -> Wire:
         if _is_a(value, dict):
@@ -120,7 +112,7 @@ class Values:
         return self._other(value)
 
     def _other(self, value: Any) -> Wire:
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             return ["o", vars(value)["_target"]]
         if self._candidate is not None:
             raise TypeError(f"a {type(value).__name__} cannot be handed to a candidate")
@@ -131,7 +123,7 @@ class Values:
 
 
 def _is_a(value: Any, *kinds: type) -> bool:
-    """`isinstance`, of which nothing follows about what is inside."""
+    """`isinstance` without narrowing the type of the contents."""
     return isinstance(value, kinds)
 
 
@@ -150,28 +142,28 @@ class Channel:
         self._file = os.fdopen(descriptor, "rb")
 
     def send(self, message: Wire) -> None:
-        """Raises OSError where nobody listens any more."""
+        """Sends a message. Raises OSError if the other end is closed."""
         body = json.dumps(message).encode()
         left = memoryview(len(body).to_bytes(4, "big") + body)
         while left:
             left = left[os.write(self._descriptor, left) :]
 
     def receive(self) -> Wire:
-        """Raises Gone at the end, and where a message is too long or none."""
+        """Returns the next message. Raises CandidateGone at the end, or if one is too long or invalid."""
         try:
             size_bytes = int.from_bytes(self._file.read(4), "big")
             if not 0 < size_bytes <= MAX_MESSAGE_BYTES:
-                raise Gone("no message")
+                raise CandidateGone("no message")
             return json.loads(self._file.read(size_bytes))
         except (OSError, ValueError, RecursionError) as error:
-            raise Gone("no message") from error
+            raise CandidateGone("no message") from error
 
 
 # ---- the candidate's end ----
 
 
 def serve(code: str) -> None:
-    """Run the candidate's text, and then its functions as often as the judge asks."""
+    """Runs the candidate's text, then calls its functions as often as the judge asks."""
     channel, values = Channel(), Values()
     module = sys.modules["solution"] = ModuleType("solution")
     try:
@@ -183,7 +175,7 @@ def serve(code: str) -> None:
     while True:
         try:
             request = channel.receive()
-        except Gone:
+        except CandidateGone:
             return
         channel.send(_answer(request, vars(module), values))
 
@@ -202,7 +194,7 @@ def _answer(request: Wire, names: dict[str, Any], values: Values) -> Wire:
 
 
 def _changed(argument: Any, values: Values) -> Wire:
-    """An argument after the call, where a function may have changed it in place."""
+    """Returns an argument after the call, which the function may have changed in place."""
     return values.written(argument) if isinstance(argument, list | dict | set) else None
 
 
@@ -221,22 +213,22 @@ class AnswerProcess:
         self._values = Values(self)
 
     def names(self) -> list[str]:
-        """The callables that its text defines. Raises Gone where it could not be run."""
+        """Returns the callables that its text defines. Raises CandidateGone if it could not be run."""
         match self._channel.receive():
             case ["ready", list()] as message:
                 return [name for name in message[1] if isinstance(name, str)]
             case _:
-                raise Gone("it cannot be run")
+                raise CandidateGone("it cannot be run")
 
     def call(self, target: str | int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.ask(["call", target, self._values.written(args), self._values.written(kwargs)], args)
 
     def ask(self, request: Wire, args: tuple[Any, ...] = ()) -> Any:
-        """Raises what the candidate raised, where it is an exception of Python's own; Gone."""
+        """Calls the candidate. Raises its exception if it is Python's own, CandidateGone if it ended."""
         try:
             self._channel.send(request)
         except OSError as error:
-            raise Gone("it has ended") from error
+            raise CandidateGone("it has ended") from error
         match self._channel.receive():
             case ["value", result, list()] as message:
                 for argument, after in zip(args, message[2], strict=False):
@@ -245,11 +237,11 @@ class AnswerProcess:
             case ["raised", str(name), str(text)]:
                 raise _exception(name)(text)
             case _:
-                raise Gone("no answer")
+                raise CandidateGone("no answer")
 
 
 def _change(argument: Any, after: Any) -> None:
-    """Let an argument be what the candidate made of it."""
+    """Copies the candidate's change of an argument to our own object."""
     if type(argument) is not type(after):
         return
     if _is_a(argument, list):
@@ -260,7 +252,8 @@ def _change(argument: Any, after: Any) -> None:
 
 
 def _exception(name: str) -> type[Exception]:
-    """Python's exception of this name, but none that ends a loop in silence, such as `all(map(f, cases))`."""
+    """Returns Python's exception of this name, but none that ends a loop in silence, such as StopIteration in
+    `all(map(f, cases))`."""
     found = getattr(builtins, name, None)
     if not isinstance(found, type) or not issubclass(found, Exception):
         return Exception
@@ -268,7 +261,7 @@ def _exception(name: str) -> type[Exception]:
 
 
 def judge(steps: Sequence[tuple[str, bool]], entry_point: str | None) -> None:
-    """Run the steps of a test in order, and write 1 or 0 for each that is one."""
+    """Runs the steps of a test in order, and writes 1 or 0 for each that is one."""
     verdicts = os.dup(1)
     os.dup2(2, 1)  # What tests print is not what we say.
     names = _names(AnswerProcess(), entry_point, steps)
@@ -281,11 +274,11 @@ def judge(steps: Sequence[tuple[str, bool]], entry_point: str | None) -> None:
 def _names(
     candidate: AnswerProcess, entry_point: str | None, steps: Sequence[tuple[str, bool]]
 ) -> dict[str, Any]:
-    """What tests can name. What they compare with is Python's own or theirs: a candidate that defines `all`,
-    or a class `math` with an `isclose`, would judge itself."""
+    """Returns the names that tests may use. Names to compare with are Python's own or the tests': a candidate
+    that defines `all`, or a class `math` with an `isclose`, would judge itself."""
     try:
         defined = candidate.names()
-    except Gone:
+    except CandidateGone:
         defined = []
     own, modules = _named_by(steps)
     # An entry point may be a path, such as Solution().solve.
@@ -293,7 +286,7 @@ def _names(
     refused = {*dir(builtins), *own, *modules}
     kept = [name for name in defined if not name.startswith("__")]
     usable = [name for name in kept if (name in entries if entries else name not in refused)]
-    names: dict[str, Any] = {name: Remote(candidate, name) for name in usable}
+    names: dict[str, Any] = {name: RemoteObject(candidate, name) for name in usable}
     if entry_point in names:
         names["candidate"] = names[entry_point]
     for name in modules - names.keys():
@@ -303,7 +296,8 @@ def _names(
 
 
 def _named_by(steps: Sequence[tuple[str, bool]]) -> tuple[set[str], set[str]]:
-    """Names that the steps import or define, and modules of Python's that they take attributes of."""
+    """Returns the names that the steps import or define, and the Python modules that they take attributes
+    of."""
     import ast  # The candidate's end starts without it.
 
     own, modules = set[str](), set[str]()

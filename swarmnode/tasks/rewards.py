@@ -48,7 +48,7 @@ _PIECE = re.compile(rb" ?[A-Za-z]{1,8}| ?[0-9]{1,3}|[\x80-\xff]{1,4}|\s+|.", re.
 
 
 def pieces_of(text: str) -> list[int]:
-    """A number for each piece; equal pieces have equal numbers.
+    """Returns a token number for each piece of a text; equal pieces have equal numbers.
 
     >>> len(pieces_of("What is 12 + 34?")), pieces_of("no no")[0] == pieces_of("no")[0]
     (7, True)
@@ -72,7 +72,8 @@ class RemoteReward(Protocol):
 
 
 def are_exchangeable(rewards: Mapping[str, Reward]) -> bool:
-    """Whether other nodes would get the same scores of all of them, also for a part of a group."""
+    """Returns True if other nodes would get the same scores of all these rewards, also for a part of a
+    group."""
     elsewhere = [reward for reward in rewards.values() if isinstance(reward, RemoteReward)]
     return not judge_groups(rewards) and all(reward.exchangeable for reward in elsewhere)
 
@@ -82,10 +83,10 @@ MAX_WEIGHT = 1000.0
 _MODULES = ("exact", "format", "length", "math", "strict")
 
 URLS = ("http://", "https://")
-"""How a reward begins that is the URL of a judge."""
+"""Prefixes of a reward that is the URL of a judge."""
 
 _OURS = ("swarmnode.tasks.code_tests", "swarmnode.tasks.votes")
-"""Modules of swarmnode with rewards that need more of it than a plain file may."""
+"""Modules of swarmnode with rewards that need more than a plain file may import."""
 
 _RESERVED = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
@@ -97,17 +98,17 @@ _LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequ
 
 
 @runtime_checkable
-class OfGroup(Protocol):
-    """A reward that compares the answers to one example: it means something for all of a group at once only.
-    Any function is one that has `of_group = True` set on it."""
+class GroupReward(Protocol):
+    """A reward that compares the answers to one example, so it needs the whole group at once. Any function
+    becomes one by `of_group = True`."""
 
     of_group: bool
 
 
 @runtime_checkable
-class MeasuredOtherwise(Protocol):
-    """A reward that another takes the place of on held-out examples: what one learns from is not what tells
-    how good one is."""
+class HasHeldOutJudge(Protocol):
+    """A reward that is replaced on held-out examples: the training signal is not the measure of success
+    there."""
 
     def __call__(self, *prompts: Any, **columns: Any) -> Any: ...
 
@@ -115,14 +116,14 @@ class MeasuredOtherwise(Protocol):
 
 
 def judge_groups(rewards: Mapping[str, "Reward"]) -> bool:
-    """Whether one of these has to see all answers of a group at once."""
-    return any(isinstance(reward, OfGroup) and reward.of_group for reward in rewards.values())
+    """Returns True if one of these rewards has to see all answers of a group at once."""
+    return any(isinstance(reward, GroupReward) and reward.of_group for reward in rewards.values())
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """What a reward may ask of TRL's trainer. Always the beginning: the same text must score the same on
-    every node, so a reward cannot depend on how far one node has come."""
+    """The state of TRL's trainer that a reward may ask for. It is always the beginning: the same text must
+    score the same on every node, so a reward cannot depend on how far one node has come."""
 
     global_step: int = 0
     max_steps: int = 0
@@ -130,9 +131,9 @@ class TrainerState:
 
 
 def load_reward(spec: str) -> Reward:
-    """Find a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function`,
-    `installed.module:function` or the URL of a judge (http_judge.py). One of another trainer is
-    adapted, by its arguments or as `verl:path/file.py:function` says (conventions.py).
+    """Finds a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function`,
+    `installed.module:function` or the URL of a judge (http_judge.py). One of another trainer is adapted, by
+    its arguments or as `verl:path/file.py:function` says (conventions.py).
 
     >>> load_reward("exact_match")(["2+2="], ["4"], answer=["4"])
     [1.0]
@@ -158,8 +159,8 @@ def load_reward(spec: str) -> Reward:
 
 
 def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
-    """Rewards by the names that stand in scores and metrics; the sum of all, each by its weight, is what is
-    learned from. Raises TaskError."""
+    """Returns rewards by their names in scores and metrics. The policy learns from their sum, each with its
+    weight. Raises TaskError."""
     from swarmnode.tasks.conventions import adapted
 
     found: dict[str, Reward] = {}
@@ -177,8 +178,8 @@ def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
 
 
 def with_weights(rewards: Mapping[str, Reward], weights: object) -> dict[str, Reward]:
-    """The rewards under names that end in their weights, in the order given; without weights, as they are.
-    Raises TaskError unless there is a number for each.
+    """Returns the rewards under names that end in their weights, in the order given; without weights,
+    unchanged. Raises TaskError unless there is a number for each.
 
     >>> list(with_weights({"correct": len, "format": len}, [1, 0.5]))
     ['correct', 'format*0.5']
@@ -204,8 +205,8 @@ def with_weights(rewards: Mapping[str, Reward], weights: object) -> dict[str, Re
 
 
 def judge_of(settings: str) -> Reward:
-    """The judge behind a URL, of these settings as JSON. Raises TaskError, which shows no value of them: one
-    may have a password in it."""
+    """Returns the judge behind a URL with these settings in JSON. Raises TaskError, which quotes no value:
+    one may hold a password."""
     from pydantic import ValidationError
 
     from swarmnode.tasks.http_judge import HttpJudge
@@ -229,7 +230,8 @@ def builtin_rewards() -> list[str]:
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
-    """What a module has under this name; None: nothing. Lazy ones, such as trl.rewards, import it now."""
+    """Returns an attribute of a module, or None. Lazy modules, such as trl.rewards, import it now. Raises
+    TaskError."""
     try:
         return getattr(module, name, None)
     except Exception as error:
@@ -238,12 +240,12 @@ def _attribute(module: ModuleType, name: str) -> Any:
 
 @cache
 def _rewards_in(name: str) -> dict[str, Reward]:
-    """The rewards of one of these modules, which is imported when none before it has what is looked for."""
+    """Returns the rewards of one of these modules, each imported only if the ones before it lack the name."""
     module = builtin(name) if name in _MODULES else importlib.import_module(name)
     found: dict[str, Reward] = {
         name: value
         for name, value in vars(module).items()
-        if (inspect.isfunction(value) or isinstance(value, MeasuredOtherwise))
+        if (inspect.isfunction(value) or isinstance(value, HasHeldOutJudge))
         and value.__module__ == module.__name__
         and _is_reward(value)
     }
@@ -277,11 +279,11 @@ def call_reward(
     conversational: bool = False,
     instead: Mapping[str, Any] | None = None,
 ) -> list[float | None]:
-    """Call any TRL reward with what it accepts, and check its answer. None stays None.
+    """Calls any TRL reward with the arguments that it accepts, and checks its answer. None stays None.
 
-    `conversational`: the task gave its prompts as messages. `instead`: arguments that take the place of ours,
-    of completions that are conversations. Blocks until an async reward is done, so call it
-    off the event loop. Raises TaskError.
+    `conversational`: the task gave its prompts as messages. `instead`: replacements of our arguments, for
+    completions that are conversations. Blocks until an async reward is done, so call it off the event loop.
+    Raises TaskError.
 
     >>> call_reward(lambda completions, **columns: [len(c) for c in completions], ["?"], ["four"])
     [4.0]
@@ -327,8 +329,8 @@ def score_with(
     *,
     held_out: bool | None = None,
 ) -> list[Mapping[str, float | None]]:
-    """Score the completions of one example with several named rewards: what `Task.score` returns.
-    `held_out`: nobody trains on the example; None: its prompt decides."""
+    """Scores the completions of one example with several named rewards, in the form of `Task.score`.
+    `held_out`: True if nobody trains on the example; None: its prompt decides."""
     rewards = rewards_for(rewards, example, held_out=held_out)
     count = len(completions)
     prompts = [example.prompt] * count
@@ -352,7 +354,7 @@ def rewards_for(
 
 
 def _measured(name: str, reward: Reward, example: Example) -> tuple[str, Reward]:
-    return reward.measured(example.columns) if isinstance(reward, MeasuredOtherwise) else (name, reward)
+    return reward.measured(example.columns) if isinstance(reward, HasHeldOutJudge) else (name, reward)
 
 
 def _said(text: str) -> list[Message]:
@@ -381,7 +383,7 @@ def _parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:
 
 
 def _accepted(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the function takes. Raises TaskError when it needs one that we do not have."""
+    """Returns the arguments that the function takes. Raises TaskError if it needs one that we do not have."""
     parameters = _parameters(reward).values()
     keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for parameter in keywords:
@@ -401,7 +403,8 @@ def _missing(reward: Reward, name: str, arguments: Mapping[str, Any]) -> TaskErr
 
 
 def _wait(awaitable: Awaitable[Any]) -> Any:
-    """Run an async reward to its end. In a thread of its own, because the caller's may already run a loop."""
+    """Runs an async reward to its end, in a thread of its own, because the caller's may already run a
+    loop."""
 
     async def result() -> Any:
         return await awaitable
@@ -411,10 +414,8 @@ def _wait(awaitable: Awaitable[Any]) -> Any:
 
 
 def _listed(result: Any, count: int) -> list[Any] | None:
-    """What a reward returned, one more than `count` at most; None for what is no row of numbers.
-
-    TRL only goes through what comes back, so an array or a generator is as good as a list.
-    """
+    """Returns a reward's result as a list of at most `count` + 1 items; None if it cannot be iterated as
+    numbers. TRL only iterates over the result, so an array or a generator is as good as a list."""
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
         return None
     return list(islice(cast(Iterable[Any], result), count + 1))

@@ -1,7 +1,4 @@
-"""What tasks of users yield, made into examples: pairs, dictionaries, prompts.
-
-examples(seed) of a file, rows of a data set -> [read_row] -> Example
-"""
+"""Rows of user tasks made into examples: pairs, dictionaries, prompts."""
 
 from typing import Any, cast
 
@@ -13,7 +10,7 @@ _FORMS = 'yield (prompt, answer), {"prompt": ..., "answer": ...} or a prompt'
 
 
 def read_row(row: Any, key: ExampleKey, origin: object) -> Example:
-    """The example that a row describes. `origin`: what errors say it comes from. Raises TaskError."""
+    """Returns the example that a row describes. `origin`: the row's source, for errors. Raises TaskError."""
     columns = dict(columns_of(row, origin))
     if "prompt" not in columns:
         raise TaskError(f"{origin}: examples yielded {row!r:.80}", hint=_FORMS)
@@ -23,7 +20,7 @@ def read_row(row: Any, key: ExampleKey, origin: object) -> Example:
 
 
 def columns_of(row: Any, origin: object) -> dict[str, Any]:
-    """A row as columns: a pair is a prompt and its answer, a text a prompt. Raises TaskError."""
+    """Returns a row as columns: a pair is a prompt and its answer, a text a prompt. Raises TaskError."""
     match row:
         case str():
             return {"prompt": row}
@@ -36,7 +33,8 @@ def columns_of(row: Any, origin: object) -> dict[str, Any]:
 
 
 def user_text(prompt: Any, origin: object) -> str:
-    """A prompt as text: what the user says, or what stands for a conversation. Raises TaskError."""
+    """Returns a prompt as text: the user's message, or a text that stands for a conversation. Raises
+    TaskError."""
     text = prompt if isinstance(prompt, str) else chat_text(_messages(prompt, origin))
     if not text:
         raise TaskError(
@@ -56,7 +54,7 @@ def user_text(prompt: Any, origin: object) -> str:
 
 
 def _messages(prompt: Any, origin: object) -> list[Message]:
-    """Messages as TRL's data sets have them, the last one of the user: it is answered."""
+    """Returns messages as in TRL's data sets. The last one is the user's and will be answered."""
     if not isinstance(prompt, list) or not prompt:
         raise TaskError(
             f"{origin}: a prompt is {prompt!r:.80}",

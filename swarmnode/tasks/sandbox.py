@@ -1,21 +1,4 @@
-"""A stranger's program is run where it can do no harm, and ended where it does not end.
-
-a reward, a tool -> [run] -> confinement/launch.py in a process of its own -> ProgramEnd
-
-A program can reach the standard library to read, a small empty folder to write, and its own output. It cannot
-reach other files, other processes, the network, or more memory, time, output or disk than its limits. It is
-one process with one thread, so that ending it is ending all of it.
-
-Isolation is whatever the machine offers of these, the strongest first:
-
-- namespaces (user, process, network, mount, ...) around landlock around seccomp;
-- the same with bubblewrap, where only that may make namespaces;
-- landlock around seccomp, where nothing may, as in most containers.
-
-Namespaces do without landlock where the kernel has none.
-
-Where there is none of it, `run` refuses, unless the setting tasks.sandbox says otherwise.
-"""
+"""A sandbox for a stranger's program: it can do no harm, and it ends in time."""
 
 import logging
 import marshal
@@ -38,20 +21,20 @@ from swarmnode.tasks.isolation import UNCONFINED, Isolation, candidates, interpr
 logger = logging.getLogger(__name__)
 
 Limit = Literal["wall", "cpu", "memory", "output", "disk"]
-"""What ended a program that did not end by itself."""
+"""Name of the limit that ended a program."""
 
 GRACE_S = 2.0
-"""So long our own process has to end the program and itself, before all of it is killed from outside."""
+"""Seconds that our own process has to end the program and itself, before all of it is killed from outside."""
 
 DISK_LOOK_S = 0.05
-"""The time between two looks at how much a program has written, where no file system bounds that."""
+"""Seconds between two looks at how much a program has written, if no file system bounds that."""
 
 MOST_FILES = 1024
 
 READ_BYTES = 1 << 16
 
 _ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}
-"""All that a program sees of one. Strings hash alike, so that a program does the same on every node."""
+"""The whole environment of a program. Strings hash alike, so that it does the same on every node."""
 
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from confinement.launch import main; "
@@ -61,26 +44,26 @@ _BOOT = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of everything a program may take."""
+    """The limits of a program's resources."""
 
     wall_s: float = 10.0
-    """Seconds on the clock, those of starting included."""
+    """Seconds of wall-clock time, starting included."""
     cpu_s: int = 5
     """Whole seconds of a processor, for each program."""
     memory_bytes: int = 512 << 20
     """Address space of each program; an interpreter that does nothing has about 30 MB."""
     output_bytes: int = 1 << 20
-    """Standard output and standard error together."""
+    """Bytes of standard output and standard error together."""
     disk_bytes: int = 8 << 20
-    """All files together, and the longest. Without namespaces, files that are deleted while they are open are
+    """Bytes of all files together, and of the longest. Without namespaces, files deleted while open are
     counted one by one: `descriptors` of them at most."""
     descriptors: int = 32
-    """Open files and pipes."""
+    """Most open files and pipes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a program ended, and what it wrote."""
+    """The end and the output of a program."""
 
     status: int | None
     """Its exit status, or minus the number of the signal that ended it. None: it was ended from outside."""
@@ -91,7 +74,7 @@ class ProgramEnd:
     isolation: Isolation
     wall_s: float
     cpu_s: float | None
-    """Processor time. None: it was ended from outside."""
+    """Seconds of processor time. None: it was ended from outside."""
 
 
 def run(
@@ -103,11 +86,12 @@ def run(
     isolation: Isolation | None = None,
     libraries: Sequence[Path] = (),
 ) -> ProgramEnd:
-    """Run a Python program that nobody vouches for, and wait for its end. Raises SandboxError.
+    """Runs an untrusted Python program and waits for its end. Raises SandboxError.
 
     `beside`: a second program, confined as the first is and from it, at the other end of a socket that both
-    have as descriptor 3. It writes nowhere else and is ended when the first ends. `isolation`: None: what
-    there is. `libraries`: folders that it may read and import from, besides the standard library.
+    have as descriptor 3. It writes nowhere else and is ended when the first ends. `isolation` None: the
+    strongest available one. `libraries`: folders that it may read and import from, besides the standard
+    library.
 
     >>> run("print(6 * 7)").stdout
     '42\\n'
@@ -120,7 +104,7 @@ def run(
 
 
 def available() -> Isolation:
-    """The strongest isolation that this machine offers, found by trying: UNCONFINED where there is none."""
+    """Returns the strongest isolation of this machine, found by trying. UNCONFINED: it has none."""
     with _looking:
         if not _found and (isolation := _find()).confines:
             logger.info("%s", isolation.describe())
@@ -129,7 +113,8 @@ def available() -> Isolation:
 
 
 def allow_unconfined(allowed: bool) -> None:
-    """Whether this process may run programs where nothing isolates them: the setting tasks.sandbox."""
+    """Sets whether this process may run programs without isolation if there is none (setting
+    tasks.sandbox)."""
     global _unconfined_allowed
     _unconfined_allowed = allowed
 
@@ -155,7 +140,7 @@ def _find() -> Isolation:
 
 
 _PATIENT = Limits(wall_s=60.0)
-"""A machine that is busy has no less isolation."""
+"""Generous limits for the probe: a busy machine has no less isolation."""
 
 _PROBE = """
 import os
@@ -170,7 +155,8 @@ except OSError:
 
 
 def holds(isolation: Isolation) -> bool:
-    """Whether a program runs in it, and can neither see processes nor signal the one that started it."""
+    """Returns True if a program runs in this isolation and can neither see processes nor signal the one that
+    started it."""
     try:
         return run(_PROBE, isolation=isolation, limits=_PATIENT).stdout == "confined\n"
     except SandboxError:
@@ -234,7 +220,7 @@ class _Running:
             raise SandboxError(f"no process can be started for a program: {error.strerror}") from error
 
     def _around(self) -> list[str]:
-        """The command that makes the namespaces, where we do not."""
+        """Returns the command that makes the namespaces, if we do not make them ourselves."""
         if not self.isolation.bubblewrap:
             return []
         shown = [*runtime_paths(), interpreter(), str(Path(__file__).parent / "confinement"), *self.libraries]
@@ -248,7 +234,7 @@ class _Running:
         ]
 
     def _watch(self, child: subprocess.Popen[bytes], deadline: float) -> Limit | None:
-        """Read what the program writes until it ends, or until it is at a limit."""
+        """Reads the program's output until it ends or reaches a limit."""
         assert child.stdout is not None and child.stderr is not None
         self._written = {"stdout": bytearray(), "stderr": bytearray()}
         with selectors.DefaultSelector() as selector:
@@ -287,11 +273,11 @@ class _Running:
 
 
 _LIMITS_WITHIN = ("wall_s", "cpu_s", "memory_bytes", "disk_bytes", "descriptors")
-"""Limits that the program's own side sets."""
+"""Limits that the program's own process sets."""
 
 
 def _limit_met(status: int, cpu_s: float, stderr: str, limits: Limits) -> Limit | None:
-    """The limit that a program which ended by itself or by the kernel's hand ran into.
+    """Returns the limit that ended a program which ended by itself or was killed by the kernel, or None.
 
     >>> _limit_met(-signal.SIGKILL, 5.0, "", Limits())
     'cpu'
@@ -303,13 +289,14 @@ def _limit_met(status: int, cpu_s: float, stderr: str, limits: Limits) -> Limit 
 
 
 def _reported(report: IO[bytes]) -> tuple[str, str]:
-    """The first word of what our own process said, and the rest of its line. No program can write here."""
+    """Returns the first word of our own process's report, and the rest of its line. No program can write
+    there."""
     word, _, rest = report.readline(READ_BYTES).decode(errors="replace").strip().partition(" ")
     return word, rest
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End our process, which ends and buries what it started; where it does not, all of them at once."""
+    """Ends our own process, which ends and reaps its children. If it does not, kills all of them at once."""
     with suppress(ProcessLookupError):
         child.terminate()
     try:
@@ -320,7 +307,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _fits(place: str, disk_bytes: int) -> bool:
-    """Whether what lies in a folder, which has none below, is within the limits."""
+    """Returns True if the files of a flat folder are within the limits."""
     used_bytes = 0
     with suppress(FileNotFoundError), os.scandir(place) as entries:
         for count, entry in enumerate(entries):
@@ -333,20 +320,20 @@ def _fits(place: str, disk_bytes: int) -> bool:
 
 @contextmanager
 def _place() -> Generator[str]:
-    """An empty folder for a while."""
+    """Yields an empty temporary folder."""
     with tempfile.TemporaryDirectory(prefix="swarmnode-", ignore_cleanup_errors=True) as place:
         yield os.path.realpath(place)
 
 
 @contextmanager
 def _texts(codes: Sequence[str]) -> Generator[list[int]]:
-    """Each text in a file without a name, to be read once."""
+    """Yields one unnamed file for each text, to be read once."""
     with ExitStack() as files:
         yield [files.enter_context(_unnamed(code)).fileno() for code in codes]
 
 
 def _unnamed(text: str) -> IO[bytes]:
-    """A file that has no name any more and cannot be written."""
+    """Returns a read-only file that has no name any more."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(text.encode(errors="surrogatepass"))
         file.flush()

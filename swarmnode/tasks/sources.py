@@ -21,16 +21,16 @@ from swarmnode.tasks.tables import read_table
 logger = logging.getLogger(__name__)
 
 MOST_STREAMED = 50_000
-"""Rows read of what does not say how many it has: some streams never end, and all rows stay in memory."""
+"""Most rows read of a source without a length: some streams never end, and all rows stay in memory."""
 
 TRAINING_SPLIT = "train"
 EVALUATION_SPLITS = ("validation", "valid", "val", "dev", "eval", "test")
-"""The first of these that there is measures what is trained on the split `train`."""
+"""Names of evaluation splits: the first that exists measures a policy trained on the split `train`."""
 
 
 def split(given: object) -> tuple[object, object]:
-    """What to train on and what to measure with (None: nothing), where `given` names splits as a DatasetDict
-    does. Raises TaskError where none of them is known."""
+    """Returns the rows to train on and those to measure with (None: no such split), if `given` names splits
+    as a DatasetDict does. Raises TaskError if no split is known."""
     if not isinstance(given, Mapping):
         return given, None
     splits = cast(Mapping[Any, object], given)
@@ -45,8 +45,8 @@ def split(given: object) -> tuple[object, object]:
 
 
 def rows_of(given: object) -> list[Any] | None:
-    """All rows, their values plain ones; None: this holds no rows. Of what has no length, the first
-    MOST_STREAMED. Raises TaskError for a file that cannot be read, and for too many rows."""
+    """Returns all rows as plain values; None if `given` holds no rows. Without a length, the first
+    MOST_STREAMED. Raises TaskError for an unreadable file, and for too many rows."""
     if isinstance(given, str | Path):
         spec = parse_spec(str(given))
         if spec.kind not in (TaskKind.DATA, TaskKind.HUB):
@@ -71,7 +71,8 @@ def rows_of(given: object) -> list[Any] | None:
 
 
 def _records(given: Any) -> list[dict[str, Any]] | None:
-    """The rows of a data frame of pandas or polars, or of a table of pyarrow; None: it is none of these."""
+    """Returns the rows of a data frame of pandas or polars, or of a table of pyarrow. None: it is none of
+    these."""
     for name in ("to_dicts", "to_pylist"):
         if callable(rows := getattr(given, name, None)):
             return cast(list[dict[str, Any]], rows())
@@ -81,7 +82,7 @@ def _records(given: Any) -> list[dict[str, Any]] | None:
 
 
 def _plain(value: Any, *, missing: bool) -> Any:
-    """A value without numpy in it. `missing`: NaN stands for nothing, as in the columns of a data frame."""
+    """Returns a value without numpy in it. `missing`: NaN becomes None, as in the columns of a data frame."""
     if isinstance(value, Mapping):
         items = cast(Mapping[Any, Any], value).items()
         return {name: _plain(one, missing=missing) for name, one in items}

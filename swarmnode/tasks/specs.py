@@ -1,14 +1,4 @@
-"""What stands behind --task, taken apart: a name, where it is to be looked for, and options.
-
---task, tasks.names -> [specs] -> loader.py, process.py
-
-    rev                              a built-in task
-    last.py                          a task file
-    package.module:attribute         a task of a package, or of a module in the folder a node is started in
-    questions.jsonl?reward=numeric_match&answer=solution     a data set, with options
-
-Options stand in the name, so that what names a task in a checkpoint or to another process says all of it.
-"""
+"""The value of --task, parsed: a name, a kind of source, and options."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,15 +13,15 @@ DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
 """Files with these endings are data sets."""
 
 JUDGED_ELSEWHERE = ("",)
-"""The option `reward` of a data set that judges nothing: who names it so has a judge of its own."""
+"""Value of the option `reward` for a data set without a judge: whoever sets it brings a judge."""
 
 
 PUZZLE_NAMES = ("countdown", "sudoku")
-"""The tasks of puzzles.py, which are imported where one of them is asked for."""
+"""Names of the tasks of puzzles.py, which is imported when one of them is asked for."""
 
 
 class TaskKind(StrEnum):
-    """Where a task is looked for."""
+    """The kinds of source that a task is loaded from."""
 
     BUILTIN = "builtin"
     FILE = "file"
@@ -62,32 +52,32 @@ class TaskSpec:
 
     @property
     def short(self) -> str:
-        """What messages call the task before it is loaded."""
+        """Name of the task in messages before it is loaded."""
         if self.kind == TaskKind.IMPORT:
             return self.name.rpartition(":")[2]
         return Path(self.name).stem
 
     @property
     def path(self) -> str:
-        """The file or folder, of a kind that has one."""
+        """Path of the file or folder, for kinds that have one."""
         return self.name.rpartition(":")[0] if ".py:" in self.name else self.name
 
     def one(self, key: str) -> str | None:
-        """The value of an option that may be given once. Raises TaskError for more."""
+        """Returns the value of an option that may be given once. Raises TaskError for more."""
         values = self.options.get(key, ())
         if len(values) > 1:
             raise TaskError(f"{self} has {key} {len(values)} times", hint="give it once")
         return values[0] if values else None
 
     def only(self, *known: str) -> None:
-        """Raises TaskError for an option that is none of these."""
+        """Raises TaskError if an option is none of these."""
         for key in self.options.keys() - set(known):
             hint = f"there are {', '.join(known)}" if known else "this kind of task has none"
             raise TaskError(f"{self} has an unknown option {key!r}", hint=hint)
 
 
 def parse_spec(spec: str) -> TaskSpec:
-    """Take a spec apart. Only looks at the disk to tell a folder from a mistyped name.
+    """Takes a spec apart. Only looks at the disk to tell a folder from a mistyped name.
 
     >>> parse_spec("data/gsm8k.jsonl?reward=numeric_match").options
     {'reward': ('numeric_match',)}
@@ -111,14 +101,14 @@ def parse_spec(spec: str) -> TaskSpec:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a built-in task has this name, which a folder of the same name has not: that is `./NAME`."""
+    """Returns True if a built-in task has this name. A folder of the same name is written `./NAME`."""
     from swarmnode.tasks.builtin import BUILTIN_TASKS
 
     return name in {"builtin", *PUZZLE_NAMES, *(task.name for task in BUILTIN_TASKS)}
 
 
 def absolute(spec: TaskSpec) -> TaskSpec:
-    """The spec that means the same in any folder. Import paths of packages stay as they are."""
+    """Returns a spec that means the same in any folder. Import paths of packages stay as they are."""
     match spec.kind:
         case TaskKind.FILE | TaskKind.DATA:
             name = str(Path(spec.name).expanduser().absolute())
@@ -134,7 +124,7 @@ def absolute(spec: TaskSpec) -> TaskSpec:
 
 
 def with_defaults(spec: TaskSpec, options: Mapping[str, Iterable[str]]) -> TaskSpec:
-    """The spec with these options, where it does not set them itself; empty ones are left out."""
+    """Returns the spec with these options, except those that it sets itself; empty ones are left out."""
     given = {key: tuple(values) for key, values in options.items()}
     return TaskSpec(
         spec.kind, spec.name, {**{key: value for key, value in given.items() if value}, **spec.options}
@@ -142,7 +132,7 @@ def with_defaults(spec: TaskSpec, options: Mapping[str, Iterable[str]]) -> TaskS
 
 
 def judged_elsewhere(spec: str) -> str:
-    """The same task without a judge, where it is a data set: `Node("questions.jsonl", reward=f)` judges it.
+    """Returns the spec without a judge, if it is a data set: `Node("questions.jsonl", reward=f)` brings one.
 
     >>> judged_elsewhere("questions.jsonl?reward=numeric_match"), judged_elsewhere("rev")
     ('questions.jsonl?reward=', 'rev')

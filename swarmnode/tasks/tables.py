@@ -1,11 +1,4 @@
-"""Rows of a data set, each with the place it stands at: what is wrong with one is said with file and line.
-
-.jsonl, .csv, .parquet, a folder of `datasets`, the hub -> [read_table] -> data.py
-                      files of a suite -> [read_json_lines, read_parquet] -> suites/rows.py
-
-pyarrow and datasets are imported where they are needed, in the process of the task. Sizes are bounded: a
-wrong path must not fill the memory of a node.
-"""
+"""Rows of a data set, each with its place, so that an error names file and line."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
@@ -22,19 +15,19 @@ from swarmnode.tasks.extras import extra_module
 from swarmnode.tasks.specs import TaskKind, TaskSpec
 
 MAX_DATA_BYTES = 2 << 30
-"""Larger files are no data sets of questions."""
+"""Largest file of questions, in bytes."""
 
 MAX_ROW_BYTES = 1 << 18
-"""A row goes to the node whole. One prompt longer than that fits into no context."""
+"""Longest row in bytes. A row goes to the node whole, and a longer prompt fits into no context."""
 
 Columns = dict[str, Any]
 PlacedRow = tuple[str, Columns]
-"""Where a row stands, and what stands there."""
+"""A row with its place: file and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used, and why."""
+    """A row that cannot be used, with the reason."""
 
     place: str
     fault: str
@@ -44,7 +37,7 @@ class BadRow:
 
 
 def read_table(spec: TaskSpec) -> Iterator[PlacedRow]:
-    """The rows of a data set in their order. Raises TaskError, for a bad row when it is reached."""
+    """Yields the rows of a data set in their order. Raises TaskError, for a bad row when it is reached."""
     if spec.kind == TaskKind.HUB:
         from swarmnode.tasks.hub import load_from_hub
 
@@ -72,7 +65,8 @@ def _json_lines(path: Path) -> Iterator[PlacedRow]:
 
 
 def read_json_lines(file: IO[bytes], path: Path, most_bytes: int) -> Iterator[PlacedRow | BadRow]:
-    """An object a line, empty lines left out. Raises TaskError for a line of more than `most_bytes`."""
+    """Yields an object a line, empty lines left out. Raises TaskError for a line of more than
+    `most_bytes`."""
     number = 0
     while line := file.readline(most_bytes + 1):
         number += 1
@@ -84,7 +78,7 @@ def read_json_lines(file: IO[bytes], path: Path, most_bytes: int) -> Iterator[Pl
 
 
 def decoded(text: bytes) -> Any:
-    """What JSON says, or a `BadRow` without a place."""
+    """Returns the value of a JSON text, or a `BadRow` without a place."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -92,7 +86,7 @@ def decoded(text: bytes) -> Any:
 
 
 def json_row(row: Any, place: str) -> PlacedRow | BadRow:
-    """A decoded row at its place."""
+    """Returns a decoded row with its place."""
     if isinstance(row, BadRow):
         return BadRow(place, row.fault)
     return (place, cast(Columns, row)) if isinstance(row, dict) else BadRow(place, "no JSON object")
@@ -128,7 +122,7 @@ def _csv_rows(rows: Any, path: Path) -> Iterator[list[str]]:
 
 
 def read_parquet(path: Path) -> Iterator[PlacedRow]:
-    """The rows of a Parquet file. Raises TaskError where it is none."""
+    """Yields the rows of a Parquet file. Raises TaskError if it is none."""
     parquet = extra_module("pyarrow.parquet", how_to_install("data"), path)
     try:
         batches = parquet.ParquetFile(path).iter_batches(batch_size=256)
@@ -139,7 +133,7 @@ def read_parquet(path: Path) -> Iterator[PlacedRow]:
 
 
 def _folder(path: Path, split: str | None) -> Iterator[Mapping[str, Any]]:
-    """What `datasets` saved to a folder: one set, or one of several splits."""
+    """Yields the rows of a folder that `datasets` saved: one set, or one of several splits."""
     datasets = extra_module("datasets", how_to_install("data"), path)
     try:
         found = datasets.load_from_disk(str(path))
@@ -169,7 +163,7 @@ _READERS: Mapping[str, Callable[[Path], Iterator[PlacedRow]]] = {
 
 
 def take(rows: Iterator[PlacedRow], most: int, what: object) -> Iterator[PlacedRow]:
-    """The rows of a set that has `most` at most. Raises TaskError for one more."""
+    """Yields the rows of a set. Raises TaskError if there are more than `most`."""
     yield from islice(rows, most)
     if next(rows, None) is not None:
         raise TaskError(f"{what} has more than {most} rows", hint="take a part of it")

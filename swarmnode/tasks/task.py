@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from swarmnode.chat import Turn
 
 _MAX_SOURCE_BYTES = 1 << 20
-"""Nobody writes a task file of a megabyte; somebody may well point at a data set."""
+"""Largest task file in bytes: nobody writes one of a megabyte, but somebody may well point at a data set."""
 
 
 _MOST_TRACEBACK_CHARS = 8000
-"""A recursion may be deep, and an error may quote an answer."""
+"""Longest traceback in characters: a recursion may be deep, and an error may quote an answer."""
 
 _NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
-"""Where a traceback's lines are ours or Python's, so of no help to the author of a task."""
+"""Paths of traceback lines that are ours or Python's and do not help the author of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class Source:
 
 
 def load_source(path: Path, text: str | None = None) -> Source:
-    """Run a Python file and return its module. Raises TaskError naming file and line.
+    """Runs a Python file and returns its module. Raises TaskError naming file and line.
 
-    It may import what lies beside it, wherever the node was started; what is installed comes first, so that
-    no file of the folder takes the place of a library.
+    It may import files beside it, wherever the node was started; installed packages come first, so that no
+    file of the folder takes the place of a library.
 
-    `text`: what stood in the file when it was read for the first time, where that was before.
+    `text`: the file's text, if it was read before.
     """
     path = path.expanduser().absolute()
     text = read_source(path) if text is None else text
@@ -66,7 +66,7 @@ def load_source(path: Path, text: str | None = None) -> Source:
 
 
 def read_source(path: Path) -> str:
-    """The text of a file that could be a task. Raises TaskError."""
+    """Returns the text of a file that could be a task. Raises TaskError."""
     try:
         if path.stat().st_size > _MAX_SOURCE_BYTES:
             raise TaskError(f"{path} is larger than {_MAX_SOURCE_BYTES} bytes", hint="is it a Python file?")
@@ -96,7 +96,7 @@ def _run(path: Path, text: str, digest: str) -> ModuleType:
 
 
 def where(error: BaseException) -> str:
-    """File and line of the user's code that an error comes from, as a hint."""
+    """Returns file and line of the user's code that an error comes from, as a hint."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"see {error.filename} line {error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
@@ -104,7 +104,7 @@ def where(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an error from the first line of the user's code on, of bounded length."""
+    """Returns the traceback of an error from the first line of the user's code on, of bounded length."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = (str(Path(__file__).parent), "<frozen")
     first = next((at for at, frame in enumerate(frames) if not frame.filename.startswith(ours)), len(frames))
@@ -151,11 +151,13 @@ class Task(Protocol):
     def version(self) -> str: ...
 
     def examples(self, seed: int) -> Iterable[Example]:
-        """The examples of one seed, in order; the same for the same seed, everywhere. May be endless."""
+        """Yields the examples of one seed, in order; the same for the same seed, everywhere. May be
+        endless."""
         ...
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Named rewards per completion, in order. None: this reward does not apply. Raises TaskError."""
+        """Returns the named rewards of each completion, in order. None: the reward does not apply. Raises
+        TaskError."""
         ...
 
 
@@ -176,28 +178,26 @@ class Environment(Task, Protocol):
         ...
 
     def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
-        """What it answers to the last of these turns, whose `observed` is still empty: messages of role
+        """Returns the answer to the last of these turns, whose `observed` is still empty, as messages of role
         `tool` or `user`. None: the episode is over. May take long; several threads may ask, for several
-        episodes of one example. Raises TaskError; JudgementLost where this episode cannot be gone on with
-        (its process died, and it cannot be played again)."""
+        episodes of one example. Raises TaskError; JudgementLost if this episode cannot continue (its process
+        died, and it cannot be replayed)."""
         ...
 
 
 def is_environment(task: object) -> TypeGuard[Environment]:
-    """Whether a task answers back."""
+    """Returns True if a task answers back."""
     return all(hasattr(task, name) for name in ("observe", "most_turns", "score"))
 
 
 def is_task(given: object) -> TypeGuard[Task]:
-    """Whether an object has what the Task Protocol asks for."""
+    """Returns True if an object has the members of the Task Protocol."""
     return all(hasattr(given, name) for name in ("name", "version", "examples", "score"))
 
 
 class Isolated(ABC):
-    """A task whose code runs in processes of its own, which end at a deadline and on demand.
-
-    The one kind that there is stands in process.py, which is imported for such a task alone.
-    """
+    """A task whose code runs in processes of its own, which end at a deadline and on demand. The one
+    implementation is in process.py, which is imported only for such a task."""
 
     name: str
     version: str
@@ -209,7 +209,8 @@ class Isolated(ABC):
     @property
     @abstractmethod
     def spec(self) -> str:
-        """What names it in any folder: the whole path of its file, an import path, a built-in task's name."""
+        """Spec of the task in any folder: the whole path of its file, an import path, or a built-in task's
+        name."""
 
     @property
     @abstractmethod
@@ -224,16 +225,16 @@ class Isolated(ABC):
 
     @abstractmethod
     def for_strangers(self, timeout_s: float, turn_timeout_s: float | None = None) -> "Isolated":
-        """The same task in another process, which is started by the first request and yields to all others.
-        `turn_timeout_s`: of an environment's answer to one turn; None: as of anything."""
+        """Returns this task in another process, which starts with the first request and yields to all others.
+        `turn_timeout_s`: deadline of an environment's answer to one turn; None: `timeout_s`."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """End what the process is doing, and at once: who waits for it gets JudgementLost."""
+        """Ends the work of the process at once; requests that wait for it raise JudgementLost."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the process for good."""
+        """Ends the process for good."""
 
     def __enter__(self) -> Self:
         return self
@@ -251,21 +252,21 @@ class SaysIfExchangeable(Protocol):
 
 
 def is_exchangeable(task: object) -> bool:
-    """Whether rollouts of a task may leave this node. A task that does not say may: its version promises that
-    every node with the same one draws and scores alike."""
+    """Returns True if rollouts of a task may leave this node. A task that does not say so may: its version
+    promises that every node with the same one draws and scores alike."""
     return not isinstance(task, SaysIfExchangeable) or bool(task.exchangeable)
 
 
 @runtime_checkable
 class SaysIfOfGroups(Protocol):
-    """A task that says whether its judge compares the answers to one example."""
+    """A task that tells whether its judge compares the answers to one example."""
 
     @property
     def judges_groups(self) -> bool: ...
 
 
 def judges_groups(task: object) -> bool:
-    """Whether a task has to see all answers of a group at once, so that it may not be asked for parts."""
+    """Returns True if a task has to see all answers of a group at once, so that it cannot score parts."""
     return isinstance(task, SaysIfOfGroups) and task.judges_groups
 
 
@@ -278,26 +279,27 @@ class HasLevels(Protocol):
 
 
 def levels_of(task: object) -> int:
-    """How many levels a task has; one where it has no curriculum."""
+    """Returns the number of levels of a task; 1 without a curriculum."""
     return task.levels if isinstance(task, HasLevels) else 1
 
 
 @runtime_checkable
 class HasEvaluation(Protocol):
-    """A task that says how many examples its own evaluation set has; 0: it has none."""
+    """A task that tells the size of its own evaluation set; 0: it has none."""
 
     @property
     def evaluation_size(self) -> int: ...
 
 
 def evaluation_size_of(task: object) -> int:
-    """How many examples a task's own evaluation set has; 0 where a share of its prompts is held out."""
+    """Returns the number of examples in a task's own evaluation set; 0 if a share of its prompts is held
+    out."""
     return task.evaluation_size if isinstance(task, HasEvaluation) else 0
 
 
 def may_be_exchanged(task: object) -> bool:
-    """Whether rollouts of a task may leave this node, and come to it. Strangers' episodes are played where
-    they can be ended: an environment in the node's own process would be theirs to stop."""
+    """Returns True if rollouts of a task may leave this node and come to it. Strangers' episodes are played
+    in a process that can be ended: an environment in the node's own process would be theirs to stop."""
     return is_exchangeable(task) and (isinstance(task, Isolated) or not is_environment(task))
 
 
@@ -307,32 +309,33 @@ numbers whose squares would overflow."""
 
 
 def is_held_out(prompt: str) -> bool:
-    """Whether a prompt belongs to the evaluation draw. Depends on nothing but its text."""
+    """Returns True if a prompt is held out for evaluation. Depends on its text alone."""
     return hashlib.blake2b(prompt.encode(), digest_size=8).digest()[0] % HELD_OUT_SHARE == 0
 
 
 def holds_out(task: Task, example: Example) -> bool:
-    """Whether no node trains on an example of this task: it is of the task's own evaluation set or, where
-    there is none, its prompt decides."""
+    """Returns True if no node trains on an example of this task: it belongs to the task's own evaluation set
+    or, without one, its prompt is held out."""
     if evaluation_size_of(task):
         return example.key.seed == EVALUATION_SEED
     return is_held_out(example.prompt)
 
 
 def draw_train(task: Task, seed: int) -> Iterator[Example]:
-    """Training examples of one seed: those within MAX_INDEX that are not held out."""
+    """Yields training examples of one seed: those within MAX_INDEX that are not held out."""
     return (e for e in islice(task.examples(seed), MAX_INDEX) if not holds_out(task, e))
 
 
 def draw_held_out(task: Task, seed: int) -> Iterator[Example]:
-    """Evaluation examples of one seed, or all of the task's own evaluation set. No node trains on them."""
+    """Yields evaluation examples of one seed, or all of the task's own evaluation set. No node trains on
+    them."""
     if evaluation_size_of(task):
         return iter(task.examples(EVALUATION_SEED))
     return (e for e in islice(task.examples(seed), MAX_INDEX) if is_held_out(e.prompt))
 
 
 def redraw(task: Task, key: ExampleKey) -> Example:
-    """Draw the example that `key` names from our own copy of the task.
+    """Draws the example that `key` names from our own copy of the task.
 
     Raises TaskError when the key is out of bounds, names nothing, or names a held-out example.
     """
@@ -366,7 +369,7 @@ def score_strictly(task: Task, example: Example, completions: Sequence[str]) -> 
 
 
 def score_completions(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
-    """`score_strictly` of what these completions say; those that were broken off have no reward."""
+    """Returns the checked scores of these completions' texts. Completions that were broken off have none."""
     texts = [completion.text for completion in completions if not completion.broken_off]
     scores = iter(score_strictly(task, example, texts) if texts else ())
     return tuple({} if completion.broken_off else next(scores) for completion in completions)

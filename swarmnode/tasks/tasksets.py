@@ -33,7 +33,7 @@ INSTALL = 'pip install "verifiers>=0.4,<0.5"'
 """The command for the package. It is no extra of ours: it brings some hundred packages."""
 
 MAX_TASKS = 50_000
-"""So many tasks of a set are used, of an endless one the first."""
+"""Most tasks used of a set; of an endless one the first."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +51,12 @@ class TasksetTask:
     _told: set[str] = field(default_factory=set[str])
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """All tasks once, in this seed's order."""
+        """Yields all tasks once, in this seed's order."""
         for index, number in enumerate(shuffled(f"{self.name}/{self.version}/{seed}", len(self.rows))):
             yield read_row(self.rows[number], ExampleKey(self.name, self.version, seed, index), self.name)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """The taskset's own weighted rewards, as verifiers scores a finished conversation."""
+        """Returns the taskset's own weighted rewards, as verifiers scores a finished conversation."""
         task = self.tasks[example.columns["idx"]]
         traces = [self._trace(task, [*example.messages, _said(text)]) for text in completions]
         return asyncio.run(self._scored(task, traces))
@@ -76,7 +76,7 @@ class TasksetTask:
         ]
 
     def _trace(self, task: Any, messages: Sequence[Message]) -> Any:
-        """A finished conversation, the last message of which the policy wrote."""
+        """Returns a finished conversation whose last message is the policy's."""
         trace_module = extra_module("verifiers.v1.trace", INSTALL, self.name)
         data = trace_module.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         trace = trace_module.Trace(task=data, agent=trace_module.AgentInfo(config=self.vf.AgentConfig()))
@@ -94,7 +94,8 @@ class TasksetTask:
 
 
 def load_taskset(spec: TaskSpec) -> TasksetTask:
-    """Load `verifiers:NAME`. Raises TaskError for what is not there, or needs more than one answer."""
+    """Loads `verifiers:NAME`. Raises TaskError for a taskset that is missing or needs more than one
+    answer."""
     look_here_too()
     vf = extra_module("verifiers.v1", INSTALL, spec)
     loaders = extra_module("verifiers.v1.utils.loaders", INSTALL, spec)
@@ -152,7 +153,7 @@ def _needs_runtime(reward: Any) -> bool:
 
 
 def _row(task: Any, place: str, vf: Any) -> Mapping[str, Any]:
-    """What a task asks, and the fields of its own that its author gave it."""
+    """Returns the question of a task, and its author's own fields."""
     data = task.data
     given: dict[str, Any] = data.model_dump(mode="json", exclude_none=True)
     own = {name: value for name, value in given.items() if name not in vf.TaskData.model_fields}

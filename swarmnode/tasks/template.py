@@ -73,7 +73,7 @@ def examples(seed):
 
 
 def write_template(path: Path, *, environment: bool = False) -> None:
-    """Write the file, unless there is one. Raises TaskError, StorageError."""
+    """Writes the file, unless there is one. Raises TaskError, StorageError."""
     if path.suffix != ".py" or not TASK_NAME.fullmatch(path.stem):
         raise TaskError(
             f"{path.name} is no name for a task file",

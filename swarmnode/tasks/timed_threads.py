@@ -1,7 +1,5 @@
-"""Judgements in threads of this process, each with a deadline: what overruns is left behind and counted.
-
-judged.py, training/foreign/mender.py -> [TimedThreads] -> what the judge returns, or JudgementOverran
-"""
+"""Judgements in threads of this process, each with a deadline: a thread that overruns is left behind and
+counted."""
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -14,22 +12,23 @@ from swarmnode.tasks.loader import leave_behind
 T = TypeVar("T")
 
 MAX_STUCK = 4
-"""Threads that overran and cannot be ended. With more, nothing is judged in a thread until one returns."""
+"""Most threads that overran and cannot be ended. With more, nothing is judged in a thread until one
+returns."""
 
 
 class TimedThreads:
     """Runs judgements one after the other, each in a thread with a deadline."""
 
     def __init__(self, limit_s: float, stopped: "Future[None] | None" = None) -> None:
-        """`stopped`: once it is done nothing is waited for any more."""
+        """`stopped`: a future that ends all waiting once it is done."""
         self.limit_s = limit_s
         self.stuck = 0
         """Threads that overran and did not return yet."""
         self._stopped: Future[None] = Future() if stopped is None else stopped
 
     def result_of(self, work: Callable[[], T], judge: str) -> T:
-        """What the work returns or raises. `judge`: who does it, for the errors. Raises JudgementOverran
-        where it was at work too long, and JudgementLost."""
+        """Returns the result of `work`, or raises its error. `judge`: its name, for errors. Raises
+        JudgementOverran if it was at work too long, and JudgementLost."""
         if self.stuck >= MAX_STUCK:
             raise JudgementLost(f"{judge} is not asked: {self.stuck} judgements never ended")
         judged = in_daemon_thread(work, self.limit_s)

@@ -1,15 +1,4 @@
-"""What a policy says, read as calls of tools. What is wrong with a call is told to the policy, never raised.
-
-Turn.said -> [read_turn] -> SaidTurn(content, calls) -> episodes.py, conversations for rewards
-
-Three forms are understood, in what stands behind the last `</think>`:
-
-    <tool_call>{"name": "add", "arguments": {"left": 1, "right": 2}}</tool_call>      Hermes, Qwen; several
-    {"name": "add", "parameters": {"left": 1, "right": 2}}                  the whole turn; or "arguments"
-    add(1, right=2)      add: 1, 2                               one line, of a tool that there is; literals
-
-Everything is bounded before it is read, and JSON is strict.
-"""
+"""The policy's text, read as calls of tools. A wrong call is reported to the policy, never raised."""
 
 import ast
 import re
@@ -22,7 +11,7 @@ import msgspec
 from swarmnode.tasks.tools import misfit, read_as
 
 MAX_CALLS = 16
-"""Calls of one turn; one more is refused, and the rest is not read."""
+"""Most calls of one turn; one more is refused, and the rest is not read."""
 
 MAX_CALL_CHARS = 16_384
 """The longest call."""
@@ -36,7 +25,7 @@ _LINE = re.compile(r"([A-Za-z_]\w{0,63})(?:\((?P<list>.*)\)|:(?P<text>.*))")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call. `problem`: why it cannot be made, as the policy is told."""
+    """One call. `problem`: the reason why it cannot be made, in words for the policy."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -45,14 +34,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class SaidTurn:
-    """A turn of the policy: what is no call, and its calls."""
+    """A turn of the policy: the text outside of calls, and the calls."""
 
     content: str
     calls: tuple[ToolCall, ...]
 
 
 def read_turn(said: str, tools: Mapping[str, Mapping[str, Any]]) -> SaidTurn:
-    """A turn in which tools may be called; `tools`: what their arguments are, by name (parameters_of).
+    """Returns the calls and the other text of a turn; `tools`: the schemas of their arguments, by name
+    (parameters_of).
 
     >>> add = {"add": {"properties": {"left": {"type": "integer"}, "right": {"type": "integer"}}}}
     >>> read_turn("add(1, right=2)", add).calls[0].arguments
@@ -80,7 +70,7 @@ def _tagged(body: str, closed: bool) -> ToolCall:
 
 
 def _bare(text: str) -> ToolCall | None:
-    """The call that a whole turn is; None: it is something else."""
+    """Returns the call that a whole turn is. None: the turn is something else."""
     if not (text.startswith("{") and text.endswith("}")):
         return None
     call = _from_json(text)
@@ -106,7 +96,8 @@ def _from_json(text: str) -> ToolCall:
 
 
 def _line(text: str, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
-    """The call in one line; None: it is none. Only what begins with the name of a tool is read so."""
+    """Returns the call in one line. None: it is none. Only a line that begins with a tool's name is
+    parsed."""
     if len(text) > MAX_LINE_CHARS or (match := _LINE.fullmatch(text)) is None or match[1] not in tools:
         return None
     name = match[1]
@@ -127,7 +118,8 @@ def _line(text: str, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
 
 
 def _separated(text: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that stand behind a colon: all of the text for a single one, else divided by commas."""
+    """Returns the arguments behind a colon: the whole text for a single one, else its parts between
+    commas."""
     if not text and not known:
         return {}
     parts = [text] if len(known) <= 1 else [part.strip() for part in text.split(",", len(known) - 1)]

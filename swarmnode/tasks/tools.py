@@ -1,11 +1,4 @@
-"""Functions as tools: what a policy is told of them, and whether what it passes fits.
-
-function with types and a docstring -> [tool_of] -> Tool -> chat.chat_text -> prompt
-arguments of a call                 -> [misfit]  -> episodes.py -> the function
-
-The schema is the one that transformers' `get_json_schema` makes, so a prompt is the same as TRL's. Ours
-imports nothing heavy, and takes a function whose docstring leaves an argument out.
-"""
+"""Functions as tools: their descriptions for a policy, and the check of the arguments that it passes."""
 
 import inspect
 import re
@@ -42,12 +35,12 @@ class Tool:
 
     name: str
     schema: Mapping[str, Any]
-    """What chat templates take: {"type": "function", "function": {...}}."""
+    """Tool schema for chat templates: {"type": "function", "function": {...}}."""
     function: Callable[..., Any]
 
 
 def tool_of(given: object) -> Tool:
-    """The tool that a function is. Raises TaskError for one that a policy could not be told of.
+    """Returns a function as a tool. Raises TaskError if its signature cannot be described to a policy.
 
     >>> def add(left: int, right: int) -> int:
     ...     '''Adds two numbers.'''
@@ -64,14 +57,14 @@ def tool_of(given: object) -> Tool:
 
 
 def listed(tools: object) -> Sequence[object]:
-    """What a file or a script calls its tools. Raises TaskError for what is no list."""
+    """Returns the tools of a file or a script. Raises TaskError if they are no list."""
     if not isinstance(tools, list | tuple):
         raise TaskError(f"tools is {tools!r:.80}, no list", hint="list functions: tools = [add, look_up]")
     return cast(Sequence[object], tools)
 
 
 def tools_from(given: Iterable[object]) -> dict[str, Tool]:
-    """Tools by name. Raises TaskError."""
+    """Returns the tools by name. Raises TaskError."""
     found: dict[str, Tool] = {}
     for tool in map(tool_of, given):
         if tool.name in found:
@@ -83,12 +76,12 @@ def tools_from(given: Iterable[object]) -> dict[str, Tool]:
 
 
 def parameters_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a tool's schema that describes its arguments."""
+    """Returns the part of a tool's schema that describes its arguments."""
     return cast(Mapping[str, Any], schema["function"].get("parameters") or {})
 
 
 def misfit(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments of a call; None: nothing.
+    """Returns the first fault in the arguments of a call, or None.
 
     >>> misfit({"properties": {"n": {"type": "integer"}}, "required": ["n"]}, {"n": "7"})
     'n must be integer'
@@ -106,7 +99,7 @@ def misfit(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str |
 
 
 def read_as(schema: Mapping[str, Any], text: str) -> Any:
-    """The value that a text without quotes stands for, where the schema says what it must be; else the text.
+    """Returns the value of an unquoted text, read by its schema's type; the text itself without one.
 
     >>> read_as({"type": "integer"}, "-7"), read_as({"type": "string"}, "7")
     (-7, '7')

@@ -1,17 +1,4 @@
-r"""Majority vote as a reward: what most answers to a question say is taken for right.
-
-a group's completions -> [extracted] -> [majority] -> majority_vote: 1.0 for those that say it -> rewards.py
-evaluation.py -> [majority_at_k] -> maj@k
-
-This is the reward of test-time reinforcement learning (TTRL, Zuo et al. 2025, arXiv 2504.16084): nobody needs
-to know an answer. ETTRL (Liu et al. 2025, arXiv 2508.11356) has the same reward and looks at entropies of
-tokens in sampling and in the advantage, which are no business of a judge. To let the
-first of equally many win would reward chance: here a tie is no majority and nobody has a reward, which is
-unknown and not zero.
-
-A policy that agrees with itself is not right by that. So what is held out is judged otherwise: by the true
-answer where the task has one, and by the vote of the other answers where it has none.
-"""
+r"""Majority vote as a reward: the most frequent answer to a question counts as right."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,16 +8,16 @@ from swarmnode.tasks.plain_rewards import final_answer
 from swarmnode.tasks.suites.answers import hashed, last_boxed, number_of, plain_math, tagged
 
 MAX_ANSWER_CHARS = 1000
-"""What is longer is no answer that two completions could share."""
+"""Longest answer in characters: no two completions would share a longer one."""
 
 
 VOTED = "agreement"
-"""The name of scores that say how far answers agree, and not whether they are right."""
+"""Name of scores that measure how far answers agree, not whether they are right."""
 
 
 def extracted(completion: str) -> str | None:
-    r"""The answer in a completion, in one spelling: what is in the last box, behind the last ####, between
-    the last <answer> tags, or all of it. None: there is none, and it has no vote.
+    r"""Returns the answer in a completion, in one spelling: the content of the last box, the text behind the
+    last ####, that between the last <answer> tags, or all of it. None: there is none, and it has no vote.
 
     >>> extracted(r"so \boxed{\frac12}"), extracted("#### 1,000"), extracted("<answer> ab </answer>")
     ('1/2', '1000', 'ab')
@@ -44,7 +31,7 @@ def extracted(completion: str) -> str | None:
 
 
 def majority(answers: Sequence[str | None]) -> str | None:
-    """The answer that most gave. None: there is none, or a tie.
+    """Returns the most frequent answer. None: there is no answer, or a tie.
 
     >>> majority(["4", "5", "4", None]), majority(["4", "5"])
     ('4', None)
@@ -55,7 +42,7 @@ def majority(answers: Sequence[str | None]) -> str | None:
 
 
 class MajorityVote:
-    """The reward. It has to see a group as a whole, so who scores parts of one finds something else: such
+    """The reward of majority vote. It needs the whole group, and parts of one would score differently: such
     rollouts stay at home."""
 
     __name__ = "majority_vote"
@@ -64,13 +51,14 @@ class MajorityVote:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        """1.0 for those of one question that say what most say, 0.0 for others. None: no majority."""
+        """Returns 1.0 for each answer of a question that equals its majority, 0.0 for others. None: no
+        majority."""
         answers = _answers(completions)
         chosen = majority(answers)
         return [None if chosen is None else float(answer == chosen) for answer in answers]
 
     def measured(self, columns: Mapping[str, Any]) -> tuple[str, Any]:
-        """What judges held-out examples instead, and what that is called."""
+        """Returns the name and the judge for held-out examples."""
         return ("correct", says_the_answer) if columns.get("answer") is not None else (VOTED, agreement)
 
 
@@ -78,16 +66,16 @@ majority_vote = MajorityVote()
 
 
 def says_the_answer(completions: Sequence[Any], answer: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1.0 where a completion's answer is the `answer` column, both extracted in one way. None: nothing can be
-    extracted of that."""
+    """Returns 1.0 for each completion whose answer equals the `answer` column, both extracted in one way.
+    None: nothing can be extracted from that column."""
     right = [extracted(str(one)) for one in answer]
     pairs = zip(_answers(completions), right, strict=True)
     return [None if true is None else float(found == true) for found, true in pairs]
 
 
 def agreement(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1.0 where an answer is what most of the others say, which its own vote is not among. None: they have no
-    majority, or there are no others.
+    """Returns 1.0 for each answer that equals the majority of the others, its own vote not counted. None: the
+    others have no majority, or there are none.
 
     >>> agreement(["4", "4", "5"]), agreement(["4"])
     ([None, None, 0.0], [None])
@@ -101,8 +89,8 @@ def agreement(completions: Sequence[Any], **columns: Any) -> list[float | None]:
 
 
 def majority_at_k(texts: Sequence[str], passed: Sequence[bool | None], k: int) -> float | None:
-    """maj@k: how often what most of k answers say is right, over as many groups of k as there are answers.
-    Of a tie each answer counts for its share. None: not all were judged, or there are fewer than k.
+    """Returns maj@k: how often the majority of k answers is right, over all groups of k. In a tie each answer
+    counts for its share. None: not all were judged, or there are fewer than k.
 
     >>> majority_at_k(["4", "5", "4", "5"], [True, False, True, False], 2)
     0.5

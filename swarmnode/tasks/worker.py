@@ -48,21 +48,22 @@ from swarmnode.tasks.work_clock import WorkClock, on_the_clock
 from swarmnode.types import Example, ExampleKey
 
 MAX_SEEDS = 64
-"""Draws that are kept, so that judging an answer does not draw its example again."""
+"""Most seeds with kept draws, so that judging an answer does not draw its example again."""
 
 PARENT_LOOK_S = 1.0
 
 NICENESS = 15
-"""Of a process that judges what others sent: nothing of ours waits for the cores because of it."""
+"""Niceness of a process that judges strangers' answers: our own work never waits for the cores because of
+it."""
 
 STRANGERS_MB = 512
-"""Memory that playing the episodes of strangers may take, besides what an environment's process has when it
-is loaded. `tasks.memory_mb` is the whole of it where that is set."""
+"""Megabytes that playing strangers' episodes may take, besides those of the loaded environment.
+`tasks.memory_mb`, if set, bounds all of it instead."""
 
 
 @dataclass(slots=True)
 class _Drawing:
-    """The examples of one seed, as far as somebody asked for them."""
+    """The examples drawn of one seed so far."""
 
     source: Iterator[Example]
     examples: list[Example] = field(default_factory=list[Example])
@@ -77,14 +78,14 @@ class _Drawing:
 
 
 class TaskWorker:
-    """One task, loaded, and what was drawn of it."""
+    """A loaded task and its draws."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._drawings: OrderedDict[int, _Drawing] = OrderedDict()
 
     def answer(self, request: wire.Request) -> wire.Reply:
-        """Raises SwarmnodeError."""
+        """Answers one request. Raises SwarmnodeError."""
         match request:
             case wire.Load():
                 return wire.Failure("a task is loaded already", "")
@@ -130,7 +131,7 @@ class TaskWorker:
             return wire.Observed(None, lost.message)
 
     def _example(self, asked: wire.Score | wire.Observe) -> Example | None:
-        """The example that is asked about; None: another one stands there in this process."""
+        """Returns the requested example. None: this process draws another one there."""
         examples = self._drawing(asked.seed, asked.index + 1).examples
         if len(examples) <= asked.index or examples[asked.index].prompt != asked.prompt:
             return None
@@ -148,7 +149,8 @@ class TaskWorker:
 
 
 def serve(channel: socket.socket, trace: int) -> None:
-    """Answer until the node hangs up. `trace`: an open file for where the threads are at a deadline."""
+    """Answers requests until the node hangs up. `trace`: an open file for the threads' stacks at a
+    deadline."""
     reader, worker = wire.MessageReader(channel), None
     while (data := reader.read(None)) is not None:
         order = msgspec.msgpack.decode(data, type=wire.Order)
@@ -198,8 +200,9 @@ def _load(request: wire.Request) -> tuple[TaskWorker, wire.Loaded]:
 
 
 def _yield_to_others() -> None:
-    """Let our own work have the cores first, where the system can. We are a session of our own: on Linux that
-    weighs as much as the node's, whatever the niceness of processes in it, unless it is nice itself."""
+    """Lets our own work have the cores first, where the system can. The process leads its own session: on
+    Linux a session weighs as much as the node's, whatever the niceness of its processes, unless the session
+    is nice itself."""
     with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     with suppress(OSError), open("/proc/self/autogroup", "w") as session:
@@ -207,8 +210,8 @@ def _yield_to_others() -> None:
 
 
 def _play_strangers(task: Task, *, limited: bool) -> None:
-    """Bound what the tools of an environment keep for strangers: episodes of one example at a time, and
-    memory, unless that is `limited`."""
+    """Bounds an environment's resources for strangers: episodes of one example at a time, and memory, unless
+    that is `limited` already."""
     from swarmnode.tasks.environments import EnvironmentTask
 
     if isinstance(task, EnvironmentTask):
@@ -219,7 +222,7 @@ def _play_strangers(task: Task, *, limited: bool) -> None:
 
 
 def _taken_bytes() -> int | None:
-    """Memory as `_limit_memory` counts it. None: this system does not say."""
+    """Returns memory as `_limit_memory` counts it, in bytes. None: this system does not report it."""
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
@@ -228,8 +231,8 @@ def _taken_bytes() -> int | None:
 
 
 def _limit_memory(size_bytes: int) -> None:
-    """Let what would take more fail with a MemoryError, where the system can: it counts what is written to,
-    not what a library reserves."""
+    """Makes allocations past the limit fail with a MemoryError, where the system can. It counts memory that
+    is written to, not what a library reserves."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -238,7 +241,7 @@ def _limit_memory(size_bytes: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A node that is killed takes us along, even from the middle of a reward."""
+    """Ends this process with the node, even in the middle of a reward."""
     while os.getppid() == parent:
         time.sleep(PARENT_LOOK_S)
     os._exit(0)

@@ -31,7 +31,7 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import PolicyUpdate
 
 PEFT_PREFIX = "base_model.model."
-"""What PEFT puts before the name of a module in a saved adapter."""
+"""Prefix of a module's name in an adapter saved by PEFT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def lora_pairs(update: PolicyUpdate, shapes: Mapping[str, tuple[int, int]]) -> d
 
 
 def linear_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
-    """Modules that a policy may change. Not the head: it may be the embedding as well."""
+    """Returns the modules that a policy may change, by name. The head is not one: it may be the embedding as
+    well."""
     head = model.get_output_embeddings()
     return {
         name: module
@@ -103,16 +104,17 @@ def _pair(
 # ---- merging into a rounded weight ----
 
 SAMPLED_NUMBERS = 1 << 14
-"""So many entries of a weight, in whole rows spread over it, say what c is, within a few hundredths."""
+"""Entries of a weight, in whole rows spread over it, from which c is found within a few hundredths."""
 
 NEGLIGIBLE_LOSS = 0.002
 """Share of an update that plain rounding may lose."""
 
 LARGEST_STRETCH = 4096.0
-"""A change that is smaller still than the step of bfloat16 is left to be lost: its entries would be few."""
+"""Largest c. A change so small that bfloat16's step needs more is lost on purpose: few of its entries would
+remain."""
 
 HALVINGS = 6
-"""Of the interval in which c lies, by its logarithm: to a hundredth of c."""
+"""Halvings of the logarithmic interval in which c lies: to a hundredth of c."""
 
 
 @torch.no_grad()
@@ -127,7 +129,8 @@ def merged_weight(weight: Tensor, pair: LoraPair, dtype: torch.dtype | None = No
 
 
 def lost_share(base: Tensor, delta: Tensor, merged: Tensor) -> float:
-    """The share of `delta` that `merged - base` does not have along it: 0 nothing is lost, 1 all is.
+    """Returns the share of `delta` that is missing in `merged - base`, measured along `delta`: 0 none, 1 all
+    of it.
 
     >>> base, delta = torch.ones(2), torch.tensor([0.001, 0.01])
     >>> round(lost_share(base, delta, (base + delta).bfloat16()), 3)
@@ -139,7 +142,7 @@ def lost_share(base: Tensor, delta: Tensor, merged: Tensor) -> float:
 
 
 def stretch(base: Tensor, delta: Tensor, dtype: torch.dtype) -> float:
-    """c: by how much to multiply `delta` before `base + delta` is rounded to `dtype`."""
+    """Returns c, the factor of `delta` before `base + delta` is rounded to `dtype`."""
     wanted = float(delta.square().sum())
 
     def lost(factor: float) -> float:

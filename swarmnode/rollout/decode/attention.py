@@ -20,7 +20,7 @@ from swarmnode.rollout.decode.slots import Band, rounded_up
 from swarmnode.rollout.decode.weights import Shape
 
 SCORES_AT_ONCE = 1 << 24
-"""Scores of prompts that are held at a time where they are capped: 64 MiB."""
+"""Most capped scores of prompts held at a time, in numbers: 64 MiB."""
 
 
 class PromptAttention:
@@ -117,12 +117,13 @@ class ContinuedAttention:
 
 
 def _first_seen(before: int, window: int | None) -> int:
-    """The first column that any token behind so many can see."""
+    """Returns the first column that any token behind so many can see."""
     return 0 if window is None else max(0, before + 1 - window)
 
 
 def _seen(columns: int, count: int, first: int, window: int | None, device: torch.device) -> Tensor:
-    """[count, columns - first]: what each of the last `count` tokens sees of the columns from `first` on."""
+    """Returns [count, columns - first]: True where one of the last `count` tokens sees a column from `first`
+    on."""
     own = torch.arange(columns - count, columns, device=device)[:, None]
     column = torch.arange(first, columns, device=device)
     seen = column <= own
@@ -132,8 +133,8 @@ def _seen(columns: int, count: int, first: int, window: int | None, device: torc
 def _capped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Shape
 ) -> Tensor:
-    """Causal attention [P, H, W, E] whose scores are capped, a few queries at a time: no fused kernel of
-    torch's can cap them. With a `mask` there may be fewer queries than keys."""
+    """Computes causal attention [P, H, W, E] with capped scores, a few queries at a time, since no fused
+    kernel of torch's can cap. With a `mask` there may be fewer queries than keys."""
     width = keys.shape[2]
     mask = torch.ones(width, width, dtype=torch.bool, device=keys.device).tril_() if mask is None else mask
     exact = keys.float().repeat_interleave(shape.group, 1).transpose(2, 3)
@@ -148,7 +149,7 @@ def _capped_attention(
 
 
 def _capped(scores: Tensor, cap: float | None) -> Tensor:
-    """cap tanh(score / cap), in the memory of the scores."""
+    """Returns cap tanh(score / cap), in the memory of the scores."""
     return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
 
@@ -157,19 +158,19 @@ def _score_scale(shape: Shape) -> float:
 
 
 def _band_mask(width: int, window: int, device: torch.device) -> Tensor:
-    """[W, W]: the token itself and those before it that are nearer than `window`."""
+    """Returns [W, W]: True for the token itself and the earlier ones within `window`."""
     seen = torch.ones(width, width, dtype=torch.bool, device=device)
     return seen.tril_().triu_(1 - window)
 
 
 class Scratch:
-    """Float32 memory that is used again and again: fresh memory is several times as dear as a conversion."""
+    """Reusable float32 memory: fresh memory costs several times as much as a conversion."""
 
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.empty(0, device=device)
 
     def floats(self, table: Tensor) -> Tensor:
-        """`table` in float32: itself, or a copy that is good until the next call."""
+        """Returns `table` in float32: itself, or a copy that is valid until the next call."""
         if table.dtype == torch.float32:
             return table
         if table.numel() > self._memory.numel():
@@ -186,8 +187,8 @@ def cache_attention(
     scratch: Scratch,
     window: int | None = None,
 ) -> Attention:
-    """One new token for each sequence of some bands, which lie in the batch one band after another. `window`
-    is as in `LayerKind`."""
+    """Computes attention of one new token for each sequence of some bands, which lie in the batch one band
+    after another. `window` is as in `LayerKind`."""
     if all(fits(band.cache) for band in bands):
         return KernelAttention(heads, bands, positions, rotation, window)
     return CacheAttention(heads, bands, tick, positions, rotation, scratch, window)
@@ -323,7 +324,7 @@ class BandAttention:
 
 
 def _bias(positions: Tensor, columns: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """[rows, columns]: 0 up to the position of each row, as far back as the window reaches, else -inf."""
+    """Returns [rows, columns]: 0 up to the position of each row and within the window, else -inf."""
     column, own = torch.arange(columns, device=positions.device), positions[:, None]
     bias = torch.zeros(len(positions), columns, dtype=dtype, device=positions.device)
     bias.masked_fill_(column > own, float("-inf"))

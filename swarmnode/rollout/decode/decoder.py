@@ -31,8 +31,8 @@ class Attention(Protocol):
     """Attends within the sequences of one batch."""
 
     def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
-        """The product with a layer's `qkv`, [N, kv_heads * (group + 2) * d], and the scales of its norm ->
-        attended [N, heads * d]."""
+        """Returns attention [N, heads * d] for a layer's product with `qkv`, [N, kv_heads * (group + 2) * d],
+        and the scales of its norm."""
         ...
 
 
@@ -45,7 +45,7 @@ class Rotary:
         self._table = inv_freq.new_empty(0, 2 * len(inv_freq))
 
     def reserve(self, length: int) -> None:
-        """Extend the table to positions below `length`."""
+        """Extends the table to positions below `length`."""
         if length <= len(self._table):
             return
         positions = torch.arange(max(length, 2 * len(self._table)), device=self._inv_freq.device)
@@ -54,20 +54,21 @@ class Rotary:
         self._table = (torch.stack([angles.cos(), angles.sin()], dim=-1) * self._scaling).flatten(1)
 
     def at(self, positions_N: Tensor) -> Tensor:
-        """[N, head_dim] float32: the cosine and sine of each pair of neighbours."""
+        """Returns [N, head_dim] in float32: cosine and sine of each pair of neighbours, at these
+        positions."""
         return F.embedding(positions_N, self._table)
 
     def until(self, length: int) -> Tensor:
-        """The same for the positions 0, 1, ..., length - 1."""
+        """Returns the rotations of positions 0, 1, ..., length - 1, as `at` does."""
         return self._table[:length]
 
 
 @dataclass(frozen=True, slots=True)
 class Lookback:
-    """How layers of one kind attend: how far back, and by which rotations."""
+    """The attention of one kind of layers: its window and its rotations."""
 
     window: int | None
-    """Tokens that are seen, the newest included; None: all."""
+    """Tokens in sight, the newest included. None: all."""
     rotary: Rotary
 
 
@@ -95,19 +96,20 @@ class Decoder:
         self._norm = weights.norm
 
     def reserve(self, length: int) -> None:
-        """Be ready for positions below `length`."""
+        """Extends the tables to positions below `length`."""
         for lookback in self._lookbacks:
             lookback.rotary.reserve(length)
 
     def attention(self, of_kind: Callable[[Lookback], Attention]) -> Attention:
-        """The attention of all layers, from what `of_kind` makes of each kind of them."""
+        """Returns the attention of all layers, built by `of_kind` for each kind of layers."""
         first, *others = [of_kind(lookback) for lookback in self._lookbacks]
         return AttentionByLayer([first, *others], self.weights.kind_of_layer) if others else first
 
     def forward(
         self, layers: Layers, tokens_N: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """Hidden states before the final norm: [N, hidden], or [len(wanted), hidden] of those wanted."""
+        """Returns hidden states before the final norm: [N, hidden], or [len(wanted), hidden] of the `wanted`
+        rows."""
         hidden = F.embedding(tokens_N, self.weights.embedding)
         if self.weights.embedding_scale is not None:
             hidden.mul_(self.weights.embedding_scale)
@@ -124,14 +126,14 @@ class Decoder:
         return hidden
 
     def logits(self, hidden_N: Tensor) -> Tensor:
-        """Next-token logits [N, vocab] in float32."""
+        """Returns next-token logits [N, vocab] in float32."""
         normal = self._norm(hidden_N, self.weights.final_norm)
         logits = self.weights.head(normal).float()
         cap = self.weights.logit_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _add(self, hidden: Tensor, matrix: Matrix, x: Tensor, norm: Tensor | None) -> None:
-        """hidden += x @ matrix, normed before where there is a norm."""
+        """Computes hidden += x @ matrix, with x normed first if there is a norm."""
         if norm is None:
             matrix.add_(hidden, x)
         else:
@@ -142,7 +144,7 @@ class Decoder:
 
 
 def gated(gate_up_ND: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up of the product with both, [N, gate and up]. `activation` is one of
+    """Returns activation(gate) * up of the product with both, [N, gate and up]. `activation` is one of
     `family.ACTIVATIONS`."""
     gate, up = gate_up_ND.chunk(2, dim=-1)
     if activation == "silu":
@@ -153,7 +155,7 @@ def gated(gate_up_ND: Tensor, activation: str) -> Tensor:
 
 
 class Heads:
-    """How to split the fused product of a model."""
+    """Splits the fused qkv product of a model into heads."""
 
     def __init__(self, shape: Shape, norm: RmsNorm, device: torch.device) -> None:
         self.shape = shape
@@ -168,8 +170,8 @@ class Heads:
     def split(
         self, fused_ND: Tensor, scale: Tensor | None, rotation_WE: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [N / W, W, kv_heads, group, d], keys and values [N / W, W, kv_heads, d] of sequences of W
-        tokens. On a CPU queries and keys are in float32, whatever the type of the model."""
+        """Returns queries [N / W, W, kv_heads, group, d], keys and values [N / W, W, kv_heads, d] of
+        sequences of W tokens. On a CPU queries and keys are in float32, whatever the type of the model."""
         group, width = self.shape.group, len(rotation_WE)
         fused = fused_ND.view(-1, width, self.shape.kv_heads, group + 2, self.shape.head_dim)
         heads = fused.narrow(3, 0, group + 1)
@@ -179,7 +181,7 @@ class Heads:
         return rotated.narrow(3, 0, group), rotated.select(3, group), fused.select(3, group + 1)
 
     def _on_the_cpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
-        """Normed and rotated, in float32."""
+        """Splits on a CPU, where queries and keys are normed and rotated in float32."""
         heads = heads.float()
         per_rms = None if scale is None else self._norm.per_rms(heads)
         if scale is not None:
@@ -188,7 +190,7 @@ class Heads:
         return heads if per_rms is None else heads.mul_(per_rms)
 
     def _on_a_gpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
-        """Normed and rotated; the rotation is formed in float32."""
+        """Splits on a GPU, where only the rotation is formed in float32."""
         dtype = heads.dtype
         if scale is not None:
             heads = F.rms_norm(heads.to(scale.dtype), heads.shape[-1:], None, self.shape.norm_eps) * scale

@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 # ---- the prompts of waiting requests ----
 
 PromptKey = tuple[int | None, tuple[int, ...]]
-"""Version and token ids."""
+"""Key of a prompt: policy version and token ids."""
 
 PolicyOf = Callable[[int | None], DecodePolicy]
-"""The policy of a version that a request asks for; None: the newest one."""
+"""Returns the policy of a requested version. None: the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +63,29 @@ class PromptBatch:
     """Prompts computed together, padded on the right to one width."""
 
     cache: Tensor
-    """Their keys and values, laid out as in the bands."""
+    """Keys and values, laid out as in the bands."""
     hidden: Tensor
-    """[prompts, hidden] of their last tokens."""
+    """Hidden states [prompts, hidden] of the last tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """One distinct prompt among the waiting requests, and where its computed state is."""
+    """A distinct prompt of the waiting requests, and the place of its computed state."""
 
     ids: tuple[int, ...]
     version: int | None
-    """The policy it is for; None: the newest when it starts."""
+    """Policy version that it is computed for. None: the newest at its start."""
     waiting: int = 0
     batch: PromptBatch | None = None
     place: int = 0
-    """Its index in `batch`."""
+    """Index in `batch`."""
     kept_tokens: int = 0
-    """Leading tokens whose keys and values were kept from a turn before."""
+    """Leading tokens whose keys and values were kept from an earlier turn."""
 
 
 class PromptStore:
-    """The prompts of the waiting requests, in the order of their first request, and the last before them."""
+    """The prompts of the waiting requests, in the order of their first request, and the last ones that
+    left."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.kept: KeptStore | None = None
@@ -94,14 +95,14 @@ class PromptStore:
         self._left: dict[PromptKey, Prompt] = {}  # nobody waits with them; the last one left last
 
     def expect(self, request: Request) -> None:
-        """One more request with this prompt waits."""
+        """Counts one more waiting request with this prompt."""
         version, ids = key = _key(request)
         if (prompt := self._prompts.get(key)) is None:
             prompt = self._prompts[key] = self._left.pop(key, None) or Prompt(ids, version)
         prompt.waiting += 1
 
     def leave(self, request: Request) -> Prompt:
-        """One request fewer waits with this prompt: it starts now, or was aborted."""
+        """Counts one fewer waiting request with this prompt: it starts now, or was aborted."""
         prompt = self._prompts[_key(request)]
         prompt.waiting -= 1
         if prompt.waiting == 0:
@@ -113,13 +114,14 @@ class PromptStore:
         return prompt
 
     def forget(self) -> None:
-        """Let nothing computed so far be used: the policies have changed."""
+        """Discards all computed prompts: the policies have changed."""
         self._left.clear()
         for prompt in self._prompts.values():
             prompt.batch, prompt.kept_tokens = None, 0
 
     def compute(self, prompts: Iterable[Prompt], policy_of: PolicyOf) -> None:
-        """Make sure that these are computed; if one is not, compute some of those that come next as well."""
+        """Computes these prompts unless they are computed. If one is missing, some of the next ones are
+        computed with it."""
         needed = list(dict.fromkeys(prompt for prompt in prompts if prompt.batch is None))
         if not needed:
             return
@@ -133,7 +135,7 @@ class PromptStore:
                 self._compute_batch([fresh[index] for index in batch], policy.layers)
 
     def _continue(self, prompts: Sequence[Prompt], policy: DecodePolicy) -> list[Prompt]:
-        """Compute those that continue something kept. Returns the others."""
+        """Computes the prompts that continue a kept conversation. Returns the others."""
         if self.kept is None:
             return list(prompts)
         from swarmnode.rollout.decode.kept import continue_batch
@@ -151,7 +153,7 @@ class PromptStore:
         return [prompt for prompt, kept in found if kept is None]
 
     def _next(self, needed: Sequence[Prompt]) -> Iterator[Prompt]:
-        """Prompts to compute ahead of their time. What was computed so before counts as well."""
+        """Returns the prompts to compute ahead of their time. Ones computed so before count as well."""
         known = [prompt for prompt in self._prompts.values() if prompt.batch is not None]
         tokens = sum(len(prompt.ids) for prompt in (*needed, *known))
         chosen = set(needed)
@@ -163,7 +165,7 @@ class PromptStore:
                 yield prompt
 
     def _keep_last(self, most_tokens: int) -> None:
-        """Forget the prompts that left first."""
+        """Forgets the prompts that left first."""
         tokens = sum(len(prompt.ids) for prompt in self._left.values())
         for key, prompt in list(self._left.items()):
             if tokens <= most_tokens:
@@ -180,7 +182,7 @@ class PromptStore:
 def compute_batch(
     decoder: Decoder, layers: Layers, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
 ) -> PromptBatch:
-    """One forward pass over whole sequences. `hidden` is of the last token of each, or, flat, of the last
+    """Runs one forward pass over whole sequences. `hidden` has the last token of each or, flat, the last
     `tails[i]` tokens of each."""
     embedding = decoder.weights.embedding
     device = embedding.device
@@ -208,7 +210,7 @@ def _key(request: Request) -> PromptKey:
 # ---- the engine ----
 
 DENSE_SHARE = 0.75
-"""When nobody waits and fewer than this share of the rows is alive, the living are moved together."""
+"""Share of living rows below which, if no request waits, the living rows are moved together."""
 
 
 class EmbeddedEngine(TorchEngine):
@@ -271,7 +273,7 @@ class EmbeddedEngine(TorchEngine):
         return outputs
 
     def _decode(self) -> Tensor | None:
-        """Hidden states of the newest tokens, in the order of the slots; None when nothing runs."""
+        """Returns the hidden states of the newest tokens, in the order of the slots. None: nothing runs."""
         if not self._running:
             return None
         slots = self._slots
@@ -290,13 +292,14 @@ class EmbeddedEngine(TorchEngine):
         layers, *others = {id(r.policy.layers): r.policy.layers for r in self._running.values()}.values()
         if not others:
             return decoder.forward(layers, tokens, attention)
-        from swarmnode.rollout.decode.mixing import Mix
+        from swarmnode.rollout.decode.mixing import PolicyMix
 
         mixed = [self._running[row].policy.layers for row in slots.rows_in_order]
-        return Mix.of(mixed, self._device).forward(decoder, tokens, attention)
+        return PolicyMix.of(mixed, self._device).forward(decoder, tokens, attention)
 
     def _admit(self, decoded: Tensor | None) -> Tensor:
-        """Give free rows to waiting requests. Returns the hidden states of all rows, theirs included."""
+        """Gives free rows to waiting requests. Returns the hidden states of all rows, the new ones
+        included."""
         order = self._slots.order
         requests = self._queue.take(self._slots.free)
         prompts = self._computed(requests)
@@ -314,7 +317,7 @@ class EmbeddedEngine(TorchEngine):
         return hidden
 
     def _computed(self, requests: Iterable[Request]) -> list[Prompt]:
-        """The prompts of requests that start now."""
+        """Returns the computed prompts of requests that start now."""
         prompts = [self._prompts.leave(request) for request in requests]
         self._prompts.compute(prompts, self._policy)
         return prompts
@@ -406,7 +409,7 @@ class EmbeddedEngine(TorchEngine):
 def _by_batch(
     rows: Sequence[int], prompts: Sequence[Prompt]
 ) -> list[tuple[PromptBatch, list[tuple[int, Prompt]]]]:
-    """The newcomers by the batch that computed them."""
+    """Returns the newcomers by the batch that computed them."""
     members: dict[int, tuple[PromptBatch, list[tuple[int, Prompt]]]] = {}
     for row, prompt in zip(rows, prompts, strict=True):
         assert prompt.batch is not None

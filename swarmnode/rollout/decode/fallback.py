@@ -97,7 +97,7 @@ class GenerateEngine(TorchEngine):
 
     @property
     def _may_pad(self) -> bool:
-        """Without positions a model cannot tell padding from text."""
+        """Returns True if the model takes positions: without them it cannot tell padding from text."""
         return "position_ids" in self._inputs
 
     # Rows
@@ -112,16 +112,16 @@ class GenerateEngine(TorchEngine):
             self._batch = None
 
     def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        """Nothing is kept: the cache is one of transformers', for the whole batch."""
+        """Keeps nothing: the cache is one of transformers', for the whole batch."""
 
     def _clear(self) -> None:
         self._batch = None
 
     def _line_up(self, requests: Iterable[Request]) -> None:
-        """Nothing is prepared for those that wait."""
+        """Prepares nothing for waiting requests."""
 
     def _leave_line(self, requests: Iterable[Request]) -> None:
-        """Nothing was prepared for them."""
+        """Does nothing: nothing was prepared for waiting requests."""
 
     # Policies
 
@@ -170,7 +170,7 @@ def _known_ids(request: Request) -> tuple[int, ...]:
 
 
 class _Batch:
-    """Sequences that started together. Rows that ended are computed on until all have."""
+    """Sequences that started together. Ended rows are computed on until all have ended."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], device: torch.device) -> None:
         width = max(map(len, sequences))
@@ -184,11 +184,11 @@ class _Batch:
 
     @property
     def tick(self) -> int:
-        """Tokens that each row has sampled."""
+        """Number of tokens that each row has sampled."""
         return len(self._logprobs)
 
     def next_logits(self, model: Any, inputs: frozenset[str]) -> Tensor:
-        """Logits [rows, vocab] after the newest tokens."""
+        """Returns the logits [rows, vocab] after the newest tokens."""
         # A model without a cache of this kind (a recurrent one) reads the whole text again.
         known = self._tokens.shape[1] - 1 if self._cache is not None else 0
         extra = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": 1}
@@ -197,7 +197,7 @@ class _Batch:
         return result.logits[:, -1].float()
 
     def all_logits(self, model: Any, inputs: frozenset[str]) -> Tensor:
-        """Logits [rows, width, vocab] after every token."""
+        """Returns the logits [rows, width, vocab] after every token."""
         return self._forward(model, inputs, 0, {"use_cache": False}).logits
 
     def append(self, tokens: Tensor, logprobs: Tensor) -> None:
@@ -205,7 +205,7 @@ class _Batch:
         self._logprobs.append(logprobs)
 
     def sampled(self, rows: Sequence[int]) -> tuple[list[list[int]], list[list[float]]]:
-        """Tokens and log-probabilities of `rows` since the batch started."""
+        """Returns tokens and log-probabilities of `rows` since the batch started."""
         chosen = list(rows)
         logprobs = torch.stack(self._logprobs, dim=1)[chosen]
         return self._tokens[chosen, self._start :].tolist(), logprobs.tolist()

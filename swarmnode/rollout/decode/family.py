@@ -1,19 +1,4 @@
-"""What a family of dense decoders computes differently from the others: one record each, read by everybody.
-
-config.json -> [refuse_at_sight] -> node/assemble.py (in a second: torch and transformers take several)
-
-[FAMILIES] <- weights.py (what to load, and why not) -> decoder.py, attention.py, native/decode.py
-    ^
-    +------ model/dense_patch.py (which layers training runs on its own arithmetic)
-
-A new family that differs in nothing but these options is one more `Family` in `FAMILIES`, here, and one model
-in tests/families.py. A model whose configuration or parameters say more than its record is refused with a
-reason and runs in fallback.py: `Family.why_not` reads the configuration, `Family.parameters` names every
-tensor. No torch in here. `config` is always the one of transformers, but in `refuse_at_sight`.
-
-Two properties of a model are no options, since its parameters show them: biases (every projection may have
-one) and whether the head is tied to the embedding (it is read under its own name).
-"""
+"""The differences between families of dense decoders: one record each, read by engine and training alike."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -53,7 +38,7 @@ class NormNames:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that a layer has."""
+        """Returns the names of the norms that a layer has."""
         all_four = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
         return tuple(name for name in all_four if name is not None)
 
@@ -63,15 +48,15 @@ class Family:
     """One architecture, as differences from Llama (arXiv 2302.13971), which is the record with no options."""
 
     model_type: str
-    """Its name in transformers' configurations."""
+    """Name in transformers' configurations."""
     classes: str
-    """What the names of transformers' classes begin with: "Qwen2" for `Qwen2DecoderLayer`."""
+    """Prefix of transformers' class names: "Qwen2" for `Qwen2DecoderLayer`."""
     norms: NormNames = NormNames()
-    """Which norms a layer has."""
+    """Norms of a layer, by name."""
     norm_offset: float = 0.0
     """Added to the scale of every norm: 1 where a checkpoint stores scale - 1, as in `Gemma3RMSNorm`."""
     head_norms: bool = False
-    """Whether each query and each key is normed before it is rotated, by `q_norm` and `k_norm` over the size
+    """True if each query and each key is normed before it is rotated, by `q_norm` and `k_norm` over the size
     of a head: `Qwen3Attention`, `Gemma3Attention` (arXiv 2302.05442)."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """Modules that, on top of each other, are the projections of queries, keys and values. `Phi3Attention`
@@ -81,7 +66,7 @@ class Family:
     activation: str = "hidden_act"
     """The field of the configuration that names the activation of the gate."""
     scales_embedding: bool = False
-    """Whether the embedding is multiplied by sqrt(hidden size), rounded to the type of the weights, as
+    """True if the embedding is multiplied by sqrt(hidden size), rounded to the type of the weights, as
     `Gemma3TextScaledWordEmbedding` does it."""
     query_scalar: str | None = None
     """The field s of the configuration in which scores are queries times keys times s^(-1/2); None: s is the
@@ -92,16 +77,17 @@ class Family:
     logit_cap: str | None = None
     """The field c in which the final logits are capped in the same way: `Gemma2ForCausalLM`."""
     windows: Literal["none", "everywhere", "by_layer_type"] = "none"
-    """Which layers see only the last `sliding_window` tokens, the newest included (arXiv 2310.06825): none;
-    all, where the field is set (`MistralModel`); or those that `layer_types` says (`Gemma3TextModel`)."""
+    """Layers that see only the last `sliding_window` tokens, the newest included (arXiv 2310.06825). none: no
+    layer; everywhere: all, if the field is set (`MistralModel`); by_layer_type: the ones marked in
+    `layer_types` (`Gemma3TextModel`)."""
     rope_by_layer_type: bool = False
-    """Whether sliding and full layers are rotated by frequencies of their own, in `rope_parameters` by layer
+    """True if sliding and full layers are rotated by frequencies of their own, in `rope_parameters` by layer
     type: `Gemma3RotaryEmbedding` (arXiv 2503.19786)."""
     must_be_off: tuple[str, ...] = ()
     """Fields of the configuration that change the arithmetic in a way that is not in this record."""
 
     def why_not(self, config: Any) -> str | None:
-        """What this configuration asks for that the embedded engine does not have; None: nothing."""
+        """Returns the reason why the embedded engine cannot run this configuration. None: it can."""
         if (activation := getattr(config, self.activation)) not in ACTIVATIONS:
             return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
         if strange := sorted(set(_layer_types(config)) - {FULL, SLIDING}):
@@ -114,7 +100,7 @@ class Family:
         return next(filter(None, map(_why_not_rope, self._ropes(config))), None)
 
     def window_of(self, config: Any, layer: int) -> int | None:
-        """Tokens that a layer sees, the newest included; None: all."""
+        """Returns the number of tokens that a layer sees, the newest included. None: all."""
         if self.windows == "none":
             return None
         if self.windows == "by_layer_type" and _layer_types(config)[layer] != SLIDING:
@@ -122,27 +108,28 @@ class Family:
         return config.sliding_window
 
     def rope_prefix(self, config: Any, layer: int) -> str:
-        """What stands before `inv_freq` and `attention_scaling` of a layer in transformers' rotary module."""
+        """Returns the prefix of a layer's `inv_freq` and `attention_scaling` in transformers' rotary
+        module."""
         return f"{_layer_types(config)[layer]}_" if self.rope_by_layer_type else ""
 
     def score_scale(self, config: Any) -> float | None:
-        """The factor of queries times keys; None: head_dim^(-1/2)."""
+        """Returns the factor of queries times keys. None: head_dim^(-1/2)."""
         return None if self.query_scalar is None else getattr(config, self.query_scalar) ** -0.5
 
     def score_cap_of(self, config: Any) -> float | None:
-        """The cap of the scores; None: there is none."""
+        """Returns the cap of the scores. None: there is none."""
         return None if self.score_cap is None else getattr(config, self.score_cap)
 
     def logit_cap_of(self, config: Any) -> float | None:
-        """The cap of the final logits; None: there is none."""
+        """Returns the cap of the final logits. None: there is none."""
         return None if self.logit_cap is None else getattr(config, self.logit_cap)
 
     def embedding_scale(self, config: Any) -> float | None:
-        """The factor of the embedding, not yet rounded to the weights' type; None: there is none."""
+        """Returns the factor of the embedding, not yet rounded to the weights' type. None: there is none."""
         return config.hidden_size**0.5 if self.scales_embedding else None
 
     def projections(self, layer: int) -> Iterator[tuple[str, ...]]:
-        """The modules of a layer that are read as one matrix each."""
+        """Returns the modules of a layer that are read as one matrix each."""
         prefix = f"model.layers.{layer}."
         yield tuple(f"{prefix}self_attn.{name}" for name in self.qkv)
         yield (f"{prefix}self_attn.o_proj",)
@@ -150,7 +137,8 @@ class Family:
         yield (f"{prefix}mlp.down_proj",)
 
     def parameters(self, layers: int) -> set[str]:
-        """The names of all parameters that such a model must have. Biases of its projections may be there."""
+        """Returns the names of all parameters that such a model must have. Its projections may have biases
+        besides."""
         names = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
         head_norms = ("self_attn.q_norm", "self_attn.k_norm") if self.head_norms else ()
         for layer in range(layers):
@@ -160,8 +148,8 @@ class Family:
 
     @property
     def has_llama_layers(self) -> bool:
-        """Whether its decoder layers are Llama's but for head norms and windows: what training's own
-        arithmetic (model/dense_layer.py) is written for."""
+        """True if the decoder layers are Llama's except for head norms and windows: training's own arithmetic
+        (model/dense_layer.py) is written for these."""
         same = Family(self.model_type, self.classes)
         in_a_layer = ("norms", "norm_offset", "qkv", "gate_up", "query_scalar", "score_cap")
         options = (*in_a_layer, "rope_by_layer_type", "must_be_off")
@@ -175,7 +163,8 @@ class Family:
 
 
 def longest_sequence_of(config: Any) -> int | None:
-    """The longest sequence that a model of any family is run with; None: it has no such bound (ALiBi).
+    """Returns the longest sequence that a model of any family is run with. None: it has no such bound
+    (ALiBi).
 
     That is the length it was made for. With LongRoPE it is the length up to which frequencies stay the same:
     in a batch with one longer sequence transformers rotates all others by other frequencies, too, so neither
@@ -275,5 +264,5 @@ def refuse_at_sight(engine: str, config: Mapping[str, Any] | None, quantization:
 
 
 def unknown_family(family: object) -> str:
-    """The reason for a `model_type` that is none of the known ones."""
+    """Returns the reason to refuse an unknown `model_type`."""
     return f"{family} is not one of {', '.join(FAMILIES)}"

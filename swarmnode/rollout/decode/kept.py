@@ -1,13 +1,4 @@
-"""Keys and values of conversations between two turns: what was read and said is not computed again.
-
-a request that `goes_on` stops -> [KeptStore] -> embedded.PromptStore: the same tokens with more behind them
-                                       |
-                                       +-> [continue_batch]: one forward pass over what is new
-
-There are no sessions. A conversation is found by its tokens, under the very policy that computed them: one
-that goes on differently finds nothing, and neither does one of another policy. The newest token of what is
-kept has no keys and values yet, because it was sampled and not fed: what is computed begins with it.
-"""
+"""Keys and values of conversations between two turns, so that earlier turns are not computed again."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -23,32 +14,32 @@ from swarmnode.rollout.decode.slots import cache_size
 from swarmnode.rollout.decode.weights import Layers
 
 BASE = object()
-"""The mark of the model without any adapter."""
+"""Mark of the model without any adapter."""
 
 # ---- which conversations are kept ----
 
 
 @dataclass(slots=True, eq=False)
 class KeptConversation:
-    """A conversation that has stopped and may go on."""
+    """A conversation that has stopped and may continue."""
 
     mark: object
-    """The policy that computed `cache`. Its weights may be gone."""
+    """Mark of the policy that computed `cache`. Its weights may be gone."""
     packed_ids: bytes
-    """Its tokens, the newest included, in a form in which a prefix is quickly seen."""
+    """Tokens, the newest included, packed so that a prefix is quickly recognized."""
     cache: Tensor
-    """Keys and values of all but the newest token: [2 * layers, kv_heads, tokens - 1, d]."""
+    """Keys and values of all tokens but the newest: [2 * layers, kv_heads, tokens - 1, d]."""
     waiting: int = 1
-    """Conversations that stand exactly here. Samples of a group often begin alike."""
+    """Number of conversations that stand exactly here. Samples of a group often begin alike."""
 
     @property
     def computed(self) -> int:
-        """Tokens that have keys and values."""
+        """Number of tokens that have keys and values."""
         return self.cache.shape[2]
 
 
 class KeptStore:
-    """What is kept, the least recently used first. At most `most_tokens` tokens in all."""
+    """The kept conversations, least recently used first. At most `most_tokens` tokens in all."""
 
     def __init__(self, most_tokens: int) -> None:
         self._most_tokens = most_tokens
@@ -56,12 +47,12 @@ class KeptStore:
 
     @property
     def tokens(self) -> int:
-        """Tokens whose keys and values are here."""
+        """Number of tokens whose keys and values are kept."""
         return sum(kept.computed for kept in self._kept)
 
     def add(self, policy: DecodePolicy, token_ids: Sequence[int], cache: Tensor) -> None:
-        """Keep a conversation, in place of the one that it continues. `cache` is as in `KeptConversation`; it
-        is copied."""
+        """Keeps a copy of a conversation, in place of the one that it continues. `cache` is as in
+        `KeptConversation`."""
         mark, packed, before = _mark(policy), _packed(token_ids), _packed(token_ids[:-1])
         if (continued := self._longest(mark, before)) is not None:
             continued.waiting -= 1
@@ -75,14 +66,16 @@ class KeptStore:
             self._let_the_oldest_go()
 
     def find(self, policy: DecodePolicy, token_ids: Sequence[int]) -> KeptConversation | None:
-        """The longest conversation that these tokens continue. It stays: they may come again, with more."""
+        """Returns the longest conversation that these tokens continue. It stays: they may come again, with
+        more."""
         found = self._longest(_mark(policy), _packed(token_ids[:-1]))
         if found is not None:
             self._use(found)
         return found
 
     def forget_others(self, live: Iterable[DecodePolicy]) -> None:
-        """Let those go whose policy is none of these. The base can always be asked for."""
+        """Forgets the conversations of policies that are none of these. The base stays: it can always be
+        asked for."""
         marks = {BASE, *map(_mark, live)}
         self._kept = [kept for kept in self._kept if kept.mark in marks]
 
@@ -101,12 +94,13 @@ class KeptStore:
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:
-    """All tokens take the same number of bytes, so that a prefix of bytes is one of tokens."""
+    """Returns the tokens with the same number of bytes each, so that a prefix of bytes is one of tokens."""
     return array("q", token_ids).tobytes()
 
 
 def _mark(policy: DecodePolicy) -> object:
-    """Two with the same mark compute the same keys and values. There is one base, whatever it is called."""
+    """Returns the mark of a policy: equal marks compute the same keys and values. There is one base, under
+    any name."""
     return BASE if policy.is_base else policy.mark
 
 
@@ -116,8 +110,8 @@ def _mark(policy: DecodePolicy) -> object:
 def continue_batch(
     decoder: Decoder, layers: Layers, sequences: Sequence[Sequence[int]], kept: Sequence[KeptConversation]
 ) -> tuple[list[Tensor], Tensor]:
-    """One forward pass over the tokens of each sequence that are new. Returns the keys and values of each
-    whole sequence, laid out as in a band of one row, and the hidden states [sequences, hidden] of their last
+    """Runs one forward pass over the new tokens of each sequence. Returns the keys and values of each whole
+    sequence, laid out as in a band of one row, and the hidden states [sequences, hidden] of their last
     tokens."""
     device = decoder.weights.embedding.device
     new = [ids[one.computed :] for ids, one in zip(sequences, kept, strict=True)]
@@ -135,7 +129,7 @@ def continue_batch(
 
 
 def _widened(decoder: Decoder, kept: KeptConversation, columns: int) -> Tensor:
-    """A copy of what is kept, with room for more: [2 * layers, 1, kv_heads, columns, d]."""
+    """Returns a copy of a kept cache with room for more: [2 * layers, 1, kv_heads, columns, d]."""
     cache = kept.cache.new_empty(cache_size(decoder.heads.shape, 1, columns))
     cache[:, 0, :, : kept.computed].copy_(kept.cache)
     return cache

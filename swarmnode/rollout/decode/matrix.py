@@ -1,19 +1,5 @@
-"""A weight matrix, ready to be multiplied with: plain, packed for a CPU, or of several policies in one batch.
-
-weights.py -> [matrix] <- decoder.py
-mixing.py ------^
-weights.py -> [RmsNorm] <- decoder.py, over what is multiplied
-
-On a CPU the weights are packed once, when a policy is merged, into the order in which oneDNN reads them.
-Measured on an EPYC with AVX-512, from 3 to 2048 rows: float32 products take half the time of MKL's, those in
-bfloat16 70 to 95 %. But a call of oneDNN costs 12 us whatever its size, and one of MKL 2 us: a small matrix
-in float32 is left as it is.
-
-A root-mean-square norm is x / sqrt(mean(x^2) + eps), times a scale for each dimension. On a GPU `F.rms_norm`
-is one kernel, and so is ours on a CPU. Where that cannot be had, torch's is ten operations, each with memory
-of its own: for a step of few tokens the same in half as many takes three quarters of the time, for long
-prompts a tenth.
-"""
+"""A weight matrix, prepared for multiplication: plain, packed for a CPU, or of several policies in one
+batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,28 +12,28 @@ from torch import Tensor
 from swarmnode.native.passes import fits, rms_norm
 
 PACKED_FOR_ROWS = 64
-"""The batch size oneDNN arranges weights for. The arrangement suits any other size as well."""
+"""Batch size that oneDNN arranges weights for. The arrangement suits any other size as well."""
 
 
 SMALL_MATRIX = 1 << 16
-"""Numbers of a float32 matrix that MKL multiplies with as fast: measured from 1 to 1000 rows."""
+"""Size of a float32 matrix that MKL multiplies as fast without packing: measured from 1 to 1000 rows."""
 
 
 class Matrix(Protocol):
     """y = x @ weight.T + bias."""
 
     def __call__(self, x_N: Tensor) -> Tensor:
-        """[N, in] -> [N, out]"""
+        """Returns x @ weight.T + bias: [N, in] -> [N, out]."""
         ...
 
     def add_(self, residual_N: Tensor, x_N: Tensor) -> None:
-        """residual += x @ weight.T + bias, in place."""
+        """Computes residual += x @ weight.T + bias, in place."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainMatrix:
-    """`weight` is [out, in]."""
+    """A matrix whose `weight` is [out, in]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -63,7 +49,7 @@ class PlainMatrix:
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """`weight` is in the order of oneDNN, which nothing else can read."""
+    """A matrix whose `weight` is in oneDNN's own order, which nothing else can read."""
 
     weight: Tensor
     bias: Tensor | None
@@ -77,7 +63,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class MixedMatrix:
-    """The same matrix of several policies: `parts[i]` is for the next `sizes[i]` rows of the batch."""
+    """One matrix of several policies: `parts[i]` multiplies the next `sizes[i]` rows of the batch."""
 
     parts: Sequence[Matrix]
     sizes: Sequence[int]
@@ -92,14 +78,14 @@ class MixedMatrix:
 
 
 def matrix(weight: Tensor, bias: Tensor | None) -> PlainMatrix | PackedMatrix:
-    """The fastest way to multiply with `weight` [out, in] where it lies."""
+    """Returns the fastest matrix for `weight` [out, in] on its device."""
     if not _packable(weight):
         return PlainMatrix(weight, bias)
     return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS), bias)
 
 
 def native_on_cpu(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of this type at full speed."""
+    """Returns True if this CPU multiplies matrices of this type at full speed."""
     if dtype == torch.bfloat16:
         return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return dtype == torch.float32
@@ -123,12 +109,12 @@ class RmsNorm:
         self._on_cpu = device.type == "cpu"
 
     def placed(self, scale: Tensor) -> Tensor:
-        """A scale as `__call__` takes it: in float32 on a CPU; on a GPU in the type that the norm is to be
+        """Returns a scale as `__call__` takes it: in float32 on a CPU, on a GPU in the type that the norm is
         formed in."""
         return scale.float() if self._on_cpu else scale
 
     def __call__(self, x_ND: Tensor, scale_D: Tensor) -> Tensor:
-        """The normed x, of its type; formed in float32."""
+        """Returns the normed x in its own type; the norm is formed in float32."""
         if not self._on_cpu:
             if scale_D.dtype != x_ND.dtype:
                 return F.rms_norm(x_ND.to(scale_D.dtype), x_ND.shape[-1:], scale_D, self._eps).to(x_ND.dtype)
@@ -141,6 +127,6 @@ class RmsNorm:
         return normed.mul_(scale_D).to(x_ND.dtype)
 
     def per_rms(self, x: Tensor) -> Tensor:
-        """1 / sqrt(mean(x^2) + eps) of float32 numbers: [..., D] -> [..., 1]."""
+        """Returns 1 / sqrt(mean(x^2) + eps) of float32 numbers: [..., D] -> [..., 1]."""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return torch.addcmul(self._eps_tensor, length, length, value=1 / x.shape[-1]).rsqrt_()

@@ -1,10 +1,4 @@
-"""Rows of several policies in one batch: matrices are applied policy by policy, all else to all rows at once.
-
-weights.py -> layers of each policy -> [mixing] -> decoder.py, attention.py
-
-Rows are ordered so that those of one policy lie behind each other; only attention, which works on bands, sees
-them in their own order. With one policy none of this is in the way.
-"""
+"""Rows of several policies in one batch: only matrices are applied policy by policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,18 +12,18 @@ from swarmnode.rollout.decode.weights import Layers
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
-    """How the rows of a batch are spread over policies."""
+class PolicyMix:
+    """The order of a batch's rows by policy."""
 
     layers: Layers
     order: Tensor
-    """Which row comes first, second, ... for the decoder."""
+    """Indices of the rows in the decoder's order."""
     place: Tensor
-    """Where the decoder has row 0, row 1, ..."""
+    """Places of rows 0, 1, ... in the decoder's order."""
 
     @classmethod
-    def of(cls, layers_of_rows: Sequence[Layers], device: torch.device) -> "Mix":
-        """The mix in which row i runs `layers_of_rows[i]`."""
+    def of(cls, layers_of_rows: Sequence[Layers], device: torch.device) -> "PolicyMix":
+        """Returns the mix in which row i runs `layers_of_rows[i]`."""
         members: dict[int, list[int]] = {}
         for row, layers in enumerate(layers_of_rows):
             members.setdefault(id(layers), []).append(row)
@@ -38,7 +32,7 @@ class Mix:
         return cls(_mixed(policies, [len(rows) for rows in members.values()]), order, order.argsort())
 
     def forward(self, decoder: Decoder, tokens_N: Tensor, attention: Attention) -> Tensor:
-        """`Decoder.forward` for rows in their own order."""
+        """Runs `Decoder.forward` for rows in their own order."""
 
         def reordered(layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
             return attention(layer, fused[self.place], qk_norm)[self.order]
@@ -48,7 +42,7 @@ class Mix:
 
 
 def _mixed(policies: Sequence[Layers], sizes: Sequence[int]) -> Layers:
-    """Layers for a batch whose first `sizes[0]` rows are of the first policy, and so on."""
+    """Returns the layers of a batch whose first `sizes[0]` rows are of the first policy, and so on."""
     return [
         replace(
             same_layer[0],

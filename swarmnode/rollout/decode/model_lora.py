@@ -1,12 +1,4 @@
-"""How a whole transformers model carries a policy: LoRA merged into its weights, or added to what they give.
-
-adapter.py -> LoraPairs -> [model_lora] -> fallback.py
-
-Merging costs nothing per token, but needs weights that can be written, and a copy of them to merge from.
-Quantized ones can be neither: they are shared with the model the engine was made from, never copied, and the
-LoRA is computed beside each product as PEFT does it in training, so both sides have the same numbers (QLoRA,
-arXiv 2305.14314, equation 5).
-"""
+"""A policy on a whole transformers model: LoRA merged into its weights, or added to its layers' results."""
 
 import copy
 from collections.abc import Mapping
@@ -27,16 +19,17 @@ class ModelLora(Protocol):
     """The LoRA of one policy on one model."""
 
     def shapes(self) -> Mapping[str, tuple[int, int]]:
-        """(out, in) of every module that a policy may change, by name."""
+        """Returns (out, in) of every module that a policy may change, by name."""
         ...
 
     def take(self, pairs: Mapping[str, LoraPair]) -> None:
-        """Carry these from now on, and nothing of the policy before."""
+        """Replaces the present policy by these LoRA tensors."""
         ...
 
 
 class MergedLora:
-    """The weights are the policy's: base plus delta, each time from the base, so that no rounding adds up."""
+    """LoRA merged into the weights: base plus delta, each time from the base, so that rounding does not add
+    up."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._modules = linear_modules(model)
@@ -59,7 +52,7 @@ class MergedLora:
 
 
 class AddedLora:
-    """The weights stay the base's; each linear layer of `model` is put inside one that adds to its result."""
+    """LoRA added to the results: each linear layer of `model` is wrapped, and the weights stay the base's."""
 
     def __init__(self, model: Any) -> None:
         linear = linear_modules(model)
@@ -78,7 +71,7 @@ class AddedLora:
 
 
 class _WithLora(nn.Module):
-    """A linear layer, and what a policy adds to it."""
+    """A linear layer with the LoRA of a policy."""
 
     def __init__(self, base: nn.Linear | Conv1D) -> None:
         super().__init__()
@@ -87,7 +80,7 @@ class _WithLora(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Some families look at the type of a layer's weight before they call it."""
+        """The layer's weight, since some families look at its type before they call the layer."""
         return self.base.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,12 +95,9 @@ class _WithLora(nn.Module):
 def own_model(
     model: PreTrainedModel, device: torch.device | str | None = None
 ) -> tuple[PreTrainedModel, ModelLora]:
-    """What an engine samples from: `model` without the LoRA layers that PEFT may have put into it, and the
-    way to give it a policy.
-
-    Of a quantized model the weights are those of `model` itself, frozen; of any other they are copies. Raises
-    EngineError for a quantized model that is wanted elsewhere than where it lies.
-    """
+    """Returns the model that an engine samples from, without PEFT's LoRA layers, and the means to give it a
+    policy. The weights of a quantized model are `model`'s own, frozen; any other model is copied. Raises
+    EngineError for a quantized model on another device than its own."""
     if not is_quantized(model):
         own = _copied(model, device)
         return own, MergedLora(own)
@@ -121,7 +111,7 @@ def own_model(
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether weights are packed into numbers that nobody can add to."""
+    """Returns True if weights are packed into numbers that cannot be added to."""
     return not all(parameter.is_floating_point() for parameter in model.parameters())
 
 
@@ -134,10 +124,8 @@ def _copied(model: PreTrainedModel, device: torch.device | str | None) -> PreTra
 
 
 def _sharing(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of all but the parameters and the linear layers, which are the very same.
-
-    Whole layers, for what unpacks a weight (blocks, scales, a code) lies in attributes of the layer.
-    """
+    """Returns a copy of everything but the parameters and the linear layers, which are shared. Whole layers
+    are, since the attributes that unpack a weight (blocks, scales, a code) belong to the layer."""
     same: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     for module in model.modules():
         if isinstance(module, BaseTunerLayer):
@@ -148,7 +136,7 @@ def _sharing(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _out_in(module: nn.Linear | Conv1D) -> tuple[int, int]:
-    """Not from the weight of a linear layer: a packed one is a column of bytes."""
+    """Returns (out, in) by the layer's attributes, since a packed weight is a column of bytes."""
     if isinstance(module, Conv1D):
         rows, columns = module.weight.shape
         return columns, rows
@@ -156,5 +144,5 @@ def _out_in(module: nn.Linear | Conv1D) -> tuple[int, int]:
 
 
 def _placed(pair: LoraPair, device: torch.device) -> LoraPair:
-    """A copy: whoever sent the update may write into its tensors again."""
+    """Returns a copy of an update on the device: its sender may write into its tensors again."""
     return LoraPair(pair.a.to(device, copy=True), pair.b.to(device, copy=True), pair.scaling)

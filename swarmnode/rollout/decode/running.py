@@ -1,11 +1,4 @@
-"""The rows of a torch engine: what runs in them, which tokens end them, and which sequences share a pass.
-
-torch_engine.py -> [Running] -> the spans of an Output
-sampler.py -> tokens -> [StopTokens] -> torch_engine.py: which rows have ended
-embedded.py, scoring.py -> lengths -> [alike] -> which sequences share a forward pass
-
-Spans change when a policy does, never per token: until then a row is one open span that grows with the clock.
-"""
+"""The rows of a torch engine: running requests, their stop tokens, and the sequences that share a pass."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,39 +17,39 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodePolicy:
-    """One policy as it is sampled from. Two are never equal: version numbers may come again."""
+    """One policy in the form that is sampled from. Two are never equal, since version numbers may repeat."""
 
     version: int
     layers: Layers
-    """Empty where the engine has a single model, which changes in place."""
+    """Layers of the policy. Empty: the engine has a single model, which changes in place."""
     is_base: bool
-    """Whether it is the base model without any adapter."""
+    """True for the base model without any adapter."""
     mark: object = field(default_factory=object)
-    """Remembers this policy when it is gone: holds no weights, and is no other's."""
+    """Token of identity that outlives this policy: it holds no weights, and no other policy has it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A request that has a row. Its clock is that of the engine: one tick, one token."""
+class RunningRow:
+    """A request with a row. Its clock is the engine's: one tick, one token."""
 
     request: Request
     policy: DecodePolicy
     first_tick: int
-    """When its first token since it has this row is sampled."""
+    """Tick at which its first token in this row is sampled."""
     kept_tokens: int = 0
-    """Tokens before its first one whose keys and values were still there from a turn before."""
+    """Tokens before its first one whose keys and values were kept from an earlier turn."""
     kv: Literal["fresh", "stale"] = "fresh"
     closed: tuple[Span, ...] = ()
-    """Spans since it has this row, of the policies before this one."""
+    """Spans in this row of the policies before the present one."""
 
     @property
     def last_tick(self) -> int:
-        """When its token budget is used up."""
+        """Returns the tick at which its token budget is used up."""
         left = self.request.sampling.max_tokens - len(self.request.sampled)
         return self.first_tick + left - 1
 
     def spans(self, tick: int) -> tuple[Span, ...]:
-        """What was sampled since it has this row, up to and with `tick`."""
+        """Returns the spans sampled in this row, up to and including `tick`."""
         before = len(self.request.sampled)
         start = self.closed[-1].end if self.closed else before
         end = before + tick + 1 - self.first_tick
@@ -64,8 +57,8 @@ class Running:
             return self.closed
         return (*self.closed, Span(self.policy.version, start, end, self.kv))
 
-    def kept_under(self, policy: DecodePolicy, tick: int) -> "Running":
-        """It goes on under another policy after `tick`, with the keys and values it has."""
+    def kept_under(self, policy: DecodePolicy, tick: int) -> "RunningRow":
+        """Continues under another policy after `tick`, with its keys and values."""
         return replace(self, policy=policy, kv="stale", closed=self.spans(tick))
 
 
@@ -75,7 +68,8 @@ NO_TOKEN = -1
 
 
 class StopTokens:
-    """A table [most stop tokens of a row, rows]: its own and, unless it ignores them, the engine's EOS."""
+    """A table [most stop tokens of a row, rows]: each row's own and, unless it ignores them, the engine's
+    EOS."""
 
     def __init__(self, eos_token_ids: Sequence[int], rows: int, device: torch.device) -> None:
         self._eos = tuple(eos_token_ids)
@@ -90,11 +84,11 @@ class StopTokens:
         self._table[:, rows] = torch.tensor(padded, dtype=torch.int64, device=rows.device).T
 
     def keep(self, rows: Tensor) -> None:
-        """Row i becomes what row `rows[i]` was."""
+        """Moves row `rows[i]` to row i."""
         self._table[:, : len(rows)] = self._table[:, rows]
 
     def hit(self, tokens: Tensor) -> list[int]:
-        """Rows whose newest token is one of theirs."""
+        """Returns True for each row whose newest token is one of its stop tokens."""
         return (self._table[:, : len(tokens)] == tokens).nonzero()[:, 1].tolist()
 
 
@@ -105,21 +99,22 @@ BATCH_TOKENS = 2048
 keep."""
 
 PADDING = 16
-"""Sequences of one batch differ in length by at most this."""
+"""Most difference in length, in tokens, between sequences of one batch."""
 
 LONG = 512
-"""From this length on only sequences of equal length share a batch: it needs no mask, which is quadratic."""
+"""Length from which on only equally long sequences share a batch: it needs no mask, which is quadratic."""
 
 KEPT_TOKENS = 1 << 16
 """Most tokens whose keys and values are kept for a next turn: 64 conversations of a thousand. A token takes
 2 * layers * kv_heads * head_dim numbers, 112 KiB in Qwen3-0.6B."""
 
 LOGITS_AT_ONCE = 1 << 24
-"""Logits held at once: 64 MiB in float32."""
+"""Most logits held at once, in numbers: 64 MiB in float32."""
 
 
 def alike(lengths: Sequence[int], padding: int = PADDING) -> Iterator[list[int]]:
-    """Indices of sequences of similar length, longest first, each batch within `BATCH_TOKENS` (or of one).
+    """Yields indices of sequences of similar length, longest first, each batch within `BATCH_TOKENS` (or a
+    single one).
 
     >>> list(alike([3, 700, 5, 40]))
     [[1], [3], [2, 0]]
@@ -137,7 +132,7 @@ def alike(lengths: Sequence[int], padding: int = PADDING) -> Iterator[list[int]]
 
 
 def within(items: Sequence[T], tokens: Sequence[int]) -> Iterator[list[T]]:
-    """The items in their order, cut into batches within `BATCH_TOKENS` (or of one).
+    """Yields the items in their order, in batches within `BATCH_TOKENS` (or of a single one).
 
     >>> list(within("abc", [2000, 40, 2009]))
     [['a', 'b'], ['c']]

@@ -26,21 +26,23 @@ WORDS = 1 << 18
 """Random words per table. Two tables give 2^36 different rows of noise."""
 
 STRIDES = (162_015, 100_129)
-"""Steps of the two offsets per position. Odd, so that each visits its whole table before it repeats."""
+"""Steps of the two offsets per position. Both are odd, so that each visits its whole table before it
+repeats."""
 
 TABLE_SEED = 0x5EED
 UNIT = (1 - 2**-24) / 2**31
-"""31 random bits to (0, 1), and not to 1.0 in float32: its noise would be infinite."""
+"""Factor that maps 31 random bits to (0, 1), and not to 1.0 in float32, where noise would be infinite."""
 
 NUMBERS_AT_ONCE = 1 << 17
-"""On a CPU, rows are sampled for in portions of so many logits, which its cache holds: at 32000 tokens and 64
-rows that takes a third of the time."""
+"""Logits sampled in one portion on a CPU, so that its cache holds them: a third of the time at 32000 tokens
+and 64 rows."""
 
 RUN = 64
-"""The smallest number is looked for in runs of this length: a minimum is many times as fast as its place."""
+"""Length of the runs in which the smallest number is looked for: a minimum is many times as fast as its
+index."""
 
 WORTH_RUNS = 1 << 16
-"""Numbers of a table from which on this is worth the additional operations."""
+"""Size of a table from which on runs are worth their additional operations."""
 
 NEVER_CUT = 2.0
 """A top_p that keeps every token: a rounded cumulative sum may exceed 1 before the last of them."""
@@ -65,16 +67,17 @@ class Noise:
         self._strides = torch.tensor(STRIDES, device=device)[:, None]
 
     def seed(self, rows: Tensor, seeds: Sequence[int | None], positions: Sequence[int]) -> None:
-        """Start the streams of `rows` just before `positions`. No seed: one that nobody can repeat."""
+        """Starts the streams of `rows` just before `positions`. Without a seed the stream cannot be
+        repeated."""
         offsets = [_offsets(seed, position - 1) for seed, position in zip(seeds, positions, strict=True)]
         self._offsets.index_copy_(1, rows, torch.tensor(offsets, device=rows.device).T)
 
     def keep(self, rows: Tensor) -> None:
-        """Row i becomes what row `rows[i]` was."""
+        """Moves row `rows[i]` to row i."""
         self._offsets[:, : len(rows)] = self._offsets[:, rows]
 
     def advance(self, rows: int, first: int = 0) -> Tensor:
-        """Minus the noise of the next position for `rows` rows from `first` on."""
+        """Returns minus the noise of the next position, for `rows` rows from `first` on."""
         offsets = self._offsets.narrow(1, first, rows).add_(self._strides).bitwise_and_(WORDS - 1)
         words = self._windows[0].index_select(0, offsets[0])
         words.add_(self._windows[1].index_select(0, offsets[1]))
@@ -82,7 +85,8 @@ class Noise:
         return words.abs_().float().mul_(-UNIT).log1p_()
 
     def streams(self, rows: int) -> decode.Streams:
-        """Those of the first `rows` rows, for a kernel that moves them on and forms the same noise."""
+        """Returns the streams of the first `rows` rows, for a kernel that advances them and forms the same
+        noise."""
         return decode.Streams(self._words, WORDS, STRIDES, UNIT, self._offsets.narrow(1, 0, rows))
 
 
@@ -97,7 +101,7 @@ def _offsets(seed: int | None, position: int) -> tuple[int, int]:
 
 
 TEMPERATURE, TOP_P, TOP_K, GREEDY = range(4)
-"""Where the settings of a row are."""
+"""Indices of the settings in a row's column."""
 
 
 class Sampler:
@@ -110,11 +114,11 @@ class Sampler:
         self.reset()
 
     def reset(self) -> None:
-        """No row is in use: forget which settings occur."""
+        """Forgets the settings that occur: no row is in use."""
         self._any_sampled = self._any_greedy = self._any_tempered = self._any_filtered = False
 
     def write(self, rows: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> None:
-        """Set `rows` up for requests whose next token has these positions in its sequence."""
+        """Sets `rows` up for requests whose next token has these positions in its sequence."""
         vocab = len(self._ranks)
         settings = torch.tensor([_settings(params, vocab) for params in sampling], device=rows.device)
         self._settings.index_copy_(1, rows, settings.T)
@@ -126,12 +130,12 @@ class Sampler:
         self._any_filtered |= any(_filters(params) for params in sampling)
 
     def keep(self, rows: Tensor) -> None:
-        """Row i becomes what row `rows[i]` was."""
+        """Moves row `rows[i]` to row i."""
         self._settings[:, : len(rows)] = self._settings[:, rows]
         self._noise.keep(rows)
 
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [rows] and their log-probabilities [rows] for float32 logits [rows, vocab]."""
+        """Returns tokens [rows] and their log-probabilities [rows] for float32 logits [rows, vocab]."""
         count = len(logits)
         if fits(logits) and not self._any_filtered:
             temperature, greedy = self._settings[TEMPERATURE, :count], self._settings[GREEDY, :count]
@@ -145,7 +149,7 @@ class Sampler:
         return torch.cat([tokens for tokens, _ in sampled]), torch.cat([logprobs for _, logprobs in sampled])
 
     def _sample(self, logits: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """For the rows from `first` on."""
+        """Samples the rows from `first` on, as `sample` does."""
         rows = slice(first, first + len(logits))
         if self._any_tempered:
             logits = logits / self._settings[TEMPERATURE, rows, None]
@@ -168,7 +172,8 @@ def _filters(params: SamplingParams) -> bool:
 
 
 def _settings(params: SamplingParams, vocab: int) -> tuple[float, float, float, float]:
-    """temperature, top_p, top_k, greedy. A greedy row reports the plain softmax: nothing else applies."""
+    """Returns temperature, top_p, top_k, greedy. A greedy row reports the plain softmax, where nothing else
+    applies."""
     if params.temperature == 0:
         return 1.0, NEVER_CUT, float(vocab), 1.0
     top_p = params.top_p if params.top_p < 1 else NEVER_CUT
@@ -176,7 +181,8 @@ def _settings(params: SamplingParams, vocab: int) -> tuple[float, float, float, 
 
 
 def smallest(table: Tensor) -> Tensor:
-    """Where in each row of [rows, n] the smallest number is, the first of equal ones: `argmin(-1)`.
+    """Returns the index of the smallest number in each row of [rows, n], the first of equal ones:
+    `argmin(-1)`.
 
     >>> smallest(torch.tensor([[3.0, 1.0, 1.0]])).tolist()
     [1]
@@ -191,7 +197,8 @@ def smallest(table: Tensor) -> Tensor:
 
 
 def keep_likely(logits: Tensor, top_p: Tensor, top_k: Tensor, ranks: Tensor) -> Tensor:
-    """-inf for all but the `top_k` likeliest tokens, then for all but the fewest with `top_p` of the mass.
+    """Sets logits to -inf for all but the `top_k` likeliest tokens, then for all but the fewest with `top_p`
+    of the mass.
 
     The likeliest token always stays. top_p and top_k are [rows, 1]; equal logits rank by token id.
     """

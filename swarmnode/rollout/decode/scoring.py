@@ -1,7 +1,4 @@
-"""Log-probabilities of given completions, by plain forward passes beside whatever is in flight.
-
-Engine.score -> [scoring] -> embedded.py | fallback.py (how a batch becomes hidden states or logits)
-"""
+"""Log-probabilities of given completions, by plain forward passes beside the requests in flight."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,17 +9,17 @@ from swarmnode.rollout.decode.running import PADDING, alike
 from swarmnode.rollout.requests import refuse_sequences
 
 Pair = tuple[Sequence[int], Sequence[int]]
-"""(prompt_ids, completion_ids)"""
+"""A pair to score: (prompt_ids, completion_ids)."""
 
 LogitsOf = Callable[[Sequence[Sequence[int]], Sequence[int]], Iterator[Tensor]]
-"""Sequences, and how many tokens at the end of each have logits that are wanted -> pieces [tokens, vocab] of
-these logits, in order."""
+"""Function of sequences and of the number of tokens at the end of each whose logits are wanted. It yields
+pieces [tokens, vocab] of these logits, in order."""
 
 
 def score_pairs(
     pairs: Sequence[Pair], max_length: int, vocab: int, logits_of: LogitsOf, padding: int = PADDING
 ) -> list[tuple[float, ...]]:
-    """Log-probability of every completion token at temperature 1."""
+    """Returns the log-probability of every completion token at temperature 1."""
     refuse_sequences(pairs, max_length, vocab)
     scores: list[tuple[float, ...]] = [()] * len(pairs)
     wanted = [index for index, (_, completion) in enumerate(pairs) if completion]

@@ -1,20 +1,5 @@
-"""Every sequence in flight: its row, the band that holds its keys and values, and what it has sampled.
-
-embedded.py -> place ---> [Slots] -> [Band] <-> attention.py (writes one column, reads up to the longest)
-sampler.py -> append ---> [Slots] -> [History] -> newest tokens -> decoder.py
-                                         |
-                                         v  harvest, when a sequence ends -> embedded.py
-
-A sequence has one row from its start to its end; sampler, stop tokens and history know it by that. The
-decoder sees sequences band after band instead, and only living ones: `order` says whose they are. Time is
-counted in ticks, which only grow; all sequences sample one token per tick. The history has a line of numbers
-for each tick since the oldest sequence in flight began.
-
-A product over a table of keys or values reads as many columns for each sequence as the longest one has, and
-reading them is what a step costs. So sequences lie in bands by length: a band is read up to its own longest,
-and who outgrows it moves on to the next one, twice as wide: one copy for each doubling. Every sequence begins
-in column 0, and the first places are taken without gaps: who leaves is replaced by the last.
-"""
+"""The sequences in flight: their rows, the bands that hold their keys and values, and their sampled
+tokens."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,15 +11,16 @@ from swarmnode.rollout.decode.weights import Shape
 # ---- keys and values of sequences of similar length, side by side in one table ----
 
 GROWTH = 2
-"""Each band is this many times as wide as the one before; its places grow by this factor as well."""
+"""Ratio of the widths of neighbouring bands, and growth factor of a band's places."""
 
 FULL = 0.75
-"""Sequences longer than this share of a band do not enter it, and leave it together with one that must: they
-would soon have to, and moving many at once costs little more than moving one."""
+"""Share of a band above which sequences do not enter it, and leave it together with one that must: they would
+soon have to, and moving many at once costs little more than moving one."""
 
 NARROWEST_ON_CPU = 64
 NARROWEST_ON_GPU = 512
-"""Width of the first band. A GPU reads so fast that starting the products of one more band costs more."""
+"""Width of the first band on a GPU, which reads so fast that starting the products of one more band costs
+more."""
 
 
 class Band:
@@ -57,33 +43,33 @@ class Band:
         self._lines = torch.zeros(0, 0, dtype=torch.int64, device=device)
 
     def longest(self, tick: int) -> int:
-        """Tokens of the longest sequence, that of `tick` included."""
+        """Returns the tokens of the longest sequence, that of `tick` included."""
         return tick + 1 - min(self.starts)
 
     @property
     def cache(self) -> Tensor:
-        """Keys and values as `cache_size` says, with some free places behind those of `rows`."""
+        """Keys and values as in `cache_size`, with some free places behind those of `rows`."""
         return self._cache
 
     @property
     def lines(self) -> Sequence[Tensor]:
-        """Each table of the cache as lines [places * kv_heads * width, d]."""
+        """Returns each table of the cache as lines [places * kv_heads * width, d]."""
         return self._cache.flatten(1, 3).unbind(0)
 
     def lines_at(self, positions: Tensor) -> Tensor:
-        """Which lines hold these positions, one of each sequence: [rows * kv_heads]."""
+        """Returns the lines that hold these positions, one of each sequence: [rows * kv_heads]."""
         return (self._lines[: len(self.rows)] + positions[:, None]).flatten()
 
     def tables(self, columns: int, rows: int | None = None) -> Sequence[Tensor]:
-        """The first columns of all sequences, [rows * kv_heads, columns, d] for each table of the cache. With
-        more `rows` than there are, or columns than the longest has, old numbers lie there. The band may be
-        narrower, and may have fewer rows."""
+        """Returns the first columns of all sequences, [rows * kv_heads, columns, d] for each table of the
+        cache. Rows beyond the band's or columns beyond the longest hold old numbers. The band may be narrower
+        and have fewer rows."""
         rows = len(self.rows) if rows is None else min(rows, self._cache.shape[1])
         columns = min(columns, self.width)
         return self._cache.narrow(1, 0, rows).flatten(1, 2).narrow(2, 0, columns).unbind(0)
 
     def add(self, rows: Sequence[int], starts: Sequence[int], cache: Tensor) -> None:
-        """Let sequences in. `cache` is theirs, from column 0; what lies beyond their ends does not matter."""
+        """Adds sequences. `cache` is theirs, from column 0; values beyond their ends do not matter."""
         first, count = len(self.rows), len(rows)
         if first + count > self._cache.shape[1]:
             self._grow(first + count)
@@ -94,15 +80,16 @@ class Band:
         self.starts += starts
 
     def overgrown(self, tick: int) -> list[int]:
-        """Rows that have to leave before the token of `tick` is written: none, or all that nearly fill it."""
+        """Returns the rows that have to leave before the token of `tick` is written: none, or all that nearly
+        fill it."""
         if not self.rows or self.longest(tick) <= self.width:
             return []
         limit = FULL * self.width
         return [row for row, start in zip(self.rows, self.starts, strict=True) if tick + 1 - start > limit]
 
     def take(self, rows: Sequence[int], columns: int) -> tuple[list[int], Tensor]:
-        """Let sequences go. Their starts, and the first columns of their keys and values: to be copied before
-        the band changes again."""
+        """Removes sequences. Returns their starts, and the first columns of their keys and values: to be
+        copied before the band changes again."""
         places = [self._places[row] for row in rows]
         starts = [self.starts[place] for place in places]
         cache = self._cache.narrow(3, 0, columns)
@@ -112,12 +99,12 @@ class Band:
         return starts, cache
 
     def cache_of(self, row: int, until_tick: int) -> Tensor:
-        """Keys and values of one sequence up to a tick, without it."""
+        """Returns the keys and values of one sequence up to a tick, without it."""
         place = self._places[row]
         return self._cache[:, place, :, : until_tick - self.starts[place]]
 
     def remove(self, rows: Iterable[int]) -> None:
-        """Let sequences go. The last ones take their places."""
+        """Removes sequences. The last ones take their places."""
         gone = {self._places.pop(row) for row in rows}
         kept = len(self.rows) - len(gone)
         holes = sorted(place for place in gone if place < kept)
@@ -134,7 +121,7 @@ class Band:
             self._cache = self._cache.new_zeros(cache_size(self._shape, 0, self.width))
 
     def rename(self, names: Mapping[int, int]) -> None:
-        """Row r is called `names[r]` from now on."""
+        """Renames row r to `names[r]`."""
         self.rows = [names[row] for row in self.rows]
         self._places = {row: place for place, row in enumerate(self.rows)}
 
@@ -151,7 +138,7 @@ class Band:
 
 
 def band_widths(narrowest: int, max_length: int) -> list[int]:
-    """Geometric, up to `max_length`.
+    """Returns geometric widths, up to `max_length`.
 
     >>> band_widths(64, 200)
     [64, 128, 200]
@@ -166,7 +153,8 @@ def band_widths(narrowest: int, max_length: int) -> list[int]:
 
 
 def rounded_up(count: int, step: int = 1) -> int:
-    """To a multiple of `step`, or of a sixteenth of a power of two: hardly more, and few different numbers.
+    """Returns `count` rounded up to a multiple of `step`, or of a sixteenth of a power of two: hardly more,
+    and few different numbers.
 
     >>> [rounded_up(count) for count in (7, 33, 40, 41, 65)]
     [7, 34, 40, 42, 68]
@@ -176,7 +164,8 @@ def rounded_up(count: int, step: int = 1) -> int:
 
 
 def cache_size(shape: Shape, rows: int, columns: int) -> tuple[int, int, int, int, int]:
-    """A table of keys and one of values for each layer: [2 * layers, rows, kv_heads, columns, d]."""
+    """Returns the size of a cache, a table of keys and one of values for each layer: [2 * layers, rows,
+    kv_heads, columns, d]."""
     return (2 * shape.layers, rows, shape.kv_heads, columns, shape.head_dim)
 
 
@@ -187,7 +176,7 @@ LINES = 64
 
 
 class History:
-    """Lines of `rows` numbers. A line is dropped when nobody is left who sampled in it."""
+    """Lines of `rows` numbers, one per tick. A line is dropped when no living row sampled in it."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._first_tick = 0
@@ -195,7 +184,7 @@ class History:
         self._logprobs = torch.zeros(LINES, rows, device=device)
 
     def append(self, tick: int, tokens: Tensor, logprobs: Tensor, oldest_tick: int) -> None:
-        """What the first rows sampled at `tick`. Lines before `oldest_tick` are not needed any more."""
+        """Appends the samples of the first rows at `tick`. Lines before `oldest_tick` may be dropped."""
         if tick - self._first_tick == len(self._tokens):
             self._make_room(tick, oldest_tick)
         line = tick - self._first_tick
@@ -203,22 +192,22 @@ class History:
         self._logprobs[line, : len(logprobs)] = logprobs
 
     def tokens(self, tick: int, rows: Tensor) -> Tensor:
-        """What these rows sampled at `tick`."""
+        """Returns the tokens that these rows sampled at `tick`."""
         return self._tokens[tick - self._first_tick].index_select(0, rows)
 
     def harvest(self, rows: Tensor, since: int, until: int) -> tuple[list[list[int]], list[list[float]]]:
-        """Tokens and log-probabilities of rows from tick `since` to and with `until`."""
+        """Returns tokens and log-probabilities of rows from tick `since` up to and including `until`."""
         span = slice(since - self._first_tick, until + 1 - self._first_tick)
         tokens, logprobs = self._tokens[span], self._logprobs[span]
         return tokens.index_select(1, rows).T.tolist(), logprobs.index_select(1, rows).T.tolist()
 
     def keep(self, rows: Tensor) -> None:
-        """Row i becomes what row `rows[i]` was."""
+        """Moves row `rows[i]` to row i."""
         for table in (self._tokens, self._logprobs):
             table.narrow(1, 0, len(rows)).copy_(table.index_select(1, rows))
 
     def _make_room(self, tick: int, oldest_tick: int) -> None:
-        """Move the lines that are needed to the front, of a longer table if they are more than half of it."""
+        """Moves the needed lines to the front, of a longer table if they are more than half of it."""
         needed = tick - oldest_tick
         lines = len(self._tokens) * (2 if 2 * needed > len(self._tokens) else 1)
         start = oldest_tick - self._first_tick
@@ -237,7 +226,8 @@ def _moved(table: Tensor, start: int, count: int, lines: int) -> Tensor:
 
 
 class Slots:
-    """At most `max_rows` sequences of at most `max_length` tokens. Memory follows what is in flight."""
+    """Rows for at most `max_rows` sequences of at most `max_length` tokens. Memory grows with the sequences
+    in flight."""
 
     def __init__(
         self, shape: Shape, max_rows: int, max_length: int, dtype: torch.dtype, device: torch.device
@@ -271,47 +261,47 @@ class Slots:
 
     @property
     def bands(self) -> list[Band]:
-        """Those that hold anything."""
+        """Bands that hold any sequence."""
         return [band for band in self._bands if band.rows]
 
     @property
     def rows_in_order(self) -> list[int]:
-        """The living rows, band after band."""
+        """Living rows, band after band."""
         return [row for band in self._bands for row in band.rows]
 
     @property
     def order(self) -> Tensor:
-        """The same on the device."""
+        """The rows of `rows_in_order` as a tensor on the device."""
         if self._order is None:
             self._order = self._index(self.rows_in_order)
         return self._order
 
     def newest_tokens(self) -> Tensor:
-        """The tokens to feed, in order."""
+        """Tokens to feed, in the order of `order`."""
         return self._history.tokens(self.tick, self.order)
 
     def positions(self) -> Tensor:
-        """Their positions, in order."""
+        """Positions of the tokens to feed, in the order of `order`."""
         if self._starts is None:
             self._starts = self._index([start for band in self._bands for start in band.starts])
         return torch.rsub(self._starts, self.tick)
 
     def make_room(self) -> None:
-        """Move sequences on whose band is too narrow for their newest token."""
+        """Moves sequences to a wider band if their own is too narrow for the newest token."""
         for index, band in enumerate(self._bands):
             if rows := band.overgrown(self.tick):
                 starts, cache = band.take(rows, band.width)
                 self._enter(self._bands[index + 1], rows, starts, cache)
 
     def append(self, tokens: Tensor, logprobs: Tensor) -> None:
-        """Advance the clock by what was sampled, [rows] each."""
+        """Advances the clock by the sampled tokens and log-probabilities, [rows] each."""
         self.tick += 1
         self._history.append(self.tick, tokens, logprobs, min(self._first_ticks.values()))
 
     # Sequences come and go
 
     def claim(self, count: int) -> list[int]:
-        """Take `count` rows (at most `free`), dead ones first."""
+        """Takes `count` rows (at most `free`), dead ones first."""
         reused, self._holes = self._holes[:count], self._holes[count:]
         added = range(self.rows, self.rows + count - len(reused))
         self.rows += len(added)
@@ -320,7 +310,7 @@ class Slots:
     def place(
         self, rows: Sequence[int], lengths: Sequence[int], cache: Tensor, sources: Sequence[int]
     ) -> None:
-        """Let sequences start whose tokens before the next one are computed. `cache` is that of some prompts,
+        """Starts sequences whose tokens before the next one are computed. `cache` is that of some prompts,
         padded on the right; that of `rows[i]` is in place `sources[i]`."""
         by_band: dict[int, list[int]] = {}
         for member, length in enumerate(lengths):
@@ -332,16 +322,16 @@ class Slots:
         self._first_ticks.update(dict.fromkeys(rows, self.tick + 1))
 
     def harvest(self, rows: Sequence[int], since: int) -> tuple[list[list[int]], list[list[float]]]:
-        """Tokens and log-probabilities of `rows` from tick `since` to the newest."""
+        """Returns tokens and log-probabilities of `rows` from tick `since` to the newest."""
         return self._history.harvest(self._index(rows), since, self.tick)
 
     def cache_of(self, row: int) -> Tensor:
-        """Keys and values of a row up to the token before its newest, [2 * layers, kv_heads, columns, d]: to
-        be copied before the band changes again."""
+        """Returns the keys and values of a row up to the token before its newest, [2 * layers, kv_heads,
+        columns, d]: to be copied before the band changes again."""
         return self._band_of[row].cache_of(row, self.tick)
 
     def release(self, rows: Sequence[int]) -> None:
-        """Let rows go. They are sampled for until claimed again or closed up."""
+        """Releases rows. They are sampled on until claimed again or closed up."""
         leaving: dict[int, list[int]] = {}
         for row in rows:
             leaving.setdefault(self._band_of.pop(row).width, []).append(row)
@@ -354,7 +344,7 @@ class Slots:
         self._order = self._starts = None
 
     def close_up(self) -> list[int]:
-        """Give the living the first rows; row i is the former row `result[i]`. No key or value moves."""
+        """Moves the living rows to the front; row i is the former row `result[i]`. No key or value moves."""
         kept = sorted(self._band_of)
         names = {former: row for row, former in enumerate(kept)}
         self._history.keep(self._index(kept))
@@ -366,7 +356,7 @@ class Slots:
         return kept
 
     def _band_for(self, length: int) -> int:
-        """The narrowest band in which a sequence can stay for a while."""
+        """Returns the narrowest band in which a sequence can stay for a while."""
         roomy = (place for place, band in enumerate(self._bands) if length <= FULL * band.width)
         return next(roomy, len(self._bands) - 1)
 

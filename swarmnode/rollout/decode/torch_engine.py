@@ -1,10 +1,5 @@
-"""What both torch engines do alike: requests, rows, policy versions and spans. The arithmetic is theirs.
-
-requests.py -> [torch_engine] -> embedded.py (rows of a moving table) | fallback.py (rows of a static batch)
-
-A row is an index into the batch; each row samples one token per tick of the clock. Who uses a policy keeps
-it live: the newest always is, and so are those of running rows and those that waiting requests ask for.
-"""
+"""The common part of both torch engines: requests, rows, policy versions and spans. The arithmetic is
+theirs."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,7 +12,7 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapter import LoraPair
-from swarmnode.rollout.decode.running import PADDING, DecodePolicy, Running, StopTokens
+from swarmnode.rollout.decode.running import PADDING, DecodePolicy, RunningRow, StopTokens
 from swarmnode.rollout.decode.sampler import Sampler
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import (
@@ -50,7 +45,8 @@ class TorchEngine(ABC):
         device: torch.device,
         prompt_vocab: int | None = None,
     ) -> None:
-        """`vocab` tokens can be sampled, `prompt_vocab` can be read: by default the same."""
+        """`vocab`: number of tokens that can be sampled. `prompt_vocab`: number that can be read; by default
+        the same."""
         rows = capabilities.max_running
         self.capabilities = capabilities
         self._device = device
@@ -59,7 +55,7 @@ class TorchEngine(ABC):
         self._queue = RequestQueue(capabilities.max_length, prompt_vocab or vocab)
         self._vocab = vocab
         self._counters = EngineCounters()
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningRow] = {}
         self._next_deadline = NEVER
         self._newest = newest
         self._policies = {newest.version: newest}
@@ -73,58 +69,59 @@ class TorchEngine(ABC):
 
     @abstractmethod
     def _step(self) -> Sequence[Output]:
-        """One token for everything that runs, after waiting requests took the free rows."""
+        """Samples one token for every running row, after waiting requests took the free rows."""
 
     @abstractmethod
     def _harvest(self, rows: Sequence[int], since: int) -> tuple[list[list[int]], list[list[float]]]:
-        """Tokens and log-probabilities that rows sampled from tick `since` on."""
+        """Returns the tokens and log-probabilities that rows sampled from tick `since` on."""
 
     @abstractmethod
     def _release(self, rows: Sequence[int]) -> None:
-        """Nobody has these rows any more."""
+        """Frees these rows."""
 
     @abstractmethod
     def _clear(self) -> None:
-        """Nobody has any row any more: give their memory back."""
+        """Frees all rows and their memory."""
 
     @abstractmethod
     def _line_up(self, requests: Iterable[Request]) -> None:
-        """These wait from now on."""
+        """Prepares for these waiting requests."""
 
     @abstractmethod
     def _leave_line(self, requests: Iterable[Request]) -> None:
-        """These do not wait any more, and will not start."""
+        """Drops these requests, which no longer wait and will not start."""
 
     @abstractmethod
     def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
-        """Raise EngineError unless a new policy can be had beside these."""
+        """Raises EngineError unless the engine has room for a new policy beside these."""
 
     @abstractmethod
     def _pairs(self, update: PolicyUpdate) -> LoraPairs:
-        """The LoRA of a policy by module; EngineError for one that is not for this model."""
+        """Returns the LoRA of a policy by module. Raises EngineError if it does not fit this model."""
 
     @abstractmethod
     def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
-        """Be ready to sample from a policy. `former` are layers that nobody needs any more."""
+        """Returns a policy ready for sampling. `former` are layers that are no longer needed."""
 
     @abstractmethod
     def _base(self) -> DecodePolicy:
-        """The model without an adapter; EngineError where it cannot be had now."""
+        """Returns the model without an adapter. Raises EngineError if it is not available now."""
 
     @abstractmethod
     def _logits(
         self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
     ) -> Iterator[Tensor]:
-        """Logits after the last `tails[i]` tokens of each sequence, [tokens, vocab] pieces in order."""
+        """Yields the logits after the last `tails[i]` tokens of each sequence, as [tokens, vocab] pieces in
+        order."""
 
     @abstractmethod
     def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        """A request has stopped that may go on. Its row has keys and values for all of these tokens but the
-        newest, under this policy: now they may be kept."""
+        """Called as a request stops that may go on. Its row has keys and values for all of these tokens but
+        the newest, under this policy; they may be kept now."""
 
     @property
     def _padding(self) -> int:
-        """Sequences scored together may differ in length by this."""
+        """Most difference in length between sequences scored together."""
         return PADDING
 
     # The Protocol
@@ -226,7 +223,7 @@ class TorchEngine(ABC):
     # Policies
 
     def _policy(self, version: int | None) -> DecodePolicy:
-        """The live policy of this version. None: the newest."""
+        """Returns the live policy of this version. None: the newest."""
         if version is None:
             return self._newest
         if version == BASE_VERSION and version not in self._policies:
@@ -241,7 +238,7 @@ class TorchEngine(ABC):
         return set(self._policies) - {BASE_VERSION}
 
     def _staying(self, new_version: int, inflight: InFlight) -> set[DecodePolicy]:
-        """Policies that somebody samples from after an update, besides the new one."""
+        """Returns the policies that are still sampled from after an update, besides the new one."""
         running = {
             running.policy
             for running in self._running.values()
@@ -274,7 +271,8 @@ class TorchEngine(ABC):
     def _start(
         self, rows: Sequence[int], requests: Sequence[Request], kept_tokens: Sequence[int] | None = None
     ) -> None:
-        """These sample their first token next. `kept_tokens` of each did not have to be computed."""
+        """Starts rows whose first token is sampled next. `kept_tokens` of each did not have to be
+        computed."""
         kept = [0] * len(requests) if kept_tokens is None else kept_tokens
         index = torch.tensor(rows, device=self._device)
         sampling = [request.sampling for request in requests]
@@ -285,11 +283,11 @@ class TorchEngine(ABC):
             own_kept = found if request.sampled else 0
             self._counters.started(request, own_kept)
             policy = self._policy(request.version)
-            self._running[row] = running = Running(request, policy, self._tick + 1, own_kept)
+            self._running[row] = running = RunningRow(request, policy, self._tick + 1, own_kept)
             self._next_deadline = min(self._next_deadline, running.last_tick)
 
     def _ended(self, tokens: Tensor) -> dict[int, FinishReason]:
-        """Rows that the newest tokens ended."""
+        """Returns the rows that the newest tokens ended."""
         ended: dict[int, FinishReason] = {
             row: "stop" for row in self._stops.hit(tokens) if row in self._running
         }
@@ -302,7 +300,7 @@ class TorchEngine(ABC):
         return ended
 
     def _finish(self, ended: Mapping[int, FinishReason]) -> list[Output]:
-        """Let these rows go, with what they sampled."""
+        """Releases these rows and returns their outputs."""
         if not ended:
             return []
         sampled = self._collect(list(ended))
@@ -319,7 +317,7 @@ class TorchEngine(ABC):
         return outputs
 
     def _put_back(self, rows: Sequence[int]) -> None:
-        """Let these rows go; their requests wait before all others and go on where they are."""
+        """Releases these rows; their requests wait before all others and go on where they are."""
         if not rows:
             return
         sampled = self._collect(rows)
@@ -339,7 +337,7 @@ class TorchEngine(ABC):
         self._forget_unused()
 
     def _collect(self, rows: Sequence[int]) -> list[Sampled]:
-        """The completions of these rows so far, what they were resumed with included."""
+        """Returns the completions of these rows so far, including the tokens they were resumed with."""
         if not rows:
             return []
         chosen = [self._running[row] for row in rows]

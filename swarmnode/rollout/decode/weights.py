@@ -37,9 +37,9 @@ class Shape:
     vocab: int
     norm_eps: float
     score_scale: float | None = None
-    """The factor of queries times keys; None: head_dim^(-1/2)."""
+    """Factor of queries times keys. None: head_dim^(-1/2)."""
     score_cap: float | None = None
-    """The c of c tanh(score / c); None: scores are not capped."""
+    """The c of c tanh(score / c). None: scores are not capped."""
 
     @property
     def group(self) -> int:
@@ -49,14 +49,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """How layers of one kind look back. Most families have one kind, Gemma 3 has two."""
+    """The window and rotations of one kind of layers. Most families have one kind, Gemma 3 has two."""
 
     window: int | None
-    """Tokens that are seen, the newest included; None: all. The cache holds the others all the same."""
+    """Tokens in sight, the newest included. None: all. The cache holds the other tokens all the same."""
     inv_freq: Tensor
-    """[head_dim / 2] float32, the angle of each pair of dimensions per position."""
+    """Angles per position, [head_dim / 2] float32, of each pair of dimensions."""
     rotary_scaling: float
-    """The factor of cosines and sines."""
+    """Factor of cosines and sines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +65,26 @@ class Layer:
 
     attention_norm: Tensor
     qkv: Matrix
-    """The projections of attention, by key head: its queries, its key, its value."""
+    """Projections of attention, by key head: its queries, its key, its value."""
     qk_norm: Tensor | None
-    """[queries of a key head + 1, head_dim]: the scale of a norm over each query and over the key. On a CPU
-    in float32."""
+    """Scale of a norm over each query and over the key, [queries of a key head + 1, head_dim]. On a CPU in
+    float32."""
     out: Matrix
     out_norm: Tensor | None
-    """The scale of a norm over what attention adds to the hidden state."""
+    """Scale of a norm over the output of attention."""
     mlp_norm: Tensor
     gate_up: Matrix
     down: Matrix
     down_norm: Tensor | None
-    """The scale of a norm over what the MLP adds."""
+    """Scale of a norm over the output of the MLP."""
 
 
 Layers = list[Layer]
-"""A policy, as the decoder runs it."""
+"""The layers of a policy, in the decoder's form."""
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why `FusedWeights` cannot hold this model, or None when it can."""
+    """Returns the reason why `FusedWeights` cannot hold this model, or None if it can."""
     config = model.config
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -98,7 +98,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
 
 
 def _why_not_these(model: PreTrainedModel, family: Family) -> str | None:
-    """What about the parameters themselves cannot be held."""
+    """Returns the reason why these parameters cannot be held, or None."""
     weights = _base_parameters(model)
     if "lm_head.weight" not in weights:
         return "it has no language-model head"
@@ -118,21 +118,22 @@ def _why_not_these(model: PreTrainedModel, family: Family) -> str | None:
 
 
 def _biases(family: Family, layers: int, found: set[str]) -> set[str]:
-    """The names of biases that are added: all of a matrix have one, or none."""
+    """Returns the names of added biases: all modules of a matrix have one, or none."""
     matrices = (modules for layer in range(layers) for modules in family.projections(layer))
     wanted = ({f"{module}.bias" for module in modules} for modules in matrices)
     return {name for names in wanted if names <= found for name in names}
 
 
 def longest_sequence(model: PreTrainedModel) -> int:
-    """The bound on a model's sequences. Raises ModelError where it states none."""
+    """Returns the bound on a model's sequences. Raises ModelError if it states none."""
     if (longest := longest_sequence_of(model.config)) is None:
         raise ModelError("this model states no maximum length", hint="set max_length")
     return longest
 
 
 class FusedWeights:
-    """What all policies over one base model share, and how to merge one of them. The model is left alone."""
+    """The common weights of all policies over one base model, and the merging of a policy. The model is not
+    changed."""
 
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         if (reason := unsupported_reason(model)) is not None:
@@ -154,13 +155,13 @@ class FusedWeights:
         """`kind_of_layer` has the index of each layer's in here."""
 
     def pairs(self, update: PolicyUpdate) -> dict[str, LoraPair]:
-        """The LoRA of a policy by module. Raises EngineError for one that is not for this model."""
+        """Returns the LoRA of a policy by module. Raises EngineError if it does not fit this model."""
         return lora_pairs(update, self._lora_shapes())
 
     @torch.inference_mode()
     def merged(self, pairs: Mapping[str, LoraPair], former: Layers | None = None) -> Layers:
-        """The base with a LoRA. `former` are layers that nobody needs any more: they are replaced one by one,
-        so that there is never more than one of them twice."""
+        """Returns the base with a LoRA. `former` are layers that are no longer needed: they are replaced one
+        by one, so that there is never more than one of them twice."""
         layers = [] if former is None else former
         for index in range(self.shape.layers):
             layers[index : index + 1] = [self._layer(index, pairs)]
@@ -192,7 +193,7 @@ class FusedWeights:
     def _matrix(
         self, modules: Sequence[str], pairs: Mapping[str, LoraPair], order: Tensor | None = None
     ) -> Matrix:
-        """The merged weights of modules on top of each other, and their biases."""
+        """Returns the merged weights of stacked modules, and their biases."""
         stacked = torch.cat([self._merged(module, pairs) for module in modules])
         weight = self._placed(stacked if order is None else stacked[order])
         return matrix(weight, self._bias(modules, order))
@@ -222,7 +223,8 @@ class FusedWeights:
         return self._with_offset(self._base[name])
 
     def _with_offset(self, stored: Tensor) -> Tensor:
-        """The scale of a norm. With an offset it is in float32: in bfloat16, 1 + w would lose most of w."""
+        """Returns the scale of a norm. With an offset it is in float32: in bfloat16, 1 + w would lose most of
+        w."""
         stored = self._placed(stored)
         offset = self._family.norm_offset
         return self.norm.placed(stored.float() + offset if offset else stored)
@@ -232,7 +234,7 @@ class FusedWeights:
 
 
 def qkv_order(shape: Shape) -> Tensor:
-    """Which row of q, k and v on top of each other each row of the fused matrix is."""
+    """Returns, for each row of the fused matrix, its row in q, k and v stacked."""
     rotated = torch.arange((shape.heads + shape.kv_heads) * shape.head_dim).view(-1, shape.head_dim)
     rotated = rotated[:, _rotary_neighbours(shape.head_dim)]
     queries = rotated[: shape.heads].view(shape.kv_heads, -1)
@@ -241,7 +243,7 @@ def qkv_order(shape: Shape) -> Tensor:
 
 
 def _rotary_neighbours(head_dim: int) -> Tensor:
-    """0, d/2, 1, d/2 + 1, ...: `transformers` rotates dimension i together with i + d/2."""
+    """Returns 0, d/2, 1, d/2 + 1, ...: `transformers` rotates dimension i together with i + d/2."""
     return torch.arange(head_dim).view(2, head_dim // 2).T.flatten()
 
 
@@ -266,7 +268,7 @@ def _head_dim(model: Any) -> int:
 
 
 def _kinds(model: Any, family: Family) -> tuple[list[LayerKind], list[int]]:
-    """The kinds of layers, and which of them each layer is."""
+    """Returns the kinds of layers, and the kind of each layer."""
     config, rotary = model.config, model.model.rotary_emb
     layers = range(config.num_hidden_layers)
     names = [(family.window_of(config, layer), family.rope_prefix(config, layer)) for layer in layers]
@@ -283,12 +285,12 @@ def _kinds(model: Any, family: Family) -> tuple[list[LayerKind], list[int]]:
 
 
 def _rounded(number: float | None, dtype: torch.dtype) -> float | None:
-    """The nearest number of this type."""
+    """Returns the nearest number of this type."""
     return None if number is None else float(torch.tensor(number, dtype=dtype))
 
 
 def _base_parameters(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Parameters by the names they had before PEFT put LoRA layers into the model, if it did."""
+    """Returns parameters by the names that they had before PEFT put LoRA layers into the model."""
     return {
         name.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."): parameter.detach()
         for name, parameter in model.named_parameters(remove_duplicate=False)

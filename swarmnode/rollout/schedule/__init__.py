@@ -1,1 +1,1 @@
-"""Which requests run when: partial rollouts above any engine. No torch, no engine's name."""
+"""The schedule of requests: partial rollouts above any engine. No torch, no engine's name."""

@@ -1,17 +1,4 @@
-"""How many requests to keep in the engine, from what its steps cost.
-
-partial.py -> seconds of each step -> [StepTimes] -> StepCost -+
-           -> lengths of completions --------------------------+-> [ConcurrencyControl] -> C -> partial.py
-
-A step of n running requests that look back on k tokens together takes a + b*n + c*k seconds: `a` is paid for
-every step (weights are read, kernels launched), `b` for every request, `c` for every token that attention
-reads. Without c, a and b would be wrong: where all start together, steps of few requests are those of long
-answers; where the engine is kept full, they are the very first ones, of short answers.
-
-As long as requests look back as far as they did lately, what c adds is a part of b (`StepCost`). So more of
-them at once make each token cheaper, until a/(b*n) is small. But they also make answers older: the longest of
-them lives through about rho * C / N updates of the policy, where rho is the longest length over the mean one.
-"""
+"""The number of requests to keep in the engine, from the cost of its steps."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -21,27 +8,27 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 SMALL_OVERHEAD = 0.1
-"""a/(b*C) that is small enough: more requests could save at most this share of a step's time."""
+"""Value of a/(b*C) below which more requests could save at most this share of a step's time."""
 
 MARGIN_VERSIONS = 2
 """Versions kept back from the bound on age: an answer waits for its group, a group for the end of a round."""
 
 REFILL_SHARE = 1 / 16
-"""Share of C that must be free before requests start. A step that starts any costs extra, however many they
-are; so they start in batches, and the slots that are empty meanwhile cost less."""
+"""Share of C that must be free before requests start. A step that starts any costs extra, however many; so
+they start in batches, and slots that are empty meanwhile cost less."""
 
 RAMP = (1 / 8, 1 / 4, 1 / 2)
-"""Shares of C at the very start: steps that are all of one size would say nothing about a and b."""
+"""Shares of C in the first steps: steps of a single size would not tell a from b."""
 STEPS_PER_RAMP_LEVEL = 6
 
 RECENT_COMPLETIONS = 1024
-"""How many say what the longest and the mean length are."""
+"""Number of recent completions from which the longest and the mean length are taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: `base_s` + `per_request_s` * running requests, as long as those look back as far as
-    they did lately."""
+    """Seconds of a step: `base_s` + `per_request_s` * running requests, for requests that look back as far as
+    lately."""
 
     base_s: float
     per_request_s: float
@@ -80,7 +67,7 @@ def choose_concurrency(
 
 
 def gain_ceiling(alpha: float, tail: float, round_requests: int, concurrency: int) -> float:
-    """Most that refilling can gain over waiting for all, in trained responses per second.
+    """Returns the largest gain of refilling over waiting for all, as a ratio of trained responses per second.
 
     A synchronous round of N takes L_max steps of `a` and N * mean tokens of `b`; with C requests at any time
     it is N * mean / C steps for the same tokens.
@@ -94,7 +81,8 @@ def gain_ceiling(alpha: float, tail: float, round_requests: int, concurrency: in
 
 
 class ConcurrencyControl:
-    """C of a scheduler, chosen anew for each round from what was measured; or `fixed`.
+    """Chooses C, the number of requests in the engine, for each round from measured steps; or keeps it
+    `fixed`.
 
     >>> control = ConcurrencyControl(round_requests=64, max_running=1024, max_lag=12)
     >>> control.limit
@@ -125,7 +113,7 @@ class ConcurrencyControl:
 
     @property
     def cost(self) -> StepCost | None:
-        """What was measured so far."""
+        """Cost of a step, as measured so far. None: not known yet."""
         return self._times.cost()
 
     @property
@@ -135,23 +123,22 @@ class ConcurrencyControl:
 
     @property
     def limit(self) -> int:
-        """Requests that the engine may have before the next step: C, but for the first few steps.
-
-        There, most steps start nothing (but never is the engine left empty), so that they can be measured.
-        """
+        """Requests that the engine may have before the next step: C, but for the first few steps. Most of
+        those start nothing (but never leave the engine empty), so that they can be measured."""
         level, step = divmod(self._steps, STEPS_PER_RAMP_LEVEL)
         if self._fixed is not None or level >= len(RAMP):
             return self.concurrency
         return ceil(self.concurrency * RAMP[level]) if step == 0 else 1
 
     def free_slots(self, in_engine: int) -> int:
-        """Requests to start before the next step, `in_engine` being there: none, or a batch."""
+        """Returns the number of requests to start before the next step, with `in_engine` in the engine: 0, or
+        a batch."""
         free = self.limit - in_engine
         return free if free >= max(1, int(self.concurrency * REFILL_SHARE)) or not in_engine else 0
 
     def observe_step(self, running: int, seconds: float | None, context: int = 0) -> None:
-        """`seconds` is None for a step that did more than advance what runs, `context` the tokens that all of
-        these look back on together."""
+        """`seconds`: None for a step that did more than advance running requests. `context`: tokens that all
+        of them together look back on."""
         self._steps += 1
         if seconds is not None:
             self._times.observe(running, seconds, context)
@@ -160,12 +147,12 @@ class ConcurrencyControl:
         self._tokens.append(tokens)
 
     def fix(self, requests: int) -> None:
-        """C is this from now on."""
+        """Fixes C from now on."""
         self._fixed = requests
         self.choose()
 
     def choose(self) -> None:
-        """Settle on C for the next round."""
+        """Chooses C for the next round."""
         if self._fixed is not None:
             self.concurrency = min(self._fixed, self._max_running)
         else:
@@ -183,31 +170,31 @@ class ConcurrencyControl:
 TIMES_PER_CELL = 31
 CELLS_PER_OCTAVE = 2
 FEWEST_TIMES = 3
-"""A cell with fewer steps than this says more about noise than about steps."""
+"""Fewest steps of a cell that is used: fewer measure noise rather than steps."""
 WIDEST_FACTOR = 8.5
-"""Steps of fewer requests than the largest ones, by more than this factor, are left out: the cost is a line
+"""Steps with fewer requests than the largest ones, by more than this factor, are left out: the cost is linear
 only piece by piece, and C is chosen where many run."""
 NARROWEST_FACTOR = 2.0
-"""Numbers of requests that are closer than this factor cannot tell a from b."""
+"""Least ratio of two numbers of requests that can tell a from b."""
 
 ROUNDING = 1e-9
-"""A rise that is a smaller share of a step is none; of a pivot: two columns say the same."""
+"""Share of a step below which a rise counts as none; of a pivot, below which two columns are the same."""
 FORGETTING = 0.999
-"""Weight of the past after each step, where the length that requests look back on is averaged."""
+"""Weight of the past after each step in the average length that requests look back on."""
 
 
-class Step(NamedTuple):
-    """One that did nothing but advance what runs."""
+class TimedStep(NamedTuple):
+    """One measured step that only advanced running requests."""
 
     running: float
     context: float
-    """Tokens that all running requests look back on together, prompts included; 0 where nobody counts."""
+    """Tokens that all running requests look back on together, prompts included. 0: not counted."""
     seconds: float
 
 
 class StepTimes:
-    """Recent step times by number of running requests and by their length; medians, so that a hiccup counts
-    for nothing.
+    """Recent step times by number of running requests and by their length; medians, so that an outlier does
+    not count.
 
     >>> times = StepTimes()
     >>> for running in (10, 20, 40) * 5: times.observe(running, 0.03 + 0.001 * running)
@@ -217,17 +204,20 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], deque[Step]] = {}
+        self._cells: dict[tuple[int, int], deque[TimedStep]] = {}
         self._requests = self._context = 0.0
 
     def observe(self, running: int, seconds: float, context: int = 0) -> None:
         cell = (_octaves(running), _octaves(max(1.0, context / running)))
-        self._cells.setdefault(cell, deque(maxlen=TIMES_PER_CELL)).append(Step(running, context, seconds))
+        self._cells.setdefault(cell, deque(maxlen=TIMES_PER_CELL)).append(
+            TimedStep(running, context, seconds)
+        )
         self._requests = FORGETTING * self._requests + running
         self._context = FORGETTING * self._context + context
 
     def cost(self) -> StepCost | None:
-        """Least squares, relative error, through the median of each cell. None: not enough is known."""
+        """Fits the cost by least squares of relative errors through the median of each cell. None: too little
+        is known."""
         steps = [_middle(cell) for cell in self._cells.values() if len(cell) >= FEWEST_TIMES]
         most = max((step.running for step in steps), default=0.0)
         steps = [step for step in steps if step.seconds > 0 and step.running * WIDEST_FACTOR >= most]
@@ -240,20 +230,20 @@ def _octaves(value: float) -> int:
     return round(CELLS_PER_OCTAVE * log2(value))
 
 
-def _middle(cell: Iterable[Step]) -> Step:
+def _middle(cell: Iterable[TimedStep]) -> TimedStep:
     running, context, seconds = zip(*cell, strict=True)
-    return Step(median(running), median(context), median(seconds))
+    return TimedStep(median(running), median(context), median(seconds))
 
 
-def fit(steps: Sequence[Step], context: float = 0.0) -> StepCost | None:
-    """The cost with the smallest relative errors, of requests that look back on `context` tokens each. None:
-    it does not rise with their number.
+def fit(steps: Sequence[TimedStep], context: float = 0.0) -> StepCost | None:
+    """Returns the cost with the smallest relative errors, for requests that look back on `context` tokens
+    each. None: it does not rise with their number.
 
-    >>> fit([Step(1, 0, 3.0), Step(2, 0, 4.0), Step(4, 0, 6.0)])
+    >>> fit([TimedStep(1, 0, 3.0), TimedStep(2, 0, 4.0), TimedStep(4, 0, 6.0)])
     StepCost(base_s=2.0, per_request_s=1.0)
-    >>> fit([Step(1, 0, 3.0), Step(2, 0, 3.0)]) is None
+    >>> fit([TimedStep(1, 0, 3.0), TimedStep(2, 0, 3.0)]) is None
     True
-    >>> longer = [Step(n, n * each, 5 + n + n * each / 10) for n, each in ((1, 20), (4, 10), (8, 5))]
+    >>> longer = [TimedStep(n, n * each, 5 + n + n * each / 10) for n, each in ((1, 20), (4, 10), (8, 5))]
     >>> fit(longer, context=10)
     StepCost(base_s=5.0, per_request_s=2.0)
     """
@@ -270,8 +260,8 @@ def fit(steps: Sequence[Step], context: float = 0.0) -> StepCost | None:
     return StepCost(round(max(0.0, base), 12), round(per_request, 12))
 
 
-def _relative_least_squares(steps: Sequence[Step], terms: Sequence[str]) -> list[float] | None:
-    """One factor per term; None where they cannot be told apart."""
+def _relative_least_squares(steps: Sequence[TimedStep], terms: Sequence[str]) -> list[float] | None:
+    """Returns one factor per term. None: the terms cannot be told apart."""
     values = {
         "base": lambda step: 1.0,
         "running": lambda step: step.running,
@@ -288,7 +278,7 @@ def _relative_least_squares(steps: Sequence[Step], terms: Sequence[str]) -> list
 
 
 def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float] | None:
-    """The solution of a symmetric positive system, by elimination; None if it is singular."""
+    """Returns the solution of a symmetric positive system, by elimination. None: it is singular."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for i, pivot in enumerate(rows):
         if pivot[i] < ROUNDING * matrix[i][i]:

@@ -1,17 +1,4 @@
-"""Conversations of a policy with an environment: who is asked, for how long, and what becomes of the answer.
-
-engine: a turn ends -> partial.py -> [Conversations.turn_over] -> threads -> Environment.observe
-partial.py <- goes on, or has ended <- [Conversations.heard] <- [continued] <- what was observed
-
-The engine never waits: an environment is asked in a thread, and what runs goes on meanwhile. What it says is
-put behind the turn as given tokens, and the same request is submitted again. A conversation is over when the
-environment has nothing more to say, when the policy had all its turns, or when its tokens are used up.
-
-An environment that takes too long, or is lost, costs its own completion its reward and nobody anything else.
-Many are asked at once, and most can answer one at a time: what counts is how long it is at work on a turn.
-A thread cannot be ended, so those that overran are counted, and with too many of them nobody is asked any
-more until one returns. Only `partial.py` with an environment among its tasks imports this module.
-"""
+"""Conversations of a policy with its environments: asking them in threads, deadlines, and their answers."""
 
 import logging
 import threading
@@ -37,39 +24,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_ASKED = 16
-"""Episodes that are asked at the same time, each in a thread."""
+"""Most episodes asked at the same time, each in a thread."""
 
 MOST_STUCK = 64
-"""Threads that overran and did not return. With so many, no environment is asked."""
+"""Most threads that overran and did not return. With so many, no environment is asked."""
 
 LONGEST_WAIT_S = 0.2
-"""So long nobody looks whether the round should end, where all that is left waits for environments."""
+"""Longest wait in seconds without a look at whether the round should end, while all that is left waits for
+environments."""
 
 Observed = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationRules:
-    """The environments among a policy's tasks, by name, and what bounds a conversation with them."""
+    """The environments among a policy's tasks, by name, and the bounds of a conversation with them."""
 
     environments: Mapping[str, Environment]
     max_turns: int
-    """Turns of the policy; those of the environment are fewer where it says so."""
+    """Most turns of the policy; an environment may grant fewer."""
     turn_timeout_s: float
-    """Longest that an environment may be at work on one turn, without its wait for those before it."""
+    """Longest that an environment may work on one turn, in seconds, without waiting for earlier ones."""
     max_turn_tokens: int | None = None
-    """Longest turn of the policy. None: the whole completion is bounded and nothing else."""
+    """Longest turn of the policy in tokens. None: only the whole completion is bounded."""
 
     def environment_of(self, example: Example) -> Environment | None:
-        """None: nobody answers to this example's answers."""
+        """Returns the environment of an example's task. None: the task does not answer back."""
         return self.environments.get(example.key.task)
 
     def most_turns(self, example: Example) -> int:
-        """Turns that the policy has with this example at most."""
+        """Returns the most turns that the policy has with this example."""
         return min(self.max_turns, self.environments[example.key.task].most_turns)
 
     def bounded(self, request: Request, example: Example, turn: int) -> Request:
-        """A request for no more than this turn, the first one being 1."""
+        """Returns a request for no more than this turn; the first one is 1."""
         sampling = request.sampling
         if self.max_turn_tokens is not None:
             most = min(sampling.max_tokens, request.sampled.turn_start + self.max_turn_tokens)
@@ -80,8 +68,8 @@ class ConversationRules:
 def continued(
     member: OpenCompletion, observed: Observed, token_ids: Sequence[int], max_tokens: int
 ) -> OpenCompletion:
-    """The member after its environment answered: ended where it has nothing more to say, or where the policy
-    could say nothing behind it."""
+    """Returns the member after its environment's answer. It has ended if the environment has nothing more to
+    say, or the policy no tokens left behind it."""
     if not observed:
         return replace(member, asking=False, finish="stop")
     if len(member.sampled) + len(token_ids) >= max_tokens:
@@ -102,14 +90,14 @@ class _Question:
     place: int
     turns: "Sequence[Turn]"
     answer: ThreadWork[Observed | None] | None = None
-    """None: no thread is free yet."""
+    """Answer under way. None: no thread is free yet."""
     has_thread: bool = False
-    """A thread of those that there may be is at work on it."""
+    """True while one of the counted threads works on it."""
 
 
 class Conversations:
-    """The conversations of one scheduler, from which one thread asks. A member of a group has at most one
-    question here, under its request's name."""
+    """The conversations of one scheduler. One thread calls it. A member of a group has at most one question
+    here, under its request's name."""
 
     def __init__(
         self,
@@ -120,7 +108,7 @@ class Conversations:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`budget`: the most tokens of a completion, by its example and its place in the group. Raises
-        ModelError where the policy's chat template can hold no conversation."""
+        ModelError if the policy's chat template can hold no conversation."""
         renderer.observation_ids(({"role": "tool", "content": "7"},))
         self.rules = rules
         self._renderer = renderer
@@ -141,12 +129,12 @@ class Conversations:
         self._threads = 0
 
     def __len__(self) -> int:
-        """Members that wait for their environment."""
+        """Returns the number of members that wait for their environment."""
         return len(self._questions)
 
     def turn_over(self, group: OpenGroup, place: int) -> bool:
-        """Look at a member that the engine gave back as ended: True where its environment is asked now, and
-        the member has not ended."""
+        """Looks at a member that the engine returned as ended. Returns True if its environment is asked now,
+        so that the member has not ended."""
         member = group.members[place]
         environment = self.rules.environment_of(group.example)
         if environment is None or member.finish != "stop":
@@ -161,7 +149,7 @@ class Conversations:
         return True
 
     def revive(self, group: OpenGroup) -> None:
-        """Go on with the members of a group of another process, as far as their environments can."""
+        """Continues the members of a group of another process, as far as their environments can."""
         for place in group.unfinished:
             if group.members[place].observed:
                 self._played_elsewhere.add(group.request_id(place))
@@ -169,9 +157,9 @@ class Conversations:
             self._ask(group, place)
 
     def heard(self, should_stop: Callable[[], bool]) -> Iterator[tuple[OpenGroup, int]]:
-        """Members whose environments have answered, or will not any more: each has ended, or goes on. Where
-        an environment was ended because the node stops, its members ask again in the next process.
-        Raises TaskError where an environment is broken."""
+        """Returns the members whose environments have answered or failed: each has ended, or goes on. If an
+        environment was ended because the node stops, its members ask again in the next process. Raises
+        TaskError for a broken environment."""
         done = [one for one in self._questions if one.answer is not None and one.answer.done()]
         late = [one for one in self._questions if self._overran(one)]
         over = {*done, *late}
@@ -184,12 +172,12 @@ class Conversations:
             yield question.group, question.place
 
     def wait(self) -> None:
-        """Wait until somebody answers, or for a moment."""
+        """Waits until an environment answers, or for a moment."""
         if futures := [question.answer for question in self._questions if question.answer is not None]:
             wait(futures, LONGEST_WAIT_S, FIRST_COMPLETED)
 
     def forget(self, group: OpenGroup) -> None:
-        """Whatever is answered to this group is not listened to."""
+        """Drops all questions of this group and their answers."""
         for question in self._questions:
             if question.group is group:
                 self._leave(question)
@@ -197,7 +185,7 @@ class Conversations:
         self._played_elsewhere -= {group.request_id(place) for place in range(len(group.members))}
 
     def forget_all(self) -> None:
-        """The same for all groups."""
+        """Drops all questions of all groups and their answers."""
         for group in [question.group for question in self._questions]:
             self.forget(group)
         self._played_elsewhere.clear()
@@ -219,7 +207,7 @@ class Conversations:
             self._start()
 
     def _start(self) -> None:
-        """Ask what waits, as far as there are threads for it. The caller holds the lock."""
+        """Asks waiting questions, as far as there are threads. The caller holds the lock."""
         while self._waiting and self._threads < MOST_ASKED:
             question = self._waiting.popleft()
             self._threads += 1
@@ -234,7 +222,7 @@ class Conversations:
             self._free(question)
 
     def _free(self, question: _Question) -> None:
-        """Its thread is free for the next question, or is not counted any more."""
+        """Frees a thread for the next question, or stops counting it."""
         with self._lock:
             if question.has_thread:
                 question.has_thread = False
@@ -279,7 +267,7 @@ class Conversations:
         self._break_off(question.group, question.place, lost)
 
     def _lose(self, group: OpenGroup, place: int, lost: JudgementLost) -> None:
-        """A conversation that another process began, and this one cannot play again, starts over."""
+        """Starts a conversation over that another process began and this one cannot replay."""
         name = group.request_id(place)
         if name in self._played_elsewhere and not isinstance(lost, JudgementOverran):
             level = logging.DEBUG if self._told_of_restart else logging.INFO

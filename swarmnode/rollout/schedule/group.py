@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Ended = Literal["stop", "length"]
-"""Why a completion is whole: what is aborted goes on."""
+EndReason = Literal["stop", "length"]
+"""Reason why a completion is whole; an aborted one goes on."""
 
 RESUMED_FIRST = 1 << 30
-"""Added to the precedence of a request that has tokens already: it goes before all that have none."""
+"""Added to the priority of a request that has tokens already, so that it goes before all others."""
 
 
 class Renderer:
-    """How one policy reads prompts and writes answers.
+    """Converts between text and token ids of one policy: prompts, conversations and answers.
 
     >>> renderer = Renderer(tokenizer)                  # doctest: +SKIP
     >>> renderer.decode(renderer.prompt_ids("2+2"))  # doctest: +SKIP
@@ -64,9 +64,9 @@ class Renderer:
         *,
         raw_prompts: bool = False,
     ) -> None:
-        """`eos_token_ids`: every token that ends an answer, the one we write ourselves first.
-        `template_options`: what the chat template is told besides the messages (policy.chat_template).
-        `raw_prompts`: a prompt of one text stands as it is, with no template around it."""
+        """`eos_token_ids`: every token that ends an answer, first the one that we write. `template_options`:
+        further arguments of the chat template (policy.chat_template). `raw_prompts`: a prompt of one text is
+        read as it is, without a template."""
         # Whether the stubs of transformers know a return type changes from release to release.
         self._tokenizer: Any = tokenizer
         if eos_token_ids is None:
@@ -86,8 +86,8 @@ class Renderer:
         """Those, and what else the chat template writes as one token, such as <tool_response>."""
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
-        """A task's prompt as the policy expects it: its conversation in the form of the chat template; where
-        there is none, what is said in it, one after the other."""
+        """Returns a task's prompt as token ids: its conversation through the chat template or, without one,
+        its texts one after the other."""
         if self._raw_prompts and not text.startswith(CHAT_MARK):
             return tuple(self._tokenizer.encode(text))
         messages, tools = messages_of(text), tools_of(text)
@@ -103,7 +103,7 @@ class Renderer:
         return self._chat(messages, tools)
 
     def _look_for_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
-        """Warn, once for each tool, where neither the chat template nor the prompt tells of it."""
+        """Warns, once for each tool, if neither the chat template nor the prompt mentions it."""
         names = [str(tool["function"]["name"]) for tool in tools]
         plain = self._shown(messages)
         # A tool may be called like a word: what tells of it writes add(1, 2), add: or `add`.
@@ -118,11 +118,10 @@ class Renderer:
         self._looked_for.update(names)
 
     def observation_ids(self, observed: Sequence[Message]) -> tuple[int, ...]:
-        """What an environment says, as the policy reads it behind a turn of its own that ended with EOS, and
-        what opens its next turn: what the chat template writes there; without one, lines of text. What is
-        spelt like a control mark in it is text, as in what a policy says.
-
-        Raises ModelError where the template has no way to say it."""
+        """Returns an environment's messages as the policy reads them behind its own turn and EOS, up to the
+        opening of its next turn: as the chat template writes them, or as lines of text without one. Control
+        marks spelt out in the messages are text, as in the policy's own. Raises ModelError if the template
+        cannot express it."""
         # No text has its own digest in it. So what stands for the policy's turn is not found in what is
         # observed, and what is put into each mark is found again in what the template wrote.
         written = json.dumps([message["content"] for message in observed]).encode()
@@ -147,7 +146,8 @@ class Renderer:
         return self._behind_a_turn([{"role": "user", "content": lines}], turn)
 
     def _behind_a_turn(self, observed: Sequence[Message], turn: str) -> str:
-        """What the chat template writes behind a turn of the policy, which `turn` stands for."""
+        """Returns the chat template's text behind a turn of the policy; `turn` is the placeholder for that
+        turn."""
         asked, said = {"role": "user", "content": "."}, {"role": "assistant", "content": turn}
         _, found, behind = self._chat([asked, said, *observed]).rpartition(turn)
         if not found:
@@ -161,9 +161,9 @@ class Renderer:
     def encode_turns(
         self, turns: Sequence["Turn"], finish: FinishReason
     ) -> tuple[tuple[int, ...], tuple[Stretch, ...]]:
-        """Token ids of a conversation whose turns we only know as text, and the stretches of them that the
-        policy reads and does not learn: what was observed, and the EOS of the turn before it, as nobody knows
-        that its author sampled it. The last turn ends as in `encode_completion`."""
+        """Returns the token ids of a conversation known only as text, and the ranges of them that the policy
+        reads and does not learn: observations, and the EOS before each, since its author may not have sampled
+        it. The last turn ends as in `encode_completion`."""
         ids: list[int] = []
         given: list[Stretch] = []
         for turn in turns:
@@ -177,8 +177,8 @@ class Renderer:
         return tuple(ids), tuple(given)
 
     def _said_ids(self, text: str) -> tuple[int, ...]:
-        """What a policy said. Its decoded text has no special tokens, so what is spelt like one is none: a
-        stranger's must not end a turn or begin one."""
+        """Returns the token ids of a policy's text. Decoded text has no special tokens, so none are read from
+        it: a stranger's spelling must neither end a turn nor begin one."""
         # The tokenizer's own switch for it would be on for all threads.
         return tuple(token for part in spelt_out(text, self._marks) for token in self._plain_ids(part))
 
@@ -204,21 +204,21 @@ class Renderer:
             ) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a completion, without EOS and other special tokens."""
+        """Returns the text of a completion, without EOS and other special tokens."""
         text_ids = [token for token in token_ids if token not in self.eos_token_ids]
         return str(
             self._tokenizer.decode(text_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
     def encode_completion(self, text: str, finish: FinishReason) -> tuple[int, ...]:
-        """Token ids for an answer that we only know as text, with EOS where its author stopped by itself."""
+        """Returns the token ids of an answer known only as text, with EOS if its author stopped by itself."""
         ids = self._said_ids(text)
         return (*ids, self.eos_token_ids[0]) if finish == "stop" else ids
 
 
 def _added_tokens(tokenizer: Any) -> list[tuple[str, bool]]:
-    """How the tokens are spelt that a tokenizer reads out of a text, and whether it leaves them out of a
-    decoded one."""
+    """Returns the spellings of the tokens that a tokenizer finds in a text, and True for each that it leaves
+    out of a decoded one."""
     try:
         return [(str(token), token.special) for token in tokenizer.added_tokens_decoder.values()]
     except NotImplementedError:
@@ -226,13 +226,13 @@ def _added_tokens(tokenizer: Any) -> list[tuple[str, bool]]:
 
 
 def marks_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """What finds how special tokens are spelt; None: there are none of several characters."""
+    """Returns a pattern of all spellings of special tokens. None: none has several characters."""
     spelt = sorted(re.escape(token) for token in tokens if len(token) > 1)
     return re.compile("|".join(spelt)) if spelt else None
 
 
 def spelt_out(text: str, marks: re.Pattern[str] | None) -> list[str]:
-    """The text in parts, none of which has one of these marks in it.
+    """Returns the text in parts, none of which contains one of these marks.
 
     >>> spelt_out("7<eos>8", marks_of(["<eos>"])), spelt_out("7", marks_of(["<eos>"]))
     (['7<', 'eos>8'], ['7'])
@@ -253,36 +253,35 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class OpenCompletion:
-    """One completion of a group: its tokens as far as we have them, and why it ended if it did.
-
-    While a request is in the engine, its new tokens are there and not here.
-    """
+    """One completion of a group: its tokens so far, and the reason for its end if it ended. While a request
+    is in the engine, its new tokens are there and not here."""
 
     sampled: Sampled = NOTHING
-    finish: Ended | None = None
+    finish: EndReason | None = None
     observed: tuple[tuple[Message, ...], ...] = ()
-    """What an environment said in each stretch of tokens that was given."""
+    """Environment's messages for each inserted range of tokens."""
     asking: bool = False
-    """A turn is over, and its environment has not answered it yet."""
+    """True if a turn is over and its environment has not answered yet."""
     broken_off: bool = False
-    """It ended because its environment was lost."""
+    """True if it ended because its environment was lost."""
 
     @property
     def turns(self) -> int:
-        """Turns of the policy, with the one that is under way."""
+        """Number of the policy's turns, including the one under way."""
         return len(self.observed) + 1
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """An example that is being answered. `serial` tells groups apart and counts up: the lower, the older."""
+    """An example that is being answered. `serial` identifies groups and counts up: the lower, the older."""
 
     serial: int
     example: Example
     prompt_ids: tuple[int, ...]
     members: list[OpenCompletion]
     oldest_version: int | None = None
-    """No token of the group, in the engine or here, is of an older policy. None: nothing was asked yet."""
+    """Lower bound of the policy versions of all tokens, in the engine or here. None: no request was made
+    yet."""
 
     @property
     def complete(self) -> bool:
@@ -295,7 +294,7 @@ class OpenGroup:
 
     @property
     def asking(self) -> list[int]:
-        """Places of the members whose environment has to answer."""
+        """Places of the members that wait for their environment."""
         return [place for place, member in enumerate(self.members) if member.asking]
 
     @property
@@ -305,12 +304,12 @@ class OpenGroup:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all completions together, without those still in the engine."""
+        """Number of tokens of all completions, without those still in the engine."""
         return sum(len(member.sampled) for member in self.members)
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The path through a pipeline that the group's first member with one took; () where none has."""
+        """Path through a pipeline of the group's first member with one. (): no member has one."""
         return next((member.sampled.path for member in self.members if member.sampled.path), ())
 
     @property
@@ -322,7 +321,8 @@ class OpenGroup:
         return f"{self.serial}/{place}"
 
     def request(self, place: int, sampling: SamplingParams) -> Request:
-        """What to ask the engine for one member. Resumed before new, then older groups before younger."""
+        """Returns the engine's request for one member. Resumed requests go before new ones, then older groups
+        before younger."""
         sampled = self.members[place].sampled
         if not sampled.path and self.path:
             sampled = replace(sampled, path=self.path)
@@ -330,47 +330,48 @@ class OpenGroup:
         return Request(self.request_id(place), self.prompt_ids, sampling, sampled, priority=priority)
 
     def asked_of(self, version: int) -> None:
-        """A member goes to an engine whose newest policy is `version`."""
+        """Records that a member goes to an engine whose newest policy is `version`."""
         self.oldest_version = version if self.oldest_version is None else min(self.oldest_version, version)
 
     def record(self, place: int, output: Output) -> None:
-        """Keep what the engine gave back, ended or aborted."""
+        """Records an output of the engine, ended or aborted."""
         finish = None if output.finish == "abort" else output.finish
         self.members[place] = replace(self.members[place], sampled=output.sampled, finish=finish)
 
     def settle_age(self) -> None:
-        """Takes the group's age from its spans, which say it exactly once nothing is in the engine."""
+        """Sets the group's age from its spans, which are exact once nothing is in the engine."""
         self.oldest_version = oldest_of(member.sampled.oldest_version for member in self.members)
 
     def start_over(self) -> None:
-        """Forget every token: the group starts from scratch."""
+        """Forgets every token: the group starts from scratch."""
         self.members = [OpenCompletion()] * len(self.members)
         self.oldest_version = None
 
     def end_at(self, place: int, max_tokens: int) -> None:
-        """End a member by length if it has so many tokens: the budget may be another after a restart."""
+        """Ends a member by length if it has so many tokens: the budget may have changed with a restart."""
         member = self.members[place]
         if len(member.sampled) >= max_tokens:
             self.members[place] = replace(member, finish="length", asking=False)
 
     def answered(self, renderer: Renderer, *, in_turns: bool = False) -> Answered:
-        """The whole group, once it is complete. `in_turns`: of a task that is an environment."""
+        """Returns the whole group, once it is complete. `in_turns`: its task is an environment."""
         return Answered(self.example, tuple(_completion(one, renderer, in_turns) for one in self.members))
 
 
 def as_open_group(answered: Answered) -> OpenGroup:
-    """A group that was handed out, to be written down again. It is in no line, so it needs no serial."""
+    """Returns a group that was handed out as an open one, to be saved again. It is in no queue, so it needs
+    no serial."""
     return OpenGroup(-1, answered.example, (), [_member(completion) for completion in answered.completions])
 
 
 def completion_seed(seed: int, key: ExampleKey, place: int) -> int:
-    """The sampling seed of completion `place` of an example: the same in every run."""
+    """Returns the sampling seed of completion `place` of an example: the same in every run."""
     name = json.dumps([seed, key.task, key.version, key.seed, key.index, place])
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def oldest_of(versions: Iterable[int | None]) -> int | None:
-    """The oldest version that is known.
+    """Returns the oldest known version.
 
     >>> oldest_of([None, 7, 5]), oldest_of([None])
     (5, None)
@@ -393,7 +394,7 @@ def _member(completion: Completion) -> OpenCompletion:
 
 
 def turns_so_far(member: OpenCompletion, renderer: Renderer) -> "list[Turn]":
-    """What a policy and an environment said to each other, each turn decoded from its own tokens."""
+    """Returns the turns of a policy and its environment, each decoded from its own tokens."""
     from swarmnode.chat import Turn
 
     sampled, start, turns = member.sampled, 0, list[Turn]()

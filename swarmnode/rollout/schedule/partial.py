@@ -42,16 +42,16 @@ from swarmnode.rollout.schedule.group import (
 )
 from swarmnode.rollout.schedule.state import (
     LengthEstimates,
+    PartialCounters,
     PartialSettings,
     PartialStats,
-    Tally,
     decode,
     encode,
 )
 from swarmnode.rollout.schedule.under_way import (
+    DepartureOrder,
     GroupPool,
-    Turns,
-    UnderWay,
+    RequestsInFlight,
     due_in_rounds,
     leaves_room,
     nearest_mode,
@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SamplingOf = Callable[[Example, int], SamplingParams]
-"""How to sample one completion: by its example and its place in the group. The seed is ours."""
+"""Function that gives the sampling settings of one completion, by its example and its place in the group. The
+seed is ours."""
 
 MOST_OTHERS = 15  # policies that an engine may serve besides ours
 
@@ -110,9 +111,9 @@ class PartialRollouts:
         )
         self._lengths = LengthEstimates()
         self._pool = GroupPool()
-        self._turns = Turns()
+        self._turns = DepartureOrder()
         self._serials = count()
-        self._in_engine = UnderWay()
+        self._in_engine = RequestsInFlight()
         self._conversations = None
         if conversations is not None:
             from swarmnode.rollout.schedule.conversations import Conversations
@@ -122,7 +123,7 @@ class PartialRollouts:
         self._only_decodes = False  # the next step starts nothing and computes nothing again
         self._silent_steps = 0
         self._longest_budget = 1
-        self._tally = Tally()
+        self._tally = PartialCounters()
 
     def round(
         self,
@@ -131,11 +132,12 @@ class PartialRollouts:
         groups: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Answered, None, None]:
-        """Hand out `groups` whole groups (None: N), each as soon as it is complete; fewer when stopped or out
-        of examples.
+        """Hands out `groups` whole groups (None: N), each as soon as it is complete; fewer when stopped or
+        out of examples.
 
-        `examples` goes on from round to round: what a round takes and does not hand out, a later one does. An
-        example that the engine refuses is logged and left out, and the next one takes its place.
+        `examples` continues from round to round: a later round hands out the examples that an earlier one
+        took and did not. An example that the engine refuses is logged and left out, and the next one takes
+        its place.
         """
         with closing(self.in_steps(examples, groups=groups, should_stop=should_stop)) as steps:
             for answered in steps:
@@ -149,8 +151,8 @@ class PartialRollouts:
         groups: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Answered | None, None, None]:
-        """A `round` that can be left alone for any time: gives None before each step of the engine, when what
-        the step will start is there already."""
+        """Runs a `round` that may pause for any time: yields None before each step of the engine, when the
+        requests that the step will start are there already."""
         self._control.choose()
         places = self._settings.groups if groups is None else groups
         try:
@@ -176,9 +178,9 @@ class PartialRollouts:
                 self.park()
 
     def set_policy(self, update: PolicyUpdate) -> None:
-        """Sample from another policy from now on; requests in flight go on as `settings.inflight` says, or as
-        near to it as the engine can. Called between rounds, one version at a time, it makes no group too old.
-        """
+        """Samples from another policy from now on; requests in flight go on as `settings.inflight` says, or
+        as near to it as the engine can. Called between rounds, one version at a time, it makes no group too
+        old."""
         if (mode := nearest_mode(self._engine, self._settings.inflight)) is None:
             self.park()
             self._engine.set_policy(update)
@@ -187,17 +189,15 @@ class PartialRollouts:
         self._only_decodes = False
 
     def park(self) -> None:
-        """Take everything out of the engine, before an evaluation or sleep. The next round resumes it."""
+        """Takes everything out of the engine, before an evaluation or sleep. The next round resumes it."""
         if self._in_engine:
             self._take_back(self._engine.abort(list(self._in_engine)))
         for group in self._pool.begun.values():
             group.settle_age()
 
     def state(self, untrained: Sequence[Answered] = ()) -> bytes:
-        """All that is unfinished or kept, as bytes. Nothing is disturbed.
-
-        `untrained` groups were handed out and are not trained on yet: after `restore` they come out first.
-        """
+        """Returns everything unfinished or kept, as bytes. Nothing is disturbed. `untrained` groups were
+        handed out and are not trained on yet: after `restore` they come out first."""
         requests = self._engine.snapshot() if self._in_engine else ()
         sampled = {request.request_id: request.sampled for request in requests}
         groups = [*map(as_open_group, untrained), *self._pool.unhanded]
@@ -206,9 +206,9 @@ class PartialRollouts:
     def restore(
         self, state: bytes, redraw: Callable[[ExampleKey], Example | None], *, older: int = 0
     ) -> None:
-        """Go on from a `state()`, here or elsewhere, instead of what is under way. `redraw` finds an example
-        again; groups whose example it cannot find are dropped and counted. The complete groups of one round
-        may be `older` versions older than `max_lag` says.
+        """Continues from a `state()`, here or elsewhere, in place of the groups under way. `redraw` draws an
+        example again; groups whose example it cannot find are dropped and counted. The complete groups of one
+        round may be `older` versions older than `max_lag` says.
 
         Raises CheckpointError for a damaged or foreign state, with everything as before.
         """
@@ -222,14 +222,15 @@ class PartialRollouts:
             for group in groups:
                 self._conversations.revive(group)
         self._lengths = kept.lengths
-        self._turns = Turns(len(groups) if kept.may_stay_behind is None else kept.may_stay_behind)
+        self._turns = DepartureOrder(len(groups) if kept.may_stay_behind is None else kept.may_stay_behind)
         self._tally.dropped_not_redrawable += len(found) - len(groups)
         self._version = self._engine.policy_version
         spared = [group for group in self._pool.complete if -older <= self._due(group) < 0]
         self._drop_older_than_allowed(spared[: self._settings.groups])
 
     def keep_in_flight(self, requests: int) -> None:
-        """Keep so many requests in the engine from now on, in mode "refill"; of those too many, all end."""
+        """Keeps `concurrency` requests in the engine from now on, in mode "refill"; if there are more, they
+        all end normally."""
         self._control.fix(requests)
 
     def stats(self) -> PartialStats:
@@ -251,7 +252,7 @@ class PartialRollouts:
         )
 
     def _next_out(self, places: int) -> OpenGroup | None:
-        """The complete group that is due first, if it may leave."""
+        """Returns the complete group that is due first, if it may leave."""
         complete = self._pool.complete
         if not complete or self._settings.mode != "refill":
             return min(complete, key=self._due, default=None)
@@ -280,7 +281,8 @@ class PartialRollouts:
         return due_in_rounds(group.oldest_version, self._version, self._settings.max_lag)
 
     def _drop_stale(self) -> None:
-        """Only a version that jumped makes groups too old; looked for only when it has changed."""
+        """Starts groups over that are too old. Only a jump of the version makes any, so it looks only after a
+        change."""
         if self._engine.policy_version != self._version:
             self._drop_older_than_allowed()
 
@@ -296,7 +298,7 @@ class PartialRollouts:
         self._tally.dropped_stale += len(stale)
 
     def _fill(self, examples: Iterator[Example], places: int) -> None:
-        """Submit until C requests are in the engine, or there is nothing to submit."""
+        """Submits until C requests are in the engine, or there is nothing to submit."""
         in_all = self._in_flight + self._control.free_slots(self._in_flight)
         while self._in_flight < in_all:
             if not self._pool.has_line and not self._begin(examples, places):
@@ -305,11 +307,11 @@ class PartialRollouts:
 
     @property
     def _in_flight(self) -> int:
-        """Requests that the engine has, and those whose environment is asked."""
+        """Number of requests in the engine and of those whose environment is asked."""
         return len(self._in_engine) + len(self._conversations or ())
 
     def _begin(self, examples: Iterator[Example], places: int) -> bool:
-        """The next new group joins the line. False: none may begin now, or there is none."""
+        """Queues the next new group. Returns False if none may begin now, or there is none."""
         room = places + self._settings.groups_ahead - len(self._pool.begun)
         if room <= 0:
             return False
@@ -349,7 +351,7 @@ class PartialRollouts:
             ) from error
 
     def _listen(self, should_stop: Callable[[], bool]) -> None:
-        """Whose environment has answered goes on at once, or has ended."""
+        """Resumes members whose environment has answered, or ends them."""
         if not self._conversations or should_stop():
             return
         going_on: dict[int, tuple[OpenGroup, list[int]]] = {}
@@ -391,7 +393,7 @@ class PartialRollouts:
             self._lengths.observe(group.example, group.tokens / len(group.members))
 
     def _take_back(self, outputs: Iterable[Output]) -> None:
-        """Aborted requests wait in line, before all others. Some may have ended before the abort."""
+        """Queues aborted requests before all others. Some may have ended before the abort."""
         for output in outputs:
             if output.finish == "abort":
                 self._in_engine.take(output)
@@ -400,7 +402,7 @@ class PartialRollouts:
         self._pool.line_up(self._in_engine)
 
     def _withdraw(self, group: OpenGroup) -> None:
-        """Whatever the group has in the engine, or asks, is given up."""
+        """Gives up all requests and questions of a group."""
         if self._conversations is not None:
             self._conversations.forget(group)
         asked = [name for place in group.unfinished if (name := group.request_id(place)) in self._in_engine]

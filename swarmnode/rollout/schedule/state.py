@@ -1,17 +1,5 @@
-"""What the partial-rollout scheduler is told, counts and learns, and what a checkpoint keeps of its work.
-
-config -> [PartialSettings] -> partial.py -> [PartialStats] -> status, metrics
-partial.py: complete group -> [LengthEstimates] -> which of the next examples begins first (StreamRL's idea)
-partial.py -> [encode] -> checkpoint ... restart ... [decode] -> partial.py, perhaps with another engine
-
-Examples whose answers will be long should start first. A prompt that was answered before has its own moving
-average; another one is taken to be as long as its task's are. Memory is bounded: the prompts that were not
-seen for the longest time are forgotten.
-
-A checkpoint keeps the unfinished groups of a round that was under way, as bytes. An example is stored by its
-key and drawn again; tokens, log-probabilities and spans are stored as they are. The checkpoint is ours, but a
-disk is not to be trusted: everything is checked before anything is used.
-"""
+"""The settings, counters and length estimates of the partial-rollout scheduler, and its state in a
+checkpoint."""
 
 import hashlib
 import math
@@ -30,7 +18,7 @@ from swarmnode.types import Example, ExampleKey, Span
 
 @dataclass(frozen=True, slots=True)
 class PartialSettings:
-    """What a round is.
+    """The settings of a round.
 
     >>> PartialSettings("refill", groups=4, group_size=8, max_lag=8).round_requests
     32
@@ -38,18 +26,19 @@ class PartialSettings:
 
     mode: Literal["refill", "april", "sync"]
     groups: int
-    """N: groups that a round hands out."""
+    """N: number of groups that a round hands out."""
     group_size: int
     max_lag: int
-    """K: oldest policy version a handed-out token may have, counted back from the newest."""
+    """K: age in versions of the oldest token that may be handed out, counted back from the newest policy."""
     over_provision: float = 2.0
-    """r: groups that a round of "april" starts, in units of N."""
+    """r: number of groups that a round of "april" starts, in units of N."""
     concurrency: int | None = None
-    """C: requests that "refill" keeps in the engine. None: chosen from what a step costs (concurrency.py)."""
+    """C: number of requests that "refill" keeps in the engine. None: chosen from the cost of a step
+    (concurrency.py)."""
     inflight: InFlight = "keep"
-    """What a new policy does to requests in flight, where the engine can; else the nearest thing it can."""
+    """Treatment of requests in flight at a new policy; the nearest one if the engine cannot do it."""
     in_turn: bool = True
-    """Whether "refill" begins with groups in the order in which they were drawn (under_way.py). Without it,
+    """True if "refill" begins with groups in the order in which they were drawn (under_way.py). Without it,
     its first rounds are of short answers: for comparison."""
 
     def __post_init__(self) -> None:
@@ -65,27 +54,27 @@ class PartialSettings:
 
     @property
     def groups_ahead(self) -> int:
-        """Groups that may be open beyond those that the round still has to hand out (under_way.py)."""
+        """Most groups that may be open beyond those that the round still has to hand out (under_way.py)."""
         if self.mode == "refill":
             return self.max_lag * self.groups
         return round((self.over_provision - 1) * self.groups) if self.mode == "april" else 0
 
     @property
     def round_requests(self) -> int:
-        """Completions that a round hands out."""
+        """Number of completions that a round hands out."""
         return self.groups * self.group_size
 
 
 @dataclass(frozen=True, slots=True)
 class PartialStats:
-    """Where the scheduler stands; counters since it was made. None: not measured yet."""
+    """The state of the scheduler, with counters since it was made. None: not measured yet."""
 
     groups_in_flight: int
-    """Begun, and not complete."""
+    """Groups begun and not complete."""
     groups_not_begun: int
-    """Drawn, and nothing asked yet."""
+    """Groups drawn, without any request yet."""
     surplus_groups: int
-    """Complete, and kept for the next round."""
+    """Groups complete and kept for the next round."""
     concurrency: int
     step_base_s: float | None
     step_per_request_s: float | None
@@ -94,7 +83,7 @@ class PartialStats:
     dropped_not_redrawable: int
     """Groups of a checkpoint whose example could not be drawn again."""
     refused: int
-    """Examples that the engine did not take."""
+    """Examples that the engine refused."""
     resumed_requests: int
     """Requests that went to the engine with tokens."""
     idle_share: float | None
@@ -106,14 +95,14 @@ class PartialStats:
 
 
 @dataclass(slots=True)
-class Mean:
-    """A mean under way."""
+class RunningMean:
+    """A running mean."""
 
     total: float = 0.0
     count: int = 0
 
     def add(self, value: float, count: int = 1) -> None:
-        """`value` is the sum over `count` of them."""
+        """Adds `count` values whose sum is `value`."""
         self.total += value
         self.count += count
 
@@ -123,25 +112,25 @@ class Mean:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What the scheduler only counts, for its stats."""
+class PartialCounters:
+    """The scheduler's counters, for its stats."""
 
     dropped_stale: int = 0
     dropped_not_redrawable: int = 0
     refused: int = 0
     refused_in_a_row: int = 0
     resumed: int = 0
-    busy: Mean = field(default_factory=Mean)
-    """Requests per wanted slot."""
-    produced: Mean = field(default_factory=Mean)
+    busy: RunningMean = field(default_factory=RunningMean)
+    """Running requests per wanted slot."""
+    produced: RunningMean = field(default_factory=RunningMean)
     """Tokens per completion."""
-    trained: Mean = field(default_factory=Mean)
+    trained: RunningMean = field(default_factory=RunningMean)
 
 
 # ---- how long the answers to a prompt will be ----
 
 NEWEST_SHARE = 0.5
-"""Weight of the newest group in a prompt's average: the policy changes, and so do its answers."""
+"""Weight of the newest group in a prompt's average: the policy changes, and its answers with it."""
 NEWEST_SHARE_OF_TASK = 0.1
 """Weight of the newest length in a task's average, where single prompts differ much more."""
 MAX_PROMPTS = 4096
@@ -162,25 +151,24 @@ class LengthEstimates:
     """
 
     def __init__(self, prompts: Mapping[str, float] | None = None, tasks: Mapping[str, float] | None = None):
-        """Both empty, or as `prompts` and `tasks` gave them."""
+        """`prompts` and `tasks`: averages to begin with; empty by default."""
         self._prompts = _Averages(prompts or {}, MAX_PROMPTS, NEWEST_SHARE)
         self._tasks = _Averages(tasks or {}, MAX_TASKS, NEWEST_SHARE_OF_TASK)
 
     def observe(self, example: Example, mean_tokens: float) -> None:
-        """A group of completions of this mean length has come in."""
+        """Records the mean length of a group of completions."""
         self._prompts.observe(_prompt_digest(example), mean_tokens)
         self._tasks.observe(example.key.task, mean_tokens)
 
     def expected_tokens(self, example: Example) -> float | None:
-        """None: neither the prompt nor its task was answered before."""
+        """Returns the expected length in tokens. None: neither the prompt nor its task was answered
+        before."""
         own = self._prompts.values.get(_prompt_digest(example))
         return self._tasks.values.get(example.key.task) if own is None else own
 
     def longest_first(self, examples: Sequence[Example]) -> list[Example]:
-        """The examples in the order in which they should start; where nothing tells them apart, as they came.
-
-        What nobody knows may be long, and is worth knowing: it goes first.
-        """
+        """Returns the examples in the order in which they should start; equal ones as they came. An unknown
+        length comes first: it may be long, and is worth knowing."""
 
         def shortness(example: Example) -> float:
             expected = self.expected_tokens(example)
@@ -221,13 +209,13 @@ def _prompt_digest(example: Example) -> str:
 # ---- unfinished groups as bytes ----
 
 FORMAT: Literal[1] = 1
-"""Raised with every change of what follows: there is no reading of other formats."""
+"""Number of the state's format, raised with every change of the records below. Other formats are refused."""
 
 MAX_GROUP_SIZE = 4096
-"""More members than any group has: a damaged file must not ask for memory without end."""
+"""Most members of a group, more than any has: a damaged file must not ask for endless memory."""
 
 MAX_STAGES = 64
-"""The most stages on a token's path, as many as a micro-batch visits at most (pipeline/wire/messages.py)."""
+"""Most stages on a token's path, as many as a micro-batch visits (pipeline/wire/messages.py)."""
 
 Stage = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
@@ -248,9 +236,9 @@ class _Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     spans: tuple[_Span, ...]
     finish: Literal["stop", "length"] | None
     path: Annotated[tuple[Stage, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()
-    """States of before it was recorded have none: they are those of whole models."""
+    """Path through a pipeline. Older states have none: theirs are whole models."""
     given: tuple[tuple[TokenId, TokenId], ...] = ()
-    """States of before there were environments end here."""
+    """Ranges of inserted tokens. States from before environments existed end before it."""
     observed: tuple[tuple[_Message, ...], ...] = ()
     stands: Literal["", "asking", "broken off"] = ""
 
@@ -269,16 +257,16 @@ class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_lengths: Annotated[dict[str, Length], msgspec.Meta(max_length=MAX_PROMPTS)]
     task_lengths: Annotated[dict[str, Length], msgspec.Meta(max_length=MAX_TASKS)]
     may_stay_behind: Length | None = None
-    """States of before it was recorded have none: what was under way then was so without a bound."""
+    """Groups that may stay behind. Older states have none: their groups had no such bound."""
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """What a state holds, checked."""
+class SavedState(msgspec.Struct, frozen=True):
+    """The checked contents of a state."""
 
     groups: Sequence[tuple[ExampleKey, list[OpenCompletion]]]
     lengths: LengthEstimates
     may_stay_behind: float | None
-    """Groups that may stay behind younger ones (under_way.py); None: not recorded."""
+    """Number of groups that may stay behind younger ones (under_way.py). None: not recorded."""
 
 
 def encode(
@@ -287,14 +275,16 @@ def encode(
     lengths: LengthEstimates,
     may_stay_behind: float,
 ) -> bytes:
-    """`in_engine`: the tokens so far of what is being sampled, by request id. `may_stay_behind`: groups."""
+    """`in_engine`: the tokens so far of requests in the engine, by request id. `may_stay_behind`: a number of
+    groups."""
     begun = tuple(_group(group, in_engine) for group in groups)
     state = _State(FORMAT, begun, dict(lengths.prompts), dict(lengths.tasks), may_stay_behind)
     return msgspec.msgpack.encode(state)
 
 
-def decode(state: bytes) -> Kept:
-    """Raises CheckpointError for what is damaged, of another format, or not a state at all."""
+def decode(state: bytes) -> SavedState:
+    """Returns the contents of a state. Raises CheckpointError if it is damaged, of another format, or no
+    state at all."""
     try:
         found = msgspec.msgpack.decode(state, type=_State)
         groups = [_checked(group) for group in found.groups]
@@ -305,7 +295,7 @@ def decode(state: bytes) -> Kept:
             hint="start over with --fresh (nothing is deleted)",
         ) from error
     lengths = LengthEstimates(found.prompt_lengths, found.task_lengths)
-    return Kept(groups, lengths, found.may_stay_behind)
+    return SavedState(groups, lengths, found.may_stay_behind)
 
 
 def _group(group: OpenGroup, in_engine: Mapping[str, Sampled]) -> _Group:

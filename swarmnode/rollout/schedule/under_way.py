@@ -1,36 +1,4 @@
-"""Groups and requests under way: which are in line, which the engine has, and which may begin or leave.
-
-examples -> [GroupPool: drawn -> begun -> complete] -> partial.py hands out
-                                   |
-                                   v  line of members -> submit -> [UnderWay] -> Output -> its group
-
-partial.py: may another group begin, may this one be handed out now?    -> [due_in_rounds, leaves_room]
-            may it go before older ones that are not complete?          -> [Turns]
-            what may an update of the policy do to requests in flight?  -> [nearest_mode]
-
-*The bound on age* of trained tokens is kept without throwing work away. A group whose oldest token is of
-version u may be trained on at versions up to u + K: it is *due* in u + K - newest rounds, 0 being this one.
-Each round hands out N groups and then the policy moves on by one. So everything is in time as long as, for
-every d, the groups due within d rounds are no more than the places left in this round plus d * N. Two rules
-keep that true for ever, once it is:
-
-- a new group (due in K rounds) begins only while all open groups fit into this round and K more;
-- a complete group leaves only if every group due before it still has a place. The one due first always may.
-
-It follows that a round ends only when nobody is due any more: it waits for those groups instead of dropping
-them, while the rest goes on. With K = 0 exactly N groups begin, and all are waited for. Otherwise
-the order of a round is the order in which groups complete, as far as turns let them.
-
-*Turns* let answers of all lengths be trained on from the first round on. Where the engine is kept full, short
-answers come back first. Once things are under way that is no bias: for each long answer that stays behind
-another one comes in. But at the start nobody comes in yet. All that was asked, less what is trained on, is
-what is under way, and that is long: so many answers must stay behind, with so many more tokens than the mean,
-before rounds are as long as what is asked. Whichever way they are handed out this has to be paid once. Here
-it is paid slowly: groups leave in the order in which they were drawn, and each that leaves lets a small part
-of another one stay behind, until nobody has to wait for that any more. Meanwhile groups wait for older ones.
-The engine has as much to do as ever; what is trained on is older by as much, within the bound on age, which
-comes first.
-"""
+"""Groups and requests under way: queued, in the engine, and the rules by which a group begins or leaves."""
 
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
@@ -41,19 +9,19 @@ from swarmnode.rollout.engine import Engine, InFlight, Output, Request
 from swarmnode.rollout.schedule.group import OpenGroup
 
 FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
-"""Modes of an update, those that cost the least first."""
+"""Modes of an update, the cheapest first."""
 
 
 class GroupPool:
-    """Every group that is not handed out yet, and the order in which members go to the engine: book-keeping
-    alone, nothing here asks, samples or decides.
+    """The groups that are not handed out yet, and the order in which members go to the engine: book-keeping
+    alone, without requests, sampling or decisions.
 
-    A group is in exactly one of `drawn` and `begun` until it is forgotten; `complete` lists those of `begun`
-    that are. A member that has not ended is in line or in the engine, or waits for its environment.
+    A group is in exactly one of `drawn` and `begun` until it is forgotten; `complete` lists the complete ones
+    among `begun`. A member that has not ended is queued, in the engine, or waits for its environment.
     """
 
     def __init__(self, groups: Iterable[OpenGroup] = ()) -> None:
-        """`groups` have begun, the oldest first; no member is in the engine."""
+        """`groups` have begun, the oldest first; none of their members is in the engine."""
         self.begun: dict[int, OpenGroup] = {group.serial: group for group in groups}
         """Begun groups by serial, the oldest first."""
         self.drawn: deque[OpenGroup] = deque()
@@ -65,7 +33,7 @@ class GroupPool:
 
     @property
     def unhanded(self) -> list[OpenGroup]:
-        """All of them, the oldest first."""
+        """All groups that are not handed out yet, the oldest first."""
         return [*self.begun.values(), *self.drawn]
 
     @property
@@ -73,13 +41,13 @@ class GroupPool:
         return bool(self._line)
 
     def begin(self) -> None:
-        """The next drawn group begins: its members join the line."""
+        """Begins the next drawn group: its members are queued."""
         group = self.drawn.popleft()
         self.begun[group.serial] = group
         self._line.extend((group, place) for place in group.for_the_engine)
 
     def next_members(self, limit: int) -> tuple[OpenGroup, list[int]]:
-        """Take the first in line, and those behind it of the same group, at most `limit`."""
+        """Takes the first member of the queue, and the following ones of the same group, at most `limit`."""
         group, first = self._line.popleft()
         places = [first]
         while len(places) < limit and self._line and self._line[0][0] is group:
@@ -87,7 +55,8 @@ class GroupPool:
         return group, places
 
     def line_up(self, in_engine: Container[str]) -> None:
-        """Line up all that have neither ended nor are in the engine: first what has tokens, then by age."""
+        """Queues all members that have neither ended nor are in the engine: those with tokens first, then by
+        age."""
         waiting = [
             (group, place)
             for group in self.begun.values()
@@ -97,13 +66,13 @@ class GroupPool:
         self._line = deque(sorted(waiting, key=lambda entry: not entry[0].members[entry[1]].sampled))
 
     def start_over(self, group: OpenGroup) -> None:
-        """Forget its tokens; its members line up as new ones. None of them may be in the engine."""
+        """Forgets a group's tokens; its members are queued as new ones. None of them may be in the engine."""
         self._remove(group)
         group.start_over()
         self._line.extend((group, place) for place in group.for_the_engine)
 
     def forget(self, group: OpenGroup) -> None:
-        """It has been handed out, or is left out."""
+        """Removes a group that has been handed out, or is left out."""
         del self.begun[group.serial]
         self._remove(group)
 
@@ -112,8 +81,8 @@ class GroupPool:
         self._line = deque(entry for entry in self._line if entry[0] is not group)
 
 
-class UnderWay:
-    """The requests in the engine by name, with the place of each in its group."""
+class RequestsInFlight:
+    """The requests in the engine by name, with each one's group and place."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[OpenGroup, int, int]] = {}  # and its tokens less the steps until then
@@ -131,12 +100,12 @@ class UnderWay:
 
     @property
     def context(self) -> int:
-        """Tokens that all of them look back on together, prompts included, if each step gave each a token: an
-        engine in another process is further than that, and one that is full has some wait."""
+        """Tokens that all requests look back on together, prompts included, if each step gave each a token:
+        an engine in another process is further than that, and a full one lets some wait."""
         return self._tokens_at_step_0 + self._steps * len(self._places)
 
     def add(self, group: OpenGroup, places: Sequence[int], requests: Sequence[Request]) -> None:
-        """The engine has taken these requests for these places of the group."""
+        """Records that the engine has taken these requests for these places of the group."""
         for place, request in zip(places, requests, strict=True):
             tokens = len(request.prompt_ids) + len(request.sampled) - self._steps
             self._places[request.request_id] = (group, place, tokens)
@@ -146,7 +115,8 @@ class UnderWay:
         self._steps += 1
 
     def take(self, output: Output) -> tuple[OpenGroup, int]:
-        """What the engine gives back is its group's again. Returns the group and the place in it."""
+        """Returns an output of the engine to its group. Returns the group and the place in it. Raises
+        EngineError for a request that is not ours."""
         if output.request_id not in self._places:
             raise EngineError(
                 f"the engine returned request {output.request_id}, which is not ours",
@@ -159,7 +129,8 @@ class UnderWay:
 
 
 def nearest_mode(engine: Engine, wanted: InFlight) -> InFlight | None:
-    """The wanted mode of an update, or the nearest there is. None: only an empty engine will do."""
+    """Returns the wanted mode of an update, or the nearest available one. None: the engine has to be
+    empty."""
     can = engine.capabilities.inflight
     return next((mode for mode in (wanted, *FALLBACKS) if mode in can and _possible(engine, mode)), None)
 
@@ -172,7 +143,8 @@ def _possible(engine: Engine, mode: InFlight) -> bool:
 
 
 def due_in_rounds(oldest_version: int | None, newest_version: int, max_lag: int) -> int:
-    """Rounds that a group can still wait before it is trained on; negative: it is too old already.
+    """Returns the rounds that a group can still wait before it is trained on. Negative: it is too old
+    already.
 
     >>> due_in_rounds(7, newest_version=9, max_lag=4), due_in_rounds(None, 9, 4), due_in_rounds(4, 9, 4)
     (2, 4, -1)
@@ -181,7 +153,7 @@ def due_in_rounds(oldest_version: int | None, newest_version: int, max_lag: int)
 
 
 def leaves_room(due: int, others_due: Iterable[int], places: int, groups_per_round: int) -> bool:
-    """Whether a group may take one of this round's `places` and all that are due before it still fit.
+    """Returns True if a group may take one of this round's `places` and all groups due before it still fit.
 
     >>> leaves_room(5, [0, 1, 1], places=2, groups_per_round=8)
     True
@@ -195,20 +167,22 @@ def leaves_room(due: int, others_due: Iterable[int], places: int, groups_per_rou
 # ---- whose turn it is to leave ----
 
 GROUPS_PER_DELAY = 48
-"""Groups that leave for one more that may stay behind them. Those that stay are the longest, of two or three
-times the mean: so the mean of what leaves is lower by a twentieth at most."""
+"""Groups that leave for one more that may stay behind them. Those that stay are the longest, two or three
+times the mean: so the mean of the groups that leave is lower by a twentieth at most."""
 
 RELAXATION = 1 / 8
-"""So much of that is taken back where fewer stay behind than may: when fewer are asked for, or answers become
-alike, the way back is slow as well."""
+"""Share of the allowance that is taken back while fewer groups stay behind than may: if fewer are asked for,
+or answers become alike, the way back is slow as well."""
 
 
-class Turns:
-    """How many groups may stay behind younger ones, and which that allows to leave. Groups are told apart by
-    serial numbers: the lower, the older.
+class DepartureOrder:
+    """The number of groups that may stay behind younger ones, and the groups that this allows to leave.
+    Groups are identified by serial numbers: the lower, the older.
 
-    >>> Turns().youngest_to_leave([3, 4, 5]), Turns(allowed=1.0).youngest_to_leave([3, 4, 5])
-    (3, 4)
+    >>> DepartureOrder().youngest_to_leave([3, 4, 5])
+    3
+    >>> DepartureOrder(allowed=1.0).youngest_to_leave([3, 4, 5])
+    4
     """
 
     def __init__(self, allowed: float = 0.0) -> None:
@@ -217,13 +191,13 @@ class Turns:
         self._youngest_out = -1
 
     def youngest_to_leave(self, begun: Collection[int]) -> int:
-        """The youngest begun group that may leave, with all older ones."""
+        """Returns the youngest begun group that may leave, as all older ones may."""
         oldest = nsmallest(int(self.allowed) + 1, begun)
         # Who is older than one that has left is behind already.
         return max(*oldest, self._youngest_out)
 
     def left(self, serial: int, begun: Collection[int]) -> None:
-        """A group has left; `begun` are all others."""
+        """Records that a group has left; `begun` are all others."""
         self._youngest_out = max(self._youngest_out, serial)
         behind = sum(other < self._youngest_out for other in begun)
         step = 1.0 if behind >= int(self.allowed) else -RELAXATION

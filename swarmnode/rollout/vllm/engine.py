@@ -140,7 +140,7 @@ class VllmEngine:
         return self._hand_out(None)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        """Aborts as every engine does; beside this process vLLM samples on until it hears of it, so that a
+        """Aborts as every engine does. A vLLM in another process samples on until it hears of it, so that a
         completion may turn out to have ended by itself (finish "stop" or "length")."""
         chosen = None if request_ids is None else set(request_ids)
         waiting = self._queue.withdraw(chosen)
@@ -242,7 +242,7 @@ class VllmEngine:
                 self._ready.append(Output(row.request.request_id, sampled, finish, row.kept_tokens))
 
     def _withdraw(self, choose: Callable[[Row], bool]) -> list[Row]:
-        """Take rows out of vLLM, with all they sampled; some may turn out to have ended."""
+        """Takes rows out of vLLM, with all their tokens; some may turn out to have ended."""
         rows = {row.key: row for row in self._running.values() if choose(row)}
         if rows:
             self._absorb(self._driver.abort(rows))
@@ -283,7 +283,7 @@ class VllmEngine:
         return outputs
 
     def _sampled(self, rows: Collection[Row]) -> list[Sampled]:
-        """Their completions so far, once it is certain that they are numbers."""
+        """Returns their completions so far. Raises EngineError if a log-probability is no number."""
         for row in rows:
             if not math.isfinite(sum(row.logprobs)):
                 self._drop_everything(rows)
@@ -309,7 +309,7 @@ class VllmEngine:
         return self._policies.live(self._asked())
 
     def _asked(self) -> set[int]:
-        """Versions that waiting requests want and that have to stay live for them."""
+        """Returns the versions that waiting requests want and that have to stay live for them."""
         versions = {request.version for request in self._queue.waiting}
         return {version for version in versions if version is not None and version != BASE_VERSION}
 

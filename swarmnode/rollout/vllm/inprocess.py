@@ -34,11 +34,11 @@ from swarmnode.rollout.vllm.driver import (
 SCHEDULER = "swarmnode.rollout.vllm.scheduler.DecodingScheduler"
 
 MAX_SCORING_STEPS = 1_000_000
-"""More steps than any sequences could need; fewer than forever."""
+"""Most steps of scoring, more than any sequences could need."""
 
 
 class InProcessDriver:
-    """A `Driver` for a CPU."""
+    """A `Driver` in this process, for a CPU."""
 
     def __init__(self, settings: DriverSettings) -> None:
         require_vllm()
@@ -102,14 +102,15 @@ class InProcessDriver:
         return self._core.scheduler.kv_cache_manager.usage
 
     def sleep(self) -> None:
-        """The memory of a CPU is not given back; what is cached is forgotten."""
+        """Forgets what is cached. The memory of a CPU is not given back."""
         self._engine.reset_prefix_cache()
 
     def wake(self) -> None:
         pass
 
     def close(self) -> None:
-        """Not `EngineCore.shutdown`: that tears down process groups other engines of this process use."""
+        """Ends the engine without `EngineCore.shutdown`, which tears down process groups that other engines
+        of this process use."""
         if self._engine is None:
             return
         self._client._finalizer.detach()
@@ -119,7 +120,7 @@ class InProcessDriver:
         self._engine = self._client = self._core = None
 
     def _advance(self) -> list[Any]:
-        """One step of vLLM, which draws from torch's global generator: it gets one of its own there."""
+        """Runs one step of vLLM. It draws from torch's global generator, where it gets one of its own."""
         outside = torch.get_rng_state()
         torch.set_rng_state(self._noise)
         try:
@@ -173,8 +174,7 @@ class InProcessDriver:
 
 
 def _delta(output: Any) -> Delta:
-    """Our words for vLLM's `EngineCoreOutput`; a decoding step of scheduler.py says it in our words
-    already."""
+    """Returns a `Delta` for vLLM's `EngineCoreOutput`; a decoding step of scheduler.py gives one already."""
     if isinstance(output, Delta):
         return output
     reason, prefill, logprobs = output.finish_reason, output.prefill_stats, output.new_logprobs
@@ -188,8 +188,8 @@ def _delta(output: Any) -> Delta:
 
 
 def _scores(output: Any, first: int) -> tuple[float, ...]:
-    """Log-probabilities of the tokens from the `first` on; the last of them stands where vLLM would have
-    sampled."""
+    """Returns the log-probabilities of the tokens from the `first` on; the last of them is at the place where
+    vLLM would have sampled."""
     prompt = output.new_prompt_logprobs_tensors
     if output.new_logprobs is None:
         raise unscored()

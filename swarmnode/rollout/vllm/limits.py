@@ -15,17 +15,17 @@ from swarmnode.rollout.vllm.driver import head_size
 from swarmnode.rollout.vllm.policies import LoadedPolicy, linear_weights
 
 TEMPERATURES = (0.01, 2.0)
-"""What vLLM samples at, besides 0. It raises what is colder without a word, and refuses what is hotter."""
+"""Temperatures, besides 0, that vLLM samples at. It silently raises colder ones and refuses hotter ones."""
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of an attention head for which vLLM has code on a CPU. On CUDA it has others for the rest."""
+"""Sizes of an attention head for which vLLM has code on a CPU. On CUDA it has code for the others, too."""
 
 RECURRENT_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
-"""Types of layers, as configurations name them, that keep a state instead of keys and values."""
+"""Types of layers, by their names in configurations, that keep a state instead of keys and values."""
 
 
 def unsupported_reason(base: PreTrainedModel, on_cpu: bool) -> str | None:
-    """Why vLLM cannot hold this model with policies of ours, or None when it can."""
+    """Returns the reason why vLLM cannot hold this model with policies of ours, or None if it can."""
     family, weights = base.config.model_type, linear_weights(base)
     if not weights:
         return f"vLLM finds no linear layers in {family} that a policy could change"
@@ -37,13 +37,13 @@ def unsupported_reason(base: PreTrainedModel, on_cpu: bool) -> str | None:
 
 
 def refuse_model(base: PreTrainedModel, on_cpu: bool) -> None:
-    """A model that vLLM cannot hold."""
+    """Raises EngineError for a model that vLLM cannot hold."""
     if (reason := unsupported_reason(base, on_cpu)) is not None:
         raise EngineError(f"the vLLM engine cannot run this model: {reason}", hint=USE_AUTO)
 
 
 def refuse_temperatures(requests: Iterable[Request]) -> None:
-    """A temperature that vLLM would change or refuse."""
+    """Raises EngineError for a temperature that vLLM would change or refuse."""
     coldest, hottest = TEMPERATURES
     for request in requests:
         temperature = request.sampling.temperature
@@ -55,7 +55,7 @@ def refuse_temperatures(requests: Iterable[Request]) -> None:
 
 
 def refuse_base(versions: Iterable[int | None]) -> None:
-    """The bare base, while a policy is merged into it."""
+    """Raises EngineError for the bare base while a policy is merged into it."""
     if BASE_VERSION in versions:
         raise EngineError(
             "the base is not live while a policy is merged into it", hint='start vLLM with weights="lora"'
@@ -63,7 +63,7 @@ def refuse_base(versions: Iterable[int | None]) -> None:
 
 
 def refuse_mode(inflight: InFlight, capabilities: Capabilities, can_pin: bool) -> None:
-    """A mode that cannot be had, at all or now."""
+    """Raises EngineError for a mode that is not available, at all or now."""
     if inflight not in capabilities.inflight:
         raise EngineError(
             f"vLLM with merged weights cannot {inflight} requests at an update",
@@ -74,7 +74,8 @@ def refuse_mode(inflight: InFlight, capabilities: Capabilities, can_pin: bool) -
 
 
 def refuse_versions(staying: Iterable[LoadedPolicy], asked: Collection[int], new: int, most: int) -> None:
-    """More policies than `most`: the new one, those rows stay on, those that waiting requests ask for."""
+    """Raises EngineError for more policies than `most`: the new one, those of running rows, and those that
+    waiting requests ask for."""
     in_use = {policy.serial: policy.version for policy in staying if policy.version != BASE_VERSION}
     live = 1 + len(in_use) + len(set(asked) - {new, *in_use.values()})
     if live > most:
@@ -85,7 +86,7 @@ def refuse_versions(staying: Iterable[LoadedPolicy], asked: Collection[int], new
 
 
 def _is_recurrent(base: PreTrainedModel) -> bool:
-    """Pure families say it of themselves, mixed ones of their layers."""
+    """Returns True if a model is recurrent: pure families state it themselves, mixed ones in their layers."""
     layers = base.config.get_text_config().to_dict().get("layer_types") or ()
     return base._is_stateful or any(layer in RECURRENT_LAYERS for layer in layers)
 

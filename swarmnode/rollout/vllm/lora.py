@@ -17,7 +17,7 @@ ALL_ROWS = None
 
 
 class GroupedLora(PunicaWrapperCPU):
-    """Sums what each adapter changes into the rows that use it."""
+    """Adds each adapter's change to the rows that use it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,7 +56,7 @@ class GroupedLora(PunicaWrapperCPU):
 
 
 def rows_by_slot(slots: Tensor) -> list[tuple[int, Tensor | None]]:
-    """Adapter slots in use, with the tokens that use them; `ALL_ROWS` when there is only one.
+    """Returns the adapter slots in use, with the tokens that use them; `ALL_ROWS` if there is only one.
 
     >>> rows_by_slot(torch.tensor([2, -1, 2]))
     [(2, tensor([0, 2]))]

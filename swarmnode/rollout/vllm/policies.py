@@ -1,14 +1,4 @@
-"""Which policies vLLM holds, and which weights each running request samples from.
-
-PolicyUpdate -> [policies] -> driver.Driver.load_adapter | load_weights
-
-A *lane* is a set of weights inside vLLM with the requests that sample from it. Two ways to hold a policy:
-
-- `LoraPolicies`: every lane is an adapter next to the untouched base. Followers of the newest policy share a
-  lane whose adapter is replaced under them in mode "keep"; requests with a version of their own have lanes
-  that nothing replaces. The fast way where LoRA kernels are (CUDA), and several versions are live.
-- `MergedPolicies`: one lane, the weights themselves. The fast way on a CPU; one version is live.
-"""
+"""The policies in vLLM, and the weights that each running request samples from."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -35,30 +25,31 @@ class LoadedPolicy:
 
     version: int
     serial: int
-    """Counts up and is never given twice, as version numbers may be."""
+    """Serial number that counts up and is never given twice, unlike version numbers."""
     pairs: Mapping[str, LoraPair]
-    """What it changes in the base, by module; nothing: the base itself."""
+    """LoRA over the base, by module. Empty: the base itself."""
 
     @property
     def salt(self) -> str:
-        """Keys and values of one policy are never found by another's requests."""
+        """Salt of the cache, so that the keys and values of one policy are never found by another's
+        requests."""
         return str(self.serial)
 
 
 @dataclass(slots=True)
 class Lane:
-    """Weights inside vLLM, and how many requests sample from them."""
+    """Weights inside vLLM, and the number of requests that sample from them."""
 
     policy: LoadedPolicy
     adapter: int | None
-    """Its number in vLLM; None: the base weights as they are."""
+    """Number of the adapter in vLLM. None: the base weights as they are."""
     follows: bool
-    """Whether its requests go along with new policies, as opposed to having asked for this version."""
+    """True if its requests move on to new policies; False if they asked for this version."""
     users: int = 0
 
 
 class Policies(Protocol):
-    """How policies are held."""
+    """A way to hold policies in vLLM."""
 
     inflight: frozenset[InFlight]
     """Modes of an update that this way of holding policies allows."""
@@ -66,35 +57,36 @@ class Policies(Protocol):
     newest: LoadedPolicy
 
     def live(self, asked: Collection[int]) -> set[int]:
-        """Versions: the newest, those in use, and those that waiting requests `asked` for."""
+        """Returns the live versions: the newest, those in use, and those that waiting requests `asked`
+        for."""
         ...
 
     def has_base(self, newest: LoadedPolicy) -> bool:
-        """Whether a request for the bare base can run while this policy is the newest."""
+        """Returns True if a request for the bare base can run while this policy is the newest."""
         ...
 
     def check(self, update: PolicyUpdate) -> LoadedPolicy:
-        """The policy of an update; EngineError for one that does not fit the model."""
+        """Returns the policy of an update. Raises EngineError if it does not fit the model."""
         ...
 
     def can_pin(self) -> bool:
-        """Whether requests under way can stay where they are when a new policy comes."""
+        """True if requests under way can stay on their policy when a new one comes."""
         ...
 
     def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
-        """Make a policy the newest; others stay while they are in use or waiting requests `asked` for them.
+        """Makes a policy the newest; others stay while they are in use or waiting requests `asked` for them.
         `move_followers`: requests under way sample from the new one from now on."""
         ...
 
     def enter(self, version: int | None) -> Lane:
-        """The lane of a request that starts now."""
+        """Returns the lane of a request that starts now."""
         ...
 
     def leave(self, lane: Lane) -> None: ...
 
 
 class LoraPolicies:
-    """Policies as adapters. At most `max_versions` are live."""
+    """Policies held as adapters. At most `max_versions` are live."""
 
     inflight: frozenset[InFlight] = frozenset({"pin", "keep", "recompute", "abort"})
 
@@ -181,7 +173,7 @@ class LoraPolicies:
 
 
 class MergedPolicies:
-    """One policy, merged into the weights; always from the base, so that no rounding accumulates."""
+    """One policy, merged into the weights, always from the base, so that rounding does not accumulate."""
 
     inflight: frozenset[InFlight] = frozenset({"keep", "recompute", "abort"})
     max_versions = 1
@@ -218,7 +210,7 @@ class MergedPolicies:
         return self._lane
 
     def leave(self, lane: Lane) -> None:
-        """Nobody counts: the weights stay."""
+        """Does nothing: the weights stay."""
 
     def _merged(
         self, pairs: Mapping[str, LoraPair], changed: Collection[str]
@@ -233,8 +225,8 @@ class MergedPolicies:
 
 
 def linear_weights(base: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights that a policy may change, by the names they have without PEFT's layers. Not the head: it may be
-    the embedding as well."""
+    """Returns the weights that a policy may change, by their names without PEFT's layers. The head is not
+    one: it may be the embedding as well."""
     head = base.get_output_embeddings()
     found: dict[str, Tensor] = {}
     for name, module in base.named_modules():
@@ -246,14 +238,14 @@ def linear_weights(base: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """(out, in) by module."""
+    """Returns (out, in) by module."""
     return {module: (weight.shape[0], weight.shape[1]) for module, weight in weights.items()}
 
 
 def write_adapter(
     folder: Path, pairs: Mapping[str, LoraPair], rank: int, fitting: Mapping[str, tuple[int, int]]
 ) -> None:
-    """Save as PEFT does. The scaling is in B already."""
+    """Saves an adapter as PEFT does. The scaling is in B already."""
     if not pairs:
         pairs = _nothing(fitting)
     tensors: dict[str, Tensor] = {}
@@ -271,6 +263,6 @@ def _copied(pair: LoraPair) -> LoraPair:
 
 
 def _nothing(fitting: Mapping[str, tuple[int, int]]) -> dict[str, LoraPair]:
-    """An adapter that changes nothing: a file must name at least one module."""
+    """Returns an adapter that changes nothing: a file must name at least one module."""
     module, (out, into) = next(iter(fitting.items()))
     return {module: LoraPair(torch.zeros(1, into), torch.zeros(out, 1), 1.0)}

@@ -1,7 +1,4 @@
-"""A request that vLLM has: how it is told to vLLM, and what came back.
-
-requests.py -> [rows] -> driver.Start ... driver.Delta -> [rows] -> Sampled
-"""
+"""A request in vLLM: its form there, and its tokens so far."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -15,19 +12,19 @@ from swarmnode.types import Span
 
 @dataclass(slots=True)
 class Row:
-    """A request that vLLM has."""
+    """A request in vLLM."""
 
     request: Request
     key: str
     lane: Lane
     policy: LoadedPolicy
-    """What its newest tokens are sampled from."""
+    """Policy of its newest tokens."""
     kv: Literal["fresh", "stale"] = "fresh"
     tokens: list[int] = field(default_factory=list[int])
     """Tokens since it started or was resumed."""
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[Span] = field(default_factory=list[Span])
-    """Those that are over."""
+    """Spans of earlier policies."""
     kept_tokens: int = 0
     """Leading tokens that vLLM had cached when it was resumed."""
 
@@ -40,7 +37,7 @@ class Row:
         return len(self.request.sampled) + len(self.tokens)
 
     def move_to(self, policy: LoadedPolicy) -> None:
-        """Another policy samples from here on, over keys and values of this one."""
+        """Samples from another policy from here on, over keys and values of this one."""
         self.spans = self._all_spans()
         self.policy, self.kv = policy, "stale"
 
@@ -54,7 +51,7 @@ class Row:
         return [*self.spans, Span(self.policy.version, start, self.done, self.kv)]
 
     def start(self, eos_token_ids: tuple[int, ...]) -> Start:
-        """What vLLM is told."""
+        """Returns the request in vLLM's terms."""
         request, sampling = self.request, self.request.sampling
         done = len(request.sampled)
         return Start(
@@ -71,6 +68,6 @@ class Row:
 
 
 def segment_seed(seed: int, tokens_done: int) -> int:
-    """The seed of a request that goes on behind so many tokens: vLLM would start its stream again."""
+    """Returns the seed of a request that goes on behind so many tokens: vLLM would start its stream again."""
     digest = hashlib.blake2b(f"{seed}/{tokens_done}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

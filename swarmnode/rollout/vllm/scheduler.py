@@ -1,12 +1,4 @@
-"""A shorter way through vLLM's scheduler for steps that only decode: one token more for everything that runs.
-
-driver.py names it -> EngineCore -> [scheduler] -> model runner -> [scheduler] -> Delta -> inprocess.py
-
-Almost every step of long answers is such a step. Stock code asks some thirty questions about each row of it
-(encoder inputs, drafts, connectors, blocks): of 256 rows of a model of 3M parameters, a sixth of the time.
-Here a row is looked at once on the way in and once on the way out, and only rows at the edge of a block go
-through vLLM's block manager. Every other step, and every configuration that this does not know, is stock.
-"""
+"""A shortcut through vLLM's scheduler for steps that only decode: one more token for every running row."""
 
 from typing import Any
 
@@ -48,8 +40,8 @@ class DecodingScheduler(Scheduler):
         )
 
     def _decode(self) -> Any:
-        """The plan of a step that advances each running row by one token; None if a row needs more than that,
-        or blocks that are not free. Nothing has changed then."""
+        """Returns the plan of a step that advances each running row by one token. None: a row needs more than
+        that, or blocks that are not free; nothing has changed then."""
         size, before = self.block_size, self.prev_step_scheduled_req_ids
         computed: list[int] = []
         at_edge: list[int] = []
@@ -141,8 +133,8 @@ class DecodingScheduler(Scheduler):
 
 
 def _knows_all(scheduler: Scheduler) -> bool:
-    """Whether nothing is configured beyond sampling text from one kind of attention. (`driver.vllm_sampling`
-    asks for no end-of-sequence token, grammar, repetition check or least length.)"""
+    """Returns True if nothing is configured beyond sampling text from one kind of attention.
+    (`driver.vllm_sampling` asks for no end-of-sequence token, grammar, repetition check or least length.)"""
     config, cache = scheduler.vllm_config, scheduler.kv_cache_manager
     managers = cache.coordinator.single_type_managers
     return (
@@ -164,7 +156,7 @@ def _knows_all(scheduler: Scheduler) -> bool:
 
 
 def _is_plain(output: Any) -> bool:
-    """Whether the model said tokens and log-probabilities, one row each, and nothing else."""
+    """Returns True if the model gave tokens and log-probabilities, one row each, and nothing else."""
     return (
         not output.prompt_logprobs_dict
         and not output.pooler_output

@@ -43,18 +43,17 @@ from swarmnode.rollout.vllm.driver import (
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 600.0
-"""Limit of anything vLLM is told: loading weights of a large model, waking up."""
+"""Longest call to vLLM in seconds: loading weights of a large model, waking up."""
 
 STEP_TIMEOUT_S = 600.0
-"""Longest wait for a token of anybody."""
+"""Longest wait for a token of any sequence, in seconds."""
 
 END_TIMEOUT_S = 4.0
-"""Time for vLLM's process to end by itself, before it is killed: a node that is told to stop has ten
-seconds."""
+"""Seconds for vLLM's process to end by itself before it is killed: a node that is told to stop has ten."""
 
 SETTLE_TURNS = 64
-"""Turns of the event loop in which everything that vLLM's process has sent reaches our queue: it passes four
-tasks, none of which waits for anything but the one before it."""
+"""Turns of the event loop within which everything that vLLM's process has sent reaches our queue: it passes
+four tasks, each of which waits only for the one before it."""
 
 
 class AsyncDriver:
@@ -135,7 +134,7 @@ class AsyncDriver:
         self._call(self._engine.collective_rpc("scrub_keys_and_values"))
 
     def kv_use(self) -> float | None:
-        """vLLM's process does not tell."""
+        """Share of keys and values in use. None: vLLM's process does not tell."""
         return None
 
     def sleep(self) -> None:
@@ -145,7 +144,7 @@ class AsyncDriver:
         self._call(self._engine.wake_up())
 
     def close(self) -> None:
-        """Raises what vLLM stopped working of, once everything is closed, unless that was said before."""
+        """Closes everything, and then raises the error that stopped vLLM, unless it was raised before."""
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._closing.set)
@@ -175,7 +174,7 @@ class AsyncDriver:
             raise EngineError(f"vLLM does not answer: {error}", hint="look at its log") from error
 
     def _listen(self) -> None:
-        """Take what has come. Raises EngineError once vLLM has stopped working."""
+        """Takes what has come. Raises EngineError once vLLM has stopped working."""
         for _ in range(self._heard.qsize()):
             self._hear(self._heard.get_nowait())
         if self._fault is not None:
@@ -200,7 +199,7 @@ class AsyncDriver:
     # On the event loop
 
     async def _serve(self, settings: DriverSettings, opened: Future[None]) -> None:
-        """Own the engine and everything that runs on this loop."""
+        """Owns the engine and everything that runs on this loop."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -233,7 +232,7 @@ class AsyncDriver:
             self._followers[start.key] = follower
 
     async def _follow(self, key: str, collector: Any) -> None:
-        """Pass on what one sequence samples until it ends. If it ends wrongly, so does everything here."""
+        """Passes on the tokens of one sequence until it ends. Its failure fails everything here."""
         known_cached = finished = False
         try:
             while not finished:
@@ -246,7 +245,7 @@ class AsyncDriver:
             del self._followers[key]
 
     def _report(self, follower: asyncio.Task[None]) -> None:
-        """Runs before anything that the end of this task makes fail, so that the reason is heard first."""
+        """Reports the reason before the failures that the end of this task causes."""
         if not follower.cancelled() and (error := follower.exception()) is not None:
             self._heard.put(error)
 
@@ -289,7 +288,7 @@ class AsyncDriver:
 
 
 def _as_fault(error: BaseException) -> EngineError:
-    """What to tell everybody who asks something of vLLM from now on."""
+    """Returns the error for all later calls to a vLLM that stopped working."""
     if isinstance(error, EngineError):
         return error
     fault = EngineError(f"vLLM stopped working: {error}", hint="look at its log")
@@ -304,7 +303,7 @@ def _prompt(token_ids: list[int], salt: str) -> Any:
 
 
 def _delta(key: str, output: Any, known_cached: bool) -> Delta:
-    """Our words for vLLM's `RequestOutput`."""
+    """Returns a `Delta` for vLLM's `RequestOutput`."""
     completion = output.outputs[0]
     return Delta(
         key,

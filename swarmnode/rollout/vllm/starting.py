@@ -1,7 +1,4 @@
-"""How vLLM is started for a model: on which device, beside us or within, with how much room, which policies.
-
-engine.py -> [starting] -> inprocess.py | separate.py, policies.py -> engine.py
-"""
+"""The start of vLLM for a model: its device, its process, its memory, and its policies."""
 
 from typing import Literal
 
@@ -24,21 +21,22 @@ from swarmnode.rollout.vllm.policies import LoraPolicies, MergedPolicies, Polici
 from swarmnode.rollout.vllm.separate import AsyncDriver
 
 Weights = Literal["auto", "lora", "merged"]
-"""How a policy is held: as an adapter beside the base, or merged into it. auto: what is faster there."""
+"""Way to hold a policy: as an adapter beside the base, or merged into it. auto: the faster one there."""
 
 KV_SHARE = 0.25
-"""Most of the free memory of a machine without a GPU that keys and values take unless somebody says more."""
+"""Most of the free memory of a machine without a GPU that keys and values take by default."""
 
 
 def computes_on_cpu() -> bool:
-    """Whether the vLLM that is installed does. Raises EngineError where it cannot be used."""
+    """Returns True if the installed vLLM computes on the CPU. Raises EngineError if it cannot be used."""
     require_vllm()
     with starting_vllm(in_process=False):
         return runs_on_cpu()
 
 
 def placement(weights: Weights, in_process: bool | None, on_cpu: bool) -> tuple[bool, bool]:
-    """Whether policies are merged, and whether vLLM runs beside this process."""
+    """Returns True if policies are merged, and True if vLLM runs in another process. Raises EngineError for
+    both."""
     merged = weights == "merged" or (weights == "auto" and on_cpu)
     beside = not on_cpu if in_process is None else not in_process
     if merged and beside:
@@ -47,12 +45,12 @@ def placement(weights: Weights, in_process: bool | None, on_cpu: bool) -> tuple[
 
 
 def lora_modules(base: PreTrainedModel) -> tuple[str, ...]:
-    """Last parts of the names of the modules that adapters may change."""
+    """Returns the last parts of the names of the modules that adapters may change."""
     return tuple(sorted({module.rpartition(".")[2] for module in linear_weights(base)}))
 
 
 def kv_room(base: PreTrainedModel, settings: DriverSettings) -> int:
-    """Bytes for keys and values of `max_slots` longest sequences, or a share of what memory is free."""
+    """Returns the bytes for keys and values of `max_slots` longest sequences, or a share of free memory."""
     layers = base.config.get_text_config().num_hidden_layers
     itemsize = TORCH_DTYPES[settings.dtype].itemsize
     per_token = 2 * layers * _key_heads(base) * head_size(base) * itemsize
@@ -63,21 +61,21 @@ def kv_room(base: PreTrainedModel, settings: DriverSettings) -> int:
 
 
 def start_driver(settings: DriverSettings, beside: bool) -> Driver:
-    """vLLM itself, in a process of its own or in this one."""
+    """Starts vLLM, in a process of its own or in this one."""
     return AsyncDriver(settings) if beside else InProcessDriver(settings)
 
 
 def start_policies(
     driver: Driver, base: PreTrainedModel, settings: DriverSettings, merged: bool, max_versions: int
 ) -> Policies:
-    """Who keeps the policies: merged into the weights, or as adapters."""
+    """Returns the holder of policies: merged into the weights, or as adapters."""
     if merged:
         return MergedPolicies(driver, base, TORCH_DTYPES[settings.dtype])
     return LoraPolicies(driver, base, settings.lora_rank, max_versions)
 
 
 def capabilities(policies: Policies, settings: DriverSettings) -> Capabilities:
-    """What the engine says of itself."""
+    """Returns the engine's capabilities."""
     return Capabilities(
         name="vllm",
         inflight=policies.inflight,
@@ -90,7 +88,7 @@ def capabilities(policies: Policies, settings: DriverSettings) -> Capabilities:
 
 
 def _key_heads(base: PreTrainedModel) -> int:
-    """Heads that have keys and values of their own. A family that does not say has one per query head, or
-    fewer and we reserve too much."""
+    """Returns the heads that have keys and values of their own. For a family that does not say, one per query
+    head is assumed: the room may be too large."""
     config = base.config.get_text_config()
     return config.to_dict().get("num_key_value_heads") or config.num_attention_heads

@@ -142,7 +142,7 @@ _COLUMNS = {"x86_64": 0, "aarch64": 1}
 
 
 def number_of(name: str, machine: str = MACHINE) -> int | None:
-    """The number of a system call on this machine. None: there is none.
+    """Returns the number of a system call on this machine, or None if it has no such call.
 
     >>> number_of("read", "x86_64"), number_of("open", "aarch64")
     (0, None)
@@ -151,7 +151,7 @@ def number_of(name: str, machine: str = MACHINE) -> int | None:
 
 
 def checked(result: int, what: str) -> int:
-    """The result of a call of libc. Raises OSError where it is -1."""
+    """Returns the result of a call of libc. Raises OSError if it is -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -159,13 +159,13 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """Call the kernel by number. Raises OSError."""
+    """Calls the kernel by number. Raises OSError if it refuses."""
     return checked(LIBC.syscall(ctypes.c_long(number), *arguments), f"system call {number}")
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel end this process when `parent`, which started it, ends. 0: it is in another namespace.
-    Raises OSError where it has ended."""
+    """Makes the kernel end this process when `parent`, which started it, ends. 0: the parent is in another
+    namespace. Raises OSError if it has ended."""
     if sys.platform != "linux":
         return
     checked(LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "PR_SET_PDEATHSIG")
@@ -174,14 +174,14 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever descendant loses its own, where the kernel knows that."""
+    """Makes this process the parent of descendants that lose their own, if the kernel supports it."""
     if sys.platform == "linux":
         checked(LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER")
 
 
 def give_up_privileges() -> None:
-    """Drop every capability, and let no program that is started bring any back. A crash writes no core, which
-    a handler of the machine's might read with rights that we do not have."""
+    """Drops every capability, and lets no program that is started bring any back. A crash writes no core,
+    which a handler of the machine's might read with rights that we do not have."""
     checked(LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
     checked(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)

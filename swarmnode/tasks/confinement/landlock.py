@@ -1,10 +1,4 @@
-"""Which files a program may open, by landlock: a few folders to read, one to write, nothing else.
-
-launch.py -> [landlock] -> kernel.py
-
-Landlock needs no privilege and no root. It also keeps a program from tracing processes outside and, from its
-sixth version on, from signals and abstract sockets to them.
-"""
+"""File access by landlock: a confined program may read a few folders, write one, and open nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +42,7 @@ _OF_A_FILE = _READ_FILE | _WRITE_FILE | _TRUNCATE
 
 
 def landlock_version() -> int:
-    """The version of landlock that the kernel has; 0: none, or it is switched off."""
+    """Returns the version of landlock in this kernel. 0: it has none, or it is switched off."""
     try:
         return syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
     except OSError as error:
@@ -58,7 +52,7 @@ def landlock_version() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Open nothing but what lies in these files and folders, from now on. Raises OSError."""
+    """Forbids this process to open anything outside these files and folders, for good. Raises OSError."""
     version = landlock_version()
     handled = 0
     for since, rights in _RIGHTS_SINCE.items():
@@ -73,7 +67,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def _ruleset(version: int, handled: int) -> int:
-    """No TCP either where landlock knows it, in case of a socket that was never there."""
+    """Creates a landlock ruleset. It forbids TCP too, if landlock knows it, in case a socket leaks in."""
     attributes = struct.pack("=QQQ", handled, 0b11, _SCOPES)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     return syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), ctypes.c_uint32(0))

@@ -31,26 +31,27 @@ OTHER_PROGRAM = 3
 """Descriptor of the socket to the other program, where there are two."""
 
 IMPORTED_BY_BOTH = ("json", "typing")
-"""What two programs (remote_calls.py) need most of their start for: it is done once."""
+"""Modules that two programs (remote_calls.py) spend most of their start on: they are imported once for
+both."""
 
 FILES = "/tmp"
-"""Where a program may write, in a root of its own."""
+"""Folder that a program may write to, in a root of its own."""
 
 LAST_DESCRIPTOR = 1 << 20
 
 LATE_S = 5.0
-"""So much after its time our process ends itself, in case that nobody is left who would."""
+"""Seconds after a program's time at which our process ends itself, if nobody is left to end it."""
 
 
 class LaunchOrder:
-    """What sandbox.py asks for, as it stands in the command line."""
+    """The order of sandbox.py to this process, as it stands in the command line."""
 
     codes: list[int]
     """Descriptors of the texts. The first is the program; a second is run beside it."""
     report: int
     """Descriptor that the report is written to."""
     parent: int
-    """Who asks. 0: nobody that can be seen from here."""
+    """Process id of who asked for the program. 0: it cannot be seen from this namespace."""
     place: str
     """An empty folder of ours."""
     readable: list[str]
@@ -69,7 +70,7 @@ class LaunchOrder:
 
 
 class Ended(BaseException):
-    """Whoever asked for the program has seen enough, or is gone."""
+    """Raised when whoever asked for the program has seen enough, or is gone."""
 
 
 def main(text: str) -> NoReturn:
@@ -93,14 +94,14 @@ def main(text: str) -> NoReturn:
 
 
 def _first(order: LaunchOrder) -> None:
-    """The first process of the namespace: when it ends, the kernel ends all others."""
+    """Runs as the first process of the namespace: when it ends, the kernel ends all others."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     enter_root(order.place, order.readable, order.disk_bytes)
     _keep(order)
 
 
 def _keep(order: LaunchOrder) -> None:
-    """Run the programs until the first of them has ended, and report."""
+    """Runs the programs until the first of them has ended, and reports."""
     signal.signal(signal.SIGALRM, _end)
     signal.setitimer(signal.ITIMER_REAL, order.wall_s + LATE_S)
     if not order.seccomp:
@@ -118,7 +119,7 @@ def _keep(order: LaunchOrder) -> None:
 
 
 def _pair() -> list[int]:
-    """A socket between two programs, which are about to part."""
+    """Returns a pair of sockets that connects two programs."""
     import _socket
 
     for name in IMPORTED_BY_BOTH:
@@ -127,7 +128,7 @@ def _pair() -> list[int]:
 
 
 def _attend(children: list[int]) -> tuple[int, resource.struct_rusage]:
-    """How the first child ended, when the others have been ended and all are gone."""
+    """Waits for the first child, ends all others, and returns how the first one ended."""
     left = set(children)
     try:
         while True:
@@ -144,7 +145,7 @@ def _attend(children: list[int]) -> tuple[int, resource.struct_rusage]:
 
 
 def _end_strays() -> None:
-    """End what an unconfined program has started, which is ours when its parent is gone."""
+    """Ends the processes that an unconfined program has started: they are ours once their parent is gone."""
     try:
         while True:
             with open(f"/proc/self/task/{os.getpid()}/children") as children:
@@ -156,7 +157,7 @@ def _end_strays() -> None:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    """Do `work` in a child, which ends with this process at the latest."""
+    """Does `work` in a child, which ends with this process at the latest."""
     parent = os.getpid()
     child = os.fork()
     if child:
@@ -174,7 +175,7 @@ def _fork(work: Callable[[], None]) -> int:
 
 
 def _program(order: LaunchOrder, number: int, channel: int | None) -> NoReturn:
-    """Shut this process in, and run a program."""
+    """Confines this process and runs a program."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     try:
@@ -198,7 +199,7 @@ def _program(order: LaunchOrder, number: int, channel: int | None) -> NoReturn:
 
 
 def _shut_in(order: LaunchOrder) -> None:
-    """Everything but the filter of system calls, which forbids what is done here."""
+    """Confines this process except for the filter of system calls, which would forbid these very steps."""
     files, keeper = FILES if order.namespaces else order.place, os.getppid()
     os.chdir(files)
     confined = order.namespaces or order.landlock or order.seccomp
@@ -213,10 +214,8 @@ def _shut_in(order: LaunchOrder) -> None:
 
 
 def _become_nobody(files: str) -> None:
-    """Root's programs are nobody's, where everybody can read Python and get to what they write.
-
-    In a container root may have no right to be somebody else: then the other layers have to do.
-    """
+    """Switches root's programs to the user nobody, who can read Python and write to the program's folder. A
+    container may forbid the switch; then the other layers have to do."""
     can = False
     try:
         os.chown(files, NOBODY, NOBODY)
@@ -250,7 +249,7 @@ def _limit(order: LaunchOrder) -> None:
 
 
 def _run(code: bytes) -> int:
-    """Run a text as the main module, and return its exit status."""
+    """Runs a text as the main module, and returns its exit status."""
     module: ModuleType = type(sys)("__main__")
     sys.modules["__main__"] = module
     status = 1
@@ -274,7 +273,7 @@ def _status_of(code: Any) -> int:
 
 
 def _print_error(error: Any) -> None:
-    """Print an error as Python would, without our frames, even where a program broke what it needs."""
+    """Prints an error as Python would, without our frames, even where a program broke what it needs."""
     try:
         import traceback
 

@@ -21,24 +21,25 @@ if TYPE_CHECKING:
 
 _NEW_USER = 0x10000000
 _OTHERS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
-"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWPID, NEWNET."""
+"""Flags CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWPID and NEWNET, joined."""
 
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 _NO_TIMES, _RELATIVE_TIMES = 1 << 10, 1 << 21
 _KEPT = 0xF | _NO_TIMES | 1 << 11
-"""MS_RDONLY, NOSUID, NODEV, NOEXEC, NOATIME, NODIRATIME, which have the same numbers in statvfs."""
+"""Mount flags MS_RDONLY, NOSUID, NODEV, NOEXEC, NOATIME and NODIRATIME, which have the same numbers in
+statvfs."""
 _DETACH = 2
 
 NOBODY = 65534
-"""The user that a program is where root starts it."""
+"""User id of a program that root starts."""
 
 MOST_FILES = 1024
 """Files and folders that a program may make."""
 
 
 def leave() -> None:
-    """Leave the namespaces of everybody else; the next child is the first process of its own. Raises
-    OSError."""
+    """Leaves the namespaces that this process shares; its next child becomes the first process of a new one.
+    Raises OSError."""
     user, group = os.geteuid(), os.getegid()
     if user == 0 and _left(_OTHERS):
         return
@@ -49,7 +50,7 @@ def leave() -> None:
 
 
 def _left(kinds: int) -> bool:
-    """False: that takes a right which we have not; inside a user namespace we do."""
+    """Leaves these kinds of namespaces. Returns False if that needs a right which we lack."""
     try:
         checked(LIBC.unshare(kinds), "unshare")
     except OSError as error:
@@ -60,7 +61,7 @@ def _left(kinds: int) -> bool:
 
 
 def enter_root(place: str, readable: Sequence[str], disk_bytes: int) -> None:
-    """Make an empty root at the folder `place`, with `readable` and an empty /tmp in it, and move there.
+    """Makes an empty root at the folder `place`, with `readable` and an empty /tmp in it, and moves there.
     Raises OSError."""
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", place, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=1m,nr_inodes=1024,mode=755")
@@ -77,7 +78,7 @@ def enter_root(place: str, readable: Sequence[str], disk_bytes: int) -> None:
 
 
 def _show(path: str, place: str) -> None:
-    """Mount a file or folder read-only at the same path within `place`; a link is made again."""
+    """Mounts a file or folder read-only at the same path within `place`; a link is made again."""
     target = place + path
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.lexists(target):

@@ -1,12 +1,4 @@
-"""Which system calls a program may make: those of computing, of its own files, and no other.
-
-launch.py -> [seccomp] -> kernel.py
-
-It is a list of what is allowed, so that calls nobody thought of, and those of kernels to come, are refused.
-What is missing is the point: no program is started and no thread, nothing is connected, signalled, traced or
-mounted, no mode, owner or time of a file is changed (landlock does not look at those), no io_uring, no keys,
-no bpf. A refused call returns EPERM, which Python raises as PermissionError.
-"""
+"""The system calls that a program may make: for computing and for its own files, and no others."""
 
 from __future__ import annotations
 
@@ -32,10 +24,10 @@ getpid gettid getppid getpgrp getuid geteuid getgid getegid getresuid getresgid 
 wait4 waitid restart_syscall exit exit_group recvfrom sendto shutdown
 getsockname getpeername getsockopt
 """
-"""Calls that are allowed whatever their arguments are."""
+"""System calls that are allowed with any arguments."""
 
 _FOLDERS = "mkdir mkdirat rmdir"
-"""Calls that are allowed where what a program writes lies in a file system that vanishes with it."""
+"""System calls that are allowed if the program writes to a file system that vanishes with it."""
 
 _TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: what Python asks of a file that it opens."""
@@ -58,7 +50,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def seccomp_is_here(machine: str = MACHINE) -> bool:
-    """Whether programs can be kept to our list of system calls on this machine."""
+    """Returns True if this machine can restrict programs to our list of system calls."""
     try:
         with open("/proc/self/status") as status:
             return machine in _ARCHITECTURES and any(line.startswith("Seccomp:") for line in status)
@@ -67,7 +59,8 @@ def seccomp_is_here(machine: str = MACHINE) -> bool:
 
 
 def filtered(own: int, *, folders: bool, machine: str = MACHINE) -> list[Instruction]:
-    """The filter of a program whose process has the number `own`. `folders`: it may make some.
+    """Returns the filter of a program whose process has the number `own`. `folders`: True if it may make
+    folders.
 
     >>> len(filtered(7, folders=False)) < 4096
     True
@@ -102,7 +95,7 @@ def filtered(own: int, *, folders: bool, machine: str = MACHINE) -> list[Instruc
 
 
 def apply_filter(instructions: Sequence[Instruction]) -> None:
-    """Keep this process to the filter, for good. Raises OSError. PR_SET_NO_NEW_PRIVS must have been set."""
+    """Keeps this process to the filter, for good. Raises OSError. PR_SET_NO_NEW_PRIVS must have been set."""
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
     held = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(instructions), ctypes.addressof(held))
@@ -111,7 +104,8 @@ def apply_filter(instructions: Sequence[Instruction]) -> None:
 
 
 def _preamble(machine: str) -> list[Instruction]:
-    """Calls of another architecture have other numbers: who makes one is killed."""
+    """Instructions that kill a program which calls by another architecture's numbers, and refuse x32
+    calls."""
     start = [
         (_LOAD, 0, 0, 4),
         (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]),
@@ -122,8 +116,8 @@ def _preamble(machine: str) -> list[Instruction]:
 
 
 def _opening(flags: int) -> list[Instruction]:
-    """Neither emptying a file that is opened for reading, nor access mode 3: early versions of landlock look
-    at neither."""
+    """Instructions that refuse to empty a file opened for reading, and access mode 3: early versions of
+    landlock check neither."""
     return [
         (_LOAD, 0, 0, _low(flags)),
         (_AND, 0, 0, _O_TRUNC | _O_ACCMODE),
@@ -137,7 +131,8 @@ def _opening(flags: int) -> list[Instruction]:
 
 
 def _one_of(argument: int, values: Sequence[int]) -> list[Instruction]:
-    """Allow where the lower half of an argument, all that the kernel reads of an int, is one of these."""
+    """Instructions that allow a call if the lower half of an argument, all that the kernel reads of an int,
+    is one of these."""
     block: list[Instruction] = [(_LOAD, 0, 0, _low(argument))]
     for value in values:
         block += [(_IF_EQUAL, 0, 1, value), _allow()]

@@ -1,4 +1,4 @@
-r"""The answer in a completion, and whether it is the right one: `#### 42`, `\boxed{\frac{1}{2}}`.
+r"""Finding the answer in a completion and comparing it with the right one: `#### 42`, `\boxed{\frac{1}{2}}`.
 
 completion -> [hashed, last_boxed, tagged] -> [same_number, same_math] -> formats.py; gym, puzzles, votes
 
@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 
 MAX_DIGITS = 64
-"""Longer numbers are not numbers to us: Python needs quadratic time for them."""
+"""Most digits of a number: Python needs quadratic time for longer ones."""
 
 _HASHED = re.compile(r"####[ \t]*\$?[ \t]*(-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+))")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -19,7 +19,7 @@ _RATIO = re.compile(r"(-?)\\frac\{(-?\d+)\}\{(-?\d+)\}")
 
 
 def hashed(text: str) -> str | None:
-    """The number behind the last `####`, as GSM8K writes answers.
+    """Returns the number behind the last `####`, as GSM8K writes answers.
 
     >>> hashed("6 * 7 = 42\\n#### 42")
     '42'
@@ -29,7 +29,7 @@ def hashed(text: str) -> str | None:
 
 
 def tagged(completion: str) -> str:
-    """What stands in the last <answer> tags, or all of it.
+    """Returns the text in the last <answer> tags, or the whole completion without them.
 
     >>> tagged("<think>hm</think> <answer> 4 </answer>"), tagged(" 4 ")
     ('4', '4')
@@ -40,7 +40,7 @@ def tagged(completion: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last \boxed, braces balanced, or None.
+    r"""Returns the content of the last \boxed, braces balanced, or None.
 
     >>> last_boxed(r"so \boxed{\frac{1}{2}}."), last_boxed(r"$\boxed 2$")
     ('\\frac{1}{2}', '2')
@@ -60,7 +60,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def same_number(found: str, right: str) -> bool:
-    """Whether both are numbers, and the same one.
+    """Returns True if both texts are the same number.
 
     >>> same_number("$1,000.00", "1000"), same_number("x", "x")
     (True, False)
@@ -70,7 +70,7 @@ def same_number(found: str, right: str) -> bool:
 
 
 def number_of(text: str) -> Fraction | None:
-    r"""The number that a text is, written in digits or as a \frac of two. None: it is none.
+    r"""Returns the number that a text is, written in digits or as a \frac of two. None: it is no number.
 
     >>> number_of("1,000"), number_of(r"-\frac{1}{2}"), number_of("1,2")
     (Fraction(1000, 1), Fraction(-1, 2), None)
@@ -87,7 +87,7 @@ def number_of(text: str) -> Fraction | None:
 
 
 def same_math(found: str, right: str) -> bool:
-    r"""Whether two answers of MATH are the same.
+    r"""Returns True if two answers of MATH are the same.
 
     >>> same_math(r"\dfrac12", "1/2"), same_math("x = 3", "3"), same_math(r"5\text{ cm}", "5")
     (True, True, True)
@@ -113,7 +113,7 @@ _SAME = (
     ("\\%", ""),
     ("%", ""),
 )
-"""What is written in either way."""
+"""Spellings that mean the same: each first one is replaced by the second."""
 
 _UNIT = re.compile(r"(?<=.)\\(?:text|mbox|mathrm)\{[ ~][^{}]*\}$")
 _WORDS = re.compile(r"\\(?:text|mbox|mathrm|textbf)\{([^{}]*)\}")
@@ -125,7 +125,7 @@ _SLASH = re.compile(r"(-?\d+)/(\d+)")
 
 
 def plain_math(text: str) -> str:
-    r"""An answer without the usual differences in how one is written.
+    r"""Returns an answer in a normal form, without the usual differences of spelling.
 
     >>> plain_math(r"\left( \sqrt3, \frac12 \right)")
     '(\\sqrt{3},\\frac{1}{2})'

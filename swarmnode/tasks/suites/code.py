@@ -12,8 +12,8 @@ from swarmnode.tasks.suites.rows import Columns
 
 
 def pass_tests(columns: Columns, completions: Sequence[str]) -> list[float | None]:
-    """1.0 for a program that passes every test of the row, 0.0 for one that does not. None: there is no test.
-    Raises SandboxError where this machine has no sandbox."""
+    """Returns 1.0 for a program that passes every test of the row, else 0.0. None: there is no test. Raises
+    SandboxError if this machine has no sandbox."""
     from swarmnode.tasks.code_tests import passes_tests
 
     count = len(completions)

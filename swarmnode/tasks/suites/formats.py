@@ -1,10 +1,4 @@
-"""The formats of standard evaluations: which columns tell one, how it asks, and what a right answer is.
-
-columns of a row -> [format_of] -> SuiteFormat -> suite.py
-
-A chat model gets the question with a word on how to answer. Any other model goes on with a text: worked
-examples and the question; what it makes up behind its answer (the next question, say) is cut off.
-"""
+"""The formats of standard evaluations: the columns that identify each, its prompt, and its right answer."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +13,12 @@ from swarmnode.tasks.suites.shots import GSM8K_SHOTS, MATH_SHOTS
 
 @dataclass(frozen=True, slots=True)
 class Prompting:
-    """How questions are asked."""
+    """The form in which questions are asked."""
 
     chat: bool
-    """The model has a chat template, which is put around the prompt."""
+    """True if the model has a chat template, which is put around the prompt."""
     shots: int | None = None
-    """Worked examples, as far as a format has them. None: none for a chat model, all for any other."""
+    """Most worked examples to show. None: none for a chat model, all of the format's for any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +27,33 @@ class SuiteFormat:
 
     name: str
     columns: Mapping[str, type]
-    """Every row has these; the format is told by them."""
+    """Columns of every row, by which the format is recognized."""
     ask: Callable[[Columns, Prompting], str]
     judge: Callable[[Columns, Sequence[str]], list[float | None]]
     """1.0 for a right answer, 0.0 for a wrong one, None where it cannot be known."""
     fault: Callable[[Columns], str | None] = lambda columns: None
-    """What is wrong with a row that has the columns."""
+    """Returns the defect of a row that has the columns, or None."""
     unknown: Callable[[Columns], str | None] = lambda columns: None
-    """Why no answer to a row can be judged, where that is so."""
+    """Returns the reason why no answer to a row can be judged, or None."""
     shots: int = 0
-    """How many worked examples there are."""
+    """Number of worked examples that the format has."""
     stops: tuple[str, ...] = ()
-    """Where an answer ends that a model goes on behind: its stop strings."""
+    """Stop strings: an answer ends at the first of them."""
 
     def shots_of(self, prompting: Prompting) -> int:
-        """How many of them are shown."""
+        """Returns the number of worked examples that are shown."""
         if prompting.shots is None:
             return 0 if prompting.chat else self.shots
         return min(prompting.shots, self.shots)
 
     def describe(self, prompting: Prompting) -> str:
-        """How its questions are asked, in a word or two."""
+        """Returns a word or two on how its questions are asked."""
         shots = self.shots_of(prompting)
         return f"{f'{shots}-shot' if shots else 'zero-shot'}{', chat' if prompting.chat else ''}"
 
 
 def format_of(columns: Columns) -> SuiteFormat | None:
-    """The format whose columns these are.
+    """Returns the format with these columns, or None.
 
     >>> found = format_of({"question": "1 + 1?", "answer": "#### 2"})
     >>> found and found.name
@@ -100,7 +94,7 @@ def _judge_math(columns: Columns, completions: Sequence[str]) -> list[float | No
 
 
 def _right_math(columns: Columns) -> str | None:
-    """The answer of a row: a column in MATH-500, else what its solution puts in a box."""
+    """Returns the right answer of a row: a column in MATH-500, else the box in its solution."""
     answer = columns.get("answer")
     return answer if isinstance(answer, str) else last_boxed(columns["solution"])
 
@@ -134,12 +128,12 @@ _BEHIND_BODY = re.compile(r"\n(?=class |def |#|if |print\(|```)")
 
 
 def _body(text: str) -> str:
-    """A text that goes on with a function, up to where the function ends; any other as it is."""
+    """Returns a text that continues a function, up to where the function ends; any other text as it is."""
     return _BEHIND_BODY.split(text, maxsplit=1)[0] if text.startswith((" ", "\t")) else text
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first of these.
+    """Returns the text up to the first of these stop strings.
 
     >>> before_stop("#### 4\\n\\nQuestion: 3 + 3?", GSM8K.stops)
     '#### 4\\n'
@@ -181,4 +175,4 @@ HUMANEVAL = SuiteFormat(
 )
 
 FORMATS = (GSM8K, MATH, IFEVAL, HUMANEVAL)
-"""All that `format_of` knows, by the first that fits."""
+"""Formats that `format_of` knows, in order: the first that fits is taken."""

@@ -21,14 +21,14 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """How one instruction is verified, and the arguments without which it cannot be."""
+    """The verifier of one instruction, and the arguments that it needs."""
 
     follows: Callable[[str, Arguments], bool]
     needs: Mapping[str, type]
 
 
 def unknown_instruction(columns: Columns) -> str | None:
-    """The first instruction of a question that nobody here can verify. None: there is none."""
+    """Returns the first instruction of a question that has no verifier here, or None."""
     for name, arguments in _instructions(columns):
         verifier = VERIFIERS.get(name)
         if verifier is None:
@@ -40,14 +40,15 @@ def unknown_instruction(columns: Columns) -> str | None:
 
 
 def follows_all(text: str, columns: Columns) -> bool:
-    """Whether an answer that says something follows every instruction. All of them must have a verifier."""
+    """Returns True if an answer that is not empty follows every instruction. All of them must have a
+    verifier."""
     return bool(text.strip()) and all(
         VERIFIERS[name].follows(text, arguments) for name, arguments in _instructions(columns)
     )
 
 
 def fault_of_instructions(columns: Columns) -> str | None:
-    """What is wrong with the lists of a row. None: nothing."""
+    """Returns the defect in the lists of a row, or None."""
     names, arguments = columns["instruction_id_list"], columns["kwargs"]
     if not names or not all(isinstance(name, str) for name in names):
         return "instruction_id_list names no instruction"
@@ -59,7 +60,7 @@ def fault_of_instructions(columns: Columns) -> str | None:
 
 
 def _instructions(columns: Columns) -> list[tuple[str, Arguments]]:
-    """Names with arguments. A Parquet file has every argument in every row: None stands for those that an
+    """Yields names with arguments. A Parquet file has every argument in every row: None marks those that an
     instruction does not have."""
     pairs: zip[tuple[str, Arguments | None]] = zip(
         columns["instruction_id_list"], columns["kwargs"], strict=True

@@ -1,10 +1,4 @@
-"""Rows of a suite's files, each with the place it stands at.
-
-FILE, FOLDER -> [files_of, read_rows] -> suite.py; lines and Parquet are read by tasks/tables.py
-
-A row that cannot be read is a `BadRow`: who evaluates on a part of a suite without knowing it compares what
-cannot be compared, so all of them are told and none is left out.
-"""
+"""Rows of a suite's files, each with its file and line."""
 
 import gzip
 from collections.abc import Iterator, Mapping
@@ -17,20 +11,21 @@ from swarmnode.tasks.tables import BadRow, PlacedRow, decoded, json_row, read_js
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 MAX_ROW_BYTES = 1 << 20
-"""No question of these suites is near it."""
+"""Longest row in bytes, far above any question of these suites."""
 
 MAX_FILE_BYTES = 1 << 28
-"""The largest of them has a few megabytes."""
+"""Largest file in bytes; the largest suite has a few megabytes."""
 
 MAX_FILES = 50_000
-"""MATH comes as 12,500 files."""
+"""Most files of a suite. MATH comes as 12,500."""
 
 Columns = Mapping[str, Any]
 ReadRow = PlacedRow | BadRow
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or every file of a folder, at any depth, that may hold rows. Raises TaskError."""
+    """Returns the file itself, or every file of a folder, at any depth, that may hold rows. Raises
+    TaskError."""
     path = path.expanduser()
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES))
@@ -46,7 +41,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_rows(path: Path) -> Iterator[ReadRow]:
-    """The rows of a file in their order. Raises TaskError where it cannot be read at all."""
+    """Yields the rows of a file in their order. Raises TaskError if it cannot be read at all."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise TaskError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", hint="is it a suite?")
@@ -62,7 +57,7 @@ def read_rows(path: Path) -> Iterator[ReadRow]:
 
 
 def _json(path: Path) -> Iterator[ReadRow]:
-    """One object, as MATH has a file a question, or a list of them."""
+    """Returns one object (MATH has a file for each question) or the objects of a list."""
     rows = decoded(path.read_bytes())
     for number, row in enumerate(cast(list[Any], rows) if isinstance(rows, list) else [rows], 1):
         yield json_row(row, f"{path} row {number}")

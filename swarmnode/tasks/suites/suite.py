@@ -29,16 +29,17 @@ from swarmnode.tasks.tables import BadRow
 from swarmnode.types import Example, ExampleKey
 
 MOST_NAMED = 5
-"""Bad rows that are named; the others are counted."""
+"""Most bad rows that are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteQuestions:
-    """What a suite asks, and what it leaves out because no answer to it could be judged."""
+    """The questions of a suite, and the number of those left out because no answer to them could be
+    judged."""
 
     asked: tuple[Example, ...]
     unknown: Mapping[str, int]
-    """Reason -> how many questions."""
+    """Number of questions by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,14 @@ class Suite:
     path: Path
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """Raises TaskError: there is nothing to train on here."""
+        """Raises TaskError: a suite has no training examples."""
         raise TaskError(
             f"suite {self.name} is there to evaluate on, and nothing of it is ever trained on",
             hint="name another task to train on",
         )
 
     def questions(self, prompting: Prompting, limit: int | None = None) -> SuiteQuestions:
-        """The first `limit` rows as they are asked."""
+        """Returns the first `limit` rows in the form in which they are asked."""
         asked: list[Example] = []
         unknown: Counter[str] = Counter()
         for index, columns in enumerate(self.rows[:limit]):
@@ -72,17 +73,17 @@ class Suite:
         return SuiteQuestions(tuple(asked), unknown)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Whether each answer is right, up to where it ends (`ended`). None: it cannot be known."""
+        """Returns 1.0 or 0.0 for each answer, up to its end (`ended`). None: it cannot be judged."""
         answers = [self.ended(text) for text in completions]
         return [{"right": right} for right in self.format.judge(example.columns, answers)]
 
     def ended(self, completion: str) -> str:
-        """The answer without what a model makes up behind it: the next question, say."""
+        """Returns the answer without text that a model makes up behind it, such as the next question."""
         return before_stop(completion, self.format.stops)
 
 
 def load_suites(paths: Sequence[Path]) -> dict[str, Suite]:
-    """The suites of files and folders, by name. Raises TaskError, with the places of bad rows."""
+    """Returns the suites of files and folders, by name. Raises TaskError, with the places of bad rows."""
     suites: dict[str, Suite] = {}
     for suite in (suite for path in paths for suite in _load(path)):
         if suite.name in suites:
@@ -92,7 +93,7 @@ def load_suites(paths: Sequence[Path]) -> dict[str, Suite]:
 
 
 def _load(path: Path) -> list[Suite]:
-    """One suite for each format that is found."""
+    """Yields one suite for each format that is found."""
     rows: dict[str, list[Columns]] = defaultdict(list)
     bad: list[BadRow] = []
     for file in files_of(path):
@@ -125,7 +126,7 @@ def _load(path: Path) -> list[Suite]:
 
 
 def _told(rows: Iterator[ReadRow]) -> Iterator[tuple[SuiteFormat, Columns] | BadRow]:
-    """Each row of a file with the file's format, which its first row that has one tells."""
+    """Yields each row of a file with the file's format, which the first recognized row tells."""
     form: SuiteFormat | None = None
     for row in rows:
         if isinstance(row, BadRow):

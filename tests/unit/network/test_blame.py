@@ -15,14 +15,14 @@ from swarmnode.network.p2pd_incoming import (
     LONGEST_BAR_S,
     STREAMED_BYTES,
     Connection,
-    Gate,
-    Incoming,
+    PeerGate,
+    StreamServer,
     Traffic,
     largest_senders,
     received_bytes,
 )
 from swarmnode.network.p2pd_process import MAX_GROWTH_BYTES, RELIEF_AT_BYTES, DaemonMemory
-from swarmnode.network.rpc import Service, Skipped
+from swarmnode.network.rpc import Service, SkipCounters
 
 OURS = ("/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/udp/4001/quic-v1")
 MALLORY = PeerAddresses("mallory", ("/ip4/192.0.2.1/tcp/1000",))
@@ -184,7 +184,7 @@ class Daemon:
 
 async def test_who_floods_is_sent_away_before_the_daemon_grows_and_again_when_it_comes_back():
     kernel, daemon = Kernel(), Daemon(MALLORY, HONEST)
-    gate = Gate(lambda: OURS)
+    gate = PeerGate(lambda: OURS)
     gate.traffic = kernel.traffic()
     control: Any = daemon
     assert await gate.look(control) == {"mallory", "honest"}
@@ -199,14 +199,14 @@ async def test_who_floods_is_sent_away_before_the_daemon_grows_and_again_when_it
 
 async def test_what_a_peer_asked_of_us_is_no_part_of_the_blame():
     kernel, daemon = Kernel(), Daemon(HONEST)
-    gate = Gate(lambda: OURS)
+    gate = PeerGate(lambda: OURS)
     gate.traffic = kernel.traffic()
     control: Any = daemon
 
     async def echo(peer: str, request: bytes) -> bytes:
         return request
 
-    probes = Incoming(gate, Skipped())._counted(Service("/probe", echo, 4 * MIB))
+    probes = StreamServer(gate, SkipCounters())._counted(Service("/probe", echo, 4 * MIB))
     await gate.look(control)
     kernel.now_s += 1
     for _ in range(3):

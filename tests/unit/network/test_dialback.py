@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from swarmnode.identity.keys import load_or_create
 from swarmnode.network import dialback
-from swarmnode.network.dialback import DialBack, Told, answers_as, open_second_message
+from swarmnode.network.dialback import DialBack, DialReport, answers_as, open_second_message
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.p2pd import P2pdHost
 
@@ -44,14 +44,14 @@ async def asked_from(ip: str) -> AsyncGenerator[tuple[MemoryHost, MemoryHost, Kn
 
 async def test_a_peer_dials_the_port_at_the_address_that_it_sees_us_at():
     async with asked_from("203.0.113.9") as (asker, helper, knocks):
-        assert await DialBack(asker).ask(helper.peer_id, 4001) == Told("reached", "203.0.113.9")
+        assert await DialBack(asker).ask(helper.peer_id, 4001) == DialReport("reached", "203.0.113.9")
         assert knocks.at == [("203.0.113.9", 4001)]
 
 
 @pytest.mark.parametrize("ip", ["127.0.0.1", "192.168.1.20", "10.0.0.1", "169.254.169.254", "100.64.0.1"])
 async def test_nobody_is_made_to_knock_in_a_private_network(ip: str):
     async with asked_from(ip) as (asker, helper, knocks):
-        assert await DialBack(asker).ask(helper.peer_id, 4001) == Told("refused")
+        assert await DialBack(asker).ask(helper.peer_id, 4001) == DialReport("refused")
         assert knocks.at == []
 
 
@@ -93,7 +93,7 @@ async def test_who_asks_without_end_does_not_keep_the_daemon_busy():
 
         helper.far_ends = counted
         for _ in range(20):
-            assert await DialBack(asker).ask(helper.peer_id, 4001) == Told("refused")
+            assert await DialBack(asker).ask(helper.peer_id, 4001) == DialReport("refused")
         assert looked == dialback.MAX_PER_ASKER
 
 

@@ -8,14 +8,22 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.network import reachability
-from swarmnode.network.dialback import DialBack, Told
+from swarmnode.network.dialback import DialBack, DialReport
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.network.reachability import Place, Reachability, SoFar, conclude, count, helpers, tcp_port
+from swarmnode.network.reachability import (
+    Reachability,
+    ReachEstimate,
+    ReachEvidence,
+    conclude,
+    count,
+    helpers,
+    tcp_port,
+)
 
 SEEN = "203.0.113.9"
 PEER = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"
 SEED = f"/ip4/198.51.100.1/tcp/4001/p2p/{PEER}"
-AT_HOME = Place(
+AT_HOME = ReachEvidence(
     PEER,
     (f"/ip4/192.168.1.20/tcp/4001/p2p/{PEER}", f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"),
     peers=1,
@@ -26,12 +34,12 @@ AT_HOME = Place(
 PUBLIC = replace(AT_HOME, addresses=(f"/ip4/{SEEN}/tcp/4001/p2p/{PEER}",))
 
 
-def said(*outcomes: str) -> list[Told]:
-    return [Told(outcome, SEEN) for outcome in outcomes]  # pyright: ignore[reportArgumentType]
+def said(*outcomes: str) -> list[DialReport]:
+    return [DialReport(outcome, SEEN) for outcome in outcomes]  # pyright: ignore[reportArgumentType]
 
 
-def held_after(*rounds: Sequence[Told]) -> SoFar:
-    held = SoFar()
+def held_after(*rounds: Sequence[DialReport]) -> ReachEstimate:
+    held = ReachEstimate()
     for answers in rounds:
         held = held.after(count(answers))
     return held
@@ -52,7 +60,7 @@ def test_one_liar_among_three_changes_nothing():
 
 
 def test_who_refuses_to_look_says_nothing():
-    assert held_after(*[said("refused", "refused", "reached")] * 2) == SoFar(True, 0, 1, SEEN)
+    assert held_after(*[said("refused", "refused", "reached")] * 2) == ReachEstimate(True, 0, 1, SEEN)
     assert held_after(*[said("refused")] * 3).reached is None
 
 
@@ -70,25 +78,27 @@ def test_peers_of_one_network_are_asked_once_and_those_at_home_not_at_all():
 
 
 def test_a_node_that_peers_reached_is_reachable_and_says_how_many_looked():
-    assert conclude(SoFar(True, 0, 3, SEEN), PUBLIC).told() == "reachable"
-    assert conclude(SoFar(True, 0, 1, SEEN), PUBLIC).told() == "reachable (as far as one peer can tell)"
-    assert conclude(SoFar(True, 0, 3, SEEN), PUBLIC).addresses == PUBLIC.addresses
+    assert conclude(ReachEstimate(True, 0, 3, SEEN), PUBLIC).told() == "reachable"
+    assert (
+        conclude(ReachEstimate(True, 0, 1, SEEN), PUBLIC).told() == "reachable (as far as one peer can tell)"
+    )
+    assert conclude(ReachEstimate(True, 0, 3, SEEN), PUBLIC).addresses == PUBLIC.addresses
 
 
 def test_a_forwarded_port_that_nobody_is_told_of_is_named():
-    reach = conclude(SoFar(True, 0, 3, SEEN), AT_HOME)
+    reach = conclude(ReachEstimate(True, 0, 3, SEEN), AT_HOME)
     assert reach.addresses == (f"/ip4/{SEEN}/tcp/4001/p2p/{PEER}",)
     assert f"network.announce=/ip4/{SEEN}/tcp/4001" in reach.steps[0]
 
 
 def test_behind_a_router_the_invitation_is_the_seed_that_hands_on():
-    reach = conclude(SoFar(False, 0, 3, SEEN), replace(AT_HOME, through={PEER: SEED}))
+    reach = conclude(ReachEstimate(False, 0, 3, SEEN), replace(AT_HOME, through={PEER: SEED}))
     assert reach.verdict == "relayed" and reach.addresses == (SEED,)
     assert reach.text.startswith("behind a NAT, others reach you through ")
 
 
 def test_who_is_reached_by_nobody_is_told_what_to_do():
-    reach = conclude(SoFar(False, 0, 3, SEEN), AT_HOME)
+    reach = conclude(ReachEstimate(False, 0, 3, SEEN), AT_HOME)
     assert reach.verdict == "nobody" and reach.addresses == ()
     assert reach.told().startswith("nobody can reach you: (1) forward TCP port 4001")
     assert "(2) join a seed" in reach.told()
@@ -96,19 +106,19 @@ def test_who_is_reached_by_nobody_is_told_what_to_do():
 
 def test_alone_behind_a_router_nobody_reaches_us_and_alone_in_public_nobody_knows():
     alone = replace(AT_HOME, peers=0, outside=0)
-    assert conclude(SoFar(), alone).verdict == "nobody"
-    assert conclude(SoFar(), replace(alone, settled=False)).verdict == "unknown"
-    in_public = conclude(SoFar(), replace(PUBLIC, peers=0, outside=0))
+    assert conclude(ReachEstimate(), alone).verdict == "nobody"
+    assert conclude(ReachEstimate(), replace(alone, settled=False)).verdict == "unknown"
+    in_public = conclude(ReachEstimate(), replace(PUBLIC, peers=0, outside=0))
     assert in_public.verdict == "unknown" and in_public.addresses == PUBLIC.addresses
 
 
 def test_among_neighbours_only_the_verdict_is_about_them():
-    assert conclude(SoFar(), replace(AT_HOME, outside=0)).verdict == "local"
+    assert conclude(ReachEstimate(), replace(AT_HOME, outside=0)).verdict == "local"
 
 
 def test_a_node_that_listens_on_loopback_is_told_why():
     here = replace(AT_HOME, addresses=AT_HOME.addresses[1:])
-    assert "network.listen" in conclude(SoFar(), here).text
+    assert "network.listen" in conclude(ReachEstimate(), here).text
 
 
 def test_quic_and_relayed_addresses_have_no_port_to_be_tried():

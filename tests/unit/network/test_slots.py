@@ -1,6 +1,6 @@
 """Places for streams: who waits for nothing makes room, who is worked on stays."""
 
-from swarmnode.network.rpc import Slot, Stage, StreamSlots
+from swarmnode.network.rpc import StreamSlot, StreamSlots, StreamStage
 
 
 class Streams:
@@ -10,13 +10,13 @@ class Streams:
         self.slots = StreamSlots(most=most, most_per_peer=most_per_peer)
         self.ended: list[str] = []
 
-    def open(self, peer_id: str, name: str = "") -> Slot | None:
+    def open(self, peer_id: str, name: str = "") -> StreamSlot | None:
         return self.slots.take(peer_id, lambda: self.ended.append(name or peer_id))
 
-    def work(self, peer_id: str) -> Slot:
+    def work(self, peer_id: str) -> StreamSlot:
         slot = self.open(peer_id)
         assert slot is not None
-        slot.reach(Stage.WORKED_ON)
+        slot.reach(StreamStage.WORKED_ON)
         return slot
 
 
@@ -60,7 +60,7 @@ def test_a_stream_without_a_request_makes_room_before_one_whose_answer_was_not_t
     answered = streams.open("a", "answered")
     streams.open("a", "half open")
     assert answered is not None
-    answered.reach(Stage.ANSWERED)
+    answered.reach(StreamStage.ANSWERED)
     streams.open("b")
     assert streams.ended == ["half open"]
 

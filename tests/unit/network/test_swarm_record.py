@@ -9,7 +9,7 @@ from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.invitation import Invitation, read_invitation
 from swarmnode.network.manifest import MAX_LISTED, signed
-from swarmnode.network.private_swarm import PrivateSwarm, SwarmNews
+from swarmnode.network.private_swarm import PrivateSwarm, SwarmUpdate
 from swarmnode.network.swarm_key import SwarmKey
 from swarmnode.network.swarm_record import (
     SwarmRecord,
@@ -129,9 +129,9 @@ def test_a_friend_who_was_just_invited_is_not_led_back_to_a_key_that_is_over(tmp
     after = changed(before, FOUNDER, remove=[MALLORY.peer_id], new_key=True)
     accept(read_invitation(after.invitation(()).text()), tmp_path)
     friend = PrivateSwarm(file_of(tmp_path, "friends"), tmp_path / "met.json")
-    friend.hear(SwarmNews(before.signed_list, before.key.secret))
+    friend.hear(SwarmUpdate(before.signed_list, before.key.secret))
     assert friend.key == after.key and friend.version == 0
-    friend.hear(SwarmNews(after.signed_list))
+    friend.hear(SwarmUpdate(after.signed_list))
     assert friend.removed == {MALLORY.peer_id}
 
 
@@ -171,7 +171,7 @@ def test_the_list_says_who_may_publish_as_it_is_now(tmp_path: Path):
     swarm = kept(record, tmp_path)
     may_publish = swarm.may_publish
     assert FRIEND.peer_id in may_publish and MALLORY.peer_id in may_publish
-    swarm.hear(SwarmNews(changed(record, FOUNDER, publishers=[FRIEND.peer_id]).signed_list))
+    swarm.hear(SwarmUpdate(changed(record, FOUNDER, publishers=[FRIEND.peer_id]).signed_list))
     assert FRIEND.peer_id in may_publish and MALLORY.peer_id not in may_publish
 
 

@@ -29,7 +29,7 @@ from swarmnode.network.p2pd_control import (
     Unusable,
     load_messages,
 )
-from swarmnode.network.rpc import Skipped, encode_frame, encode_uvarint, read_frame
+from swarmnode.network.rpc import SkipCounters, encode_frame, encode_uvarint, read_frame
 
 pytestmark = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
 
@@ -73,7 +73,7 @@ def found(peer: Any) -> bytes:
     return framed(pb.DHTResponse(type=pb.DHTResponse.VALUE, peer=peer))
 
 
-def told(script: bytes, ask: Any, skipped: Skipped | None = None) -> Any:
+def told(script: bytes, ask: Any, skipped: SkipCounters | None = None) -> Any:
     """What the client makes of an answer."""
 
     async def answered() -> Any:
@@ -174,7 +174,7 @@ def test_a_stream_of_anybody_is_his_or_unusable(peer: bytes):
 
 
 def test_a_record_with_a_short_id_is_counted_and_told_once(caplog: pytest.LogCaptureFixture):
-    skipped = Skipped()
+    skipped = SkipCounters()
     script = begin() + found(info(b"abc", [])) * 3 + found(honest()) + end()
     with caplog.at_level(logging.DEBUG, "swarmnode"):
         assert told(script, lookup, skipped) == (HONEST,)
@@ -188,7 +188,7 @@ def test_records_that_make_no_sense_do_not_use_up_what_was_asked_for():
 
 
 def test_a_record_that_is_too_large_ends_the_lookup_with_what_it_found(monkeypatch: pytest.MonkeyPatch):
-    skipped = Skipped()
+    skipped = SkipCounters()
     monkeypatch.setattr(p2pd_control, "MAX_REPLY_BYTES", 1000)
     script = begin() + found(honest()) + found(info(b"abc", [bytes(2000)])) + end()
     assert told(script, lookup, skipped) == (HONEST,)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from swarmnode.rollout.schedule.concurrency import (
     SMALL_OVERHEAD,
     ConcurrencyControl,
-    Step,
     StepCost,
     StepTimes,
+    TimedStep,
     choose_concurrency,
     fit,
     gain_ceiling,
@@ -179,7 +179,7 @@ def test_short_answers_in_the_first_small_batches_do_not_lower_it() -> None:
 
 
 def test_noise_in_the_lengths_makes_no_request_cheaper_than_nothing() -> None:
-    steps = [Step(n, n * each, 0.03 + 0.001 * n) for n, each in ((8, 90), (16, 91), (32, 90), (64, 89))]
+    steps = [TimedStep(n, n * each, 0.03 + 0.001 * n) for n, each in ((8, 90), (16, 91), (32, 90), (64, 89))]
     odd = [
         step._replace(seconds=step.seconds * factor)
         for step, factor in zip(steps, (0.9, 1.1, 0.9, 1.1), strict=True)

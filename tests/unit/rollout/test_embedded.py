@@ -14,7 +14,7 @@ from swarmnode.native import compiler
 from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.embedded import EmbeddedEngine, Prompt, PromptStore
 from swarmnode.rollout.decode.matrix import PackedMatrix, PlainMatrix, matrix, native_on_cpu
-from swarmnode.rollout.decode.mixing import Mix
+from swarmnode.rollout.decode.mixing import PolicyMix
 from swarmnode.rollout.decode.running import BATCH_TOKENS, alike
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Output, PolicyUpdate, Request
@@ -176,13 +176,13 @@ def test_one_live_policy_costs_no_reordering(
     tiny: PreTrainedModel, ask: Ask, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixes: list[int] = []
-    of = Mix.of
+    of = PolicyMix.of
 
-    def counting(layers_of_rows: list[Layers], device: torch.device) -> Mix:
+    def counting(layers_of_rows: list[Layers], device: torch.device) -> PolicyMix:
         mixes.append(len(layers_of_rows))
         return of(layers_of_rows, device)
 
-    monkeypatch.setattr(Mix, "of", counting)
+    monkeypatch.setattr(PolicyMix, "of", counting)
     engine = EmbeddedEngine(tiny, (), max_slots=4)
     engine.submit([ask(0, 5, 8), replace(ask(1, 5, 8), version=BASE_VERSION)])
     engine.step()

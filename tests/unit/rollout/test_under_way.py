@@ -6,7 +6,7 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import InFlight, Output, PolicyUpdate, Request, Sampled, SamplingParams
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup
-from swarmnode.rollout.schedule.under_way import UnderWay, nearest_mode
+from swarmnode.rollout.schedule.under_way import RequestsInFlight, nearest_mode
 from swarmnode.types import Example, ExampleKey, Span
 
 SAMPLING = SamplingParams(max_tokens=9)
@@ -29,7 +29,11 @@ def ended(request: Request) -> Output:
 
 
 def test_each_step_everything_looks_back_on_one_token_more() -> None:
-    under_way, first, second = UnderWay(), group(1, prompt_tokens=5), group(2, prompt_tokens=3, done=2)
+    under_way, first, second = (
+        RequestsInFlight(),
+        group(1, prompt_tokens=5),
+        group(2, prompt_tokens=3, done=2),
+    )
     under_way.add(first, (0, 1), asked(first))
     assert (len(under_way), under_way.context) == (2, 10)
     under_way.step_done()
@@ -44,7 +48,7 @@ def test_each_step_everything_looks_back_on_one_token_more() -> None:
 
 
 def test_what_comes_back_is_its_groups_again_and_strangers_are_refused() -> None:
-    under_way, ours = UnderWay(), group(1, prompt_tokens=5)
+    under_way, ours = RequestsInFlight(), group(1, prompt_tokens=5)
     under_way.add(ours, (0, 1), asked(ours))
     under_way.take(ended(asked(ours)[1]))
     assert ours.members[1].finish == "stop" and ours.members[0].finish is None
