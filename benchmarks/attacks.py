@@ -3,9 +3,9 @@
     python benchmarks/attacks.py [--quick] [--json FILE] [--only NAME]
 
 A victim and an honest node train on each other's groups (tiny policy, loopback); each attacker is a process
-with daemons of its own. Each attack is made twice, and the victim's rounds per second are measured before,
-between and after: quiet, attack, quiet, attack, quiet. Claims: the worst ratio of those under attack to those
-around it (`worst_rounds_ratio`), and the same by the CPU seconds of the victim and its daemon
+with daemons of its own. Each attack is made twice, and the victim's rounds per second are measured before and
+after: quiet, attack, attack, quiet, and so on with the next. Claims: the worst ratio of those under attack to
+those around it (`worst_rounds_ratio`), and the same by the CPU seconds of the victim and its daemon
 (`worst_cpu_ratio`); restarts of either daemon that no memory watchdog asked for; the most memory of node and
 daemon above the undisturbed peak; and what liars take off the held-out reward, against runs from the same
 checkpoint without them: one that announces wrong answers as right, and one whose right answers are all to one
@@ -14,15 +14,20 @@ task. Those who reason wrongly towards right answers are not among them: see doc
 The victim has a core to itself (attacks_swarm.py). Where others use that core, or where `control_load`, which
 keeps the core beside the honest node busy and attacks nobody, changes the victim's pace, the machine cannot
 tell what an attack costs: then `measurable` is false, `why` says it, the claims of pace are left out, and the
-exit status is 3. A row below 0.85 is measured twice more.
+exit status is 3. An attack below 0.85 is made twice more.
+
+It ends within ten minutes. What there was no time for is in `left_out`; the claims that need it are left out
+too, and the exit status is 3.
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NoReturn
@@ -30,9 +35,10 @@ from typing import Any, NoReturn
 from attackers.handle import Attacker
 from attacks_reward import Drop, RewardRuns
 from attacks_swarm import ATTACKERS_PREFIX, Swarm, Window, busy_share
-from common import MODELS, machine, report
+from common import MODELS, elapsed_s, machine, parts, report
 
 from swarmnode.model.tiny import build_tiny
+from tests.warm_start import WarmStart
 
 ATTACKS = (
     "ecdsa_author",
@@ -53,8 +59,10 @@ ATTACKS = (
 QUICK_ATTACKS = ("junk_gossip", "crowd", "provider_flood")
 CONTROL = "control_load"
 DOUBTFUL_RATIO = 0.85
-MEASURED_AGAIN_WITHIN_S = 240.0
-"""Of the start: later there would be no time left for it."""
+ATTACKS_WITHIN_S = 380.0
+"""Of the start. An attack that is late is made once; later than this none is begun."""
+OVER_AFTER_S = 570.0
+"""Of the start: whatever is under way then is given up."""
 MOST_OTHERS_SHARE = 0.1
 """Of the victim's core that others may use, in the median of the windows without an attack."""
 MOST_CONTROL_ERROR = 0.1
@@ -62,6 +70,7 @@ MOST_CONTROL_ERROR = 0.1
 MOST_BUSY_BEFORE = 0.25
 """Of the cores that this may use, before anything is begun: it would take nine minutes to learn the same."""
 LOOK_BEFORE_S = 3.0
+REWARD, KILLED = "reward", "replayed_after_kill"
 NOT_MEASURABLE = 3
 """Exit status."""
 LIARS = ("false_claims", "one_sided")
@@ -88,7 +97,7 @@ class Timing:
     repeats: int
 
 
-FULL = Timing(0.5, 2.5, 1.5, 4.5, base_rounds=40, rounds=50, repeats=2)
+FULL = Timing(0.5, 3.5, 1.5, 4.5, base_rounds=40, rounds=50, repeats=2)
 QUICK = Timing(0.5, 2.0, 1.0, 3.0, base_rounds=5, rounds=5, repeats=1)
 
 
@@ -112,6 +121,41 @@ class Row:
         return self.under / self.quiet if self.quiet else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Under:
+    """The victim under one attack."""
+
+    window: Window
+    restarts: int
+    by_watchdog: int
+    peak_mib: float
+    connected_after: bool | None = None
+
+
+class TimeIsOver(Exception):
+    """OVER_AFTER_S have passed."""
+
+
+@dataclass
+class Findings:
+    """What was measured so far."""
+
+    rows: list[list[Row]] = field(default_factory=list[list[Row]])
+    drops: dict[str, Drop] = field(default_factory=dict[str, Drop])
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    others_shares: list[float | None] = field(default_factory=list[float | None])
+
+    def left_out(self, names: Sequence[str], *, whole: bool) -> list[str]:
+        """What was to be measured, and was not."""
+        known = {each[0].name for each in self.rows}
+        missing = [name for name in (*names, *(("replay_victim",) if whole else ())) if name not in known]
+        if whole and not self.drops:
+            missing.append(REWARD)
+        if whole and KILLED not in self.extra:
+            missing.append(KILLED)
+        return missing
+
+
 class Measuring:
     """Attacks a swarm and reads it."""
 
@@ -120,28 +164,31 @@ class Measuring:
         self._timing = timing
         self.undisturbed = self._quiet_before = self._quiet()
         self.others_shares = [self.undisturbed.others_share]
+        self._restarts, self._looked_at = swarm.restarts(), time.time()
 
-    def attack(self, name: str) -> Row:
-        """One attack, between two windows without one."""
-        timing, restarts_before = self._timing, self._swarm.restarts()
-        began = time.time()
+    def attack(self, name: str, times: int) -> list[Row]:
+        """One attack, so many times, between two windows without one."""
+        return self._rows(name, [self._attacked(name, last=left == 0) for left in reversed(range(times))])
+
+    def told(self, name: str, act: Callable[[], None]) -> list[Row]:
+        """Something that is done at once, by an attacker that runs already."""
+        since = time.time()
+        act()
+        time.sleep(max(0.0, since + self._timing.attack_s - time.time()))
+        return self._rows(name, [self._under(since)])
+
+    def _attacked(self, name: str, *, last: bool) -> Under:
+        timing = self._timing
         seconds = timing.lead_s + timing.attack_s
         with Attacker(name, self._swarm.addresses, seconds=seconds, prefix=ATTACKERS_PREFIX) as attacker:
-            attacker.wait_for("ready")
+            with self._swarm.honest_held():
+                attacker.wait_for("ready")
             time.sleep(timing.lead_s)
             since = time.time()
             time.sleep(timing.attack_s)
-            until = time.time()
-            done = attacker.done()
-        return self._row(name, since, until, began, restarts_before, done["connected_after"])
-
-    def told(self, name: str, act: Callable[[], None]) -> Row:
-        """Something that is done at once, by an attacker that runs already."""
-        timing, restarts_before = self._timing, self._swarm.restarts()
-        since = time.time()
-        act()
-        time.sleep(max(0.0, since + timing.attack_s - time.time()))
-        return self._row(name, since, time.time(), since, restarts_before, None)
+            under = self._under(since)
+            # Who is let stay is looked at for seconds: once is enough.
+            return replace(under, connected_after=attacker.done()["connected_after"]) if last else under
 
     def _quiet(self) -> Window:
         time.sleep(self._timing.settle_s)
@@ -155,51 +202,51 @@ class Measuring:
         self._swarm.victim.until_round(round + 1)
         return self._swarm.window(since, until)
 
-    def _row(
-        self,
-        name: str,
-        since: float,
-        until: float,
-        began: float,
-        restarts_before: tuple[int, int],
-        connected_after: bool | None,
-    ) -> Row:
-        under = self._read(since, until)
-        watchdog, others = (
-            after - earlier for after, earlier in zip(self._swarm.restarts(), restarts_before, strict=True)
-        )
-        peak_mib = self._swarm.window(began, time.time()).peak_mib
+    def _under(self, since: float) -> Under:
+        """The window that ends now; restarts and memory since the one before, so that none is missed."""
+        window = self._read(since, time.time())
+        before, looked_at = self._restarts, self._looked_at
+        self._restarts, self._looked_at = self._swarm.restarts(), time.time()
+        watchdog, others = (after - earlier for after, earlier in zip(self._restarts, before, strict=True))
+        peak_mib = self._swarm.window(looked_at, self._looked_at).peak_mib
+        return Under(window, others, watchdog, peak_mib)
+
+    def _rows(self, name: str, attacked: Sequence[Under]) -> list[Row]:
         # The next attack shares the later window.
         before, self._quiet_before = self._quiet_before, self._quiet()
         self.others_shares.append(self._quiet_before.others_share)
         around = (before, self._quiet_before)
         quiets = [each.rounds_per_cpu_s for each in around if each.rounds_per_cpu_s is not None]
-        own, quiet = under.rounds_per_cpu_s, fmean(quiets) if quiets else None
-        return Row(
-            name,
-            fmean(each.rounds_per_s for each in around),
-            under.rounds_per_s,
-            own / quiet if own is not None and quiet else None,
-            others,
-            watchdog,
-            peak_mib - self.undisturbed.peak_mib,
-            connected_after,
-        )
+        quiet = fmean(quiets) if quiets else None
+        return [
+            Row(
+                name,
+                fmean(each.rounds_per_s for each in around),
+                under.window.rounds_per_s,
+                own / quiet if (own := under.window.rounds_per_cpu_s) is not None and quiet else None,
+                under.restarts,
+                under.by_watchdog,
+                under.peak_mib - self.undisturbed.peak_mib,
+                under.connected_after,
+            )
+            for under in attacked
+        ]
 
 
-def measure(measuring: Measuring, names: Sequence[str], *, again: bool) -> list[list[Row]]:
-    """The rows of each attack: two, one where it is not made again, or four where two are doubtful."""
-    began = time.monotonic()
-    found: list[list[Row]] = []
-    for name in names:
-        rows = [measuring.attack(name) for _ in range(2 if again else 1)]
-        late = time.monotonic() > began + MEASURED_AGAIN_WITHIN_S
-        if again and ratio_of(rows) < DOUBTFUL_RATIO and not late:
-            rows += [measuring.attack(name) for _ in range(2)]
-        found.append(rows)
-        for row in rows:
+def measure(measuring: Measuring, names: Sequence[str], rows: list[list[Row]], *, times: int) -> None:
+    """Add the rows of each attack to `rows`: as many as `times`, one where it is late, more where they are
+    doubtful."""
+    began_s = elapsed_s()
+    for name, share in parts(names):
+        if elapsed_s() > ATTACKS_WITHIN_S:
+            return
+        late = elapsed_s() > began_s + share * (ATTACKS_WITHIN_S - began_s)
+        found = measuring.attack(name, 1 if late else times)
+        if times > 1 and ratio_of(found) < DOUBTFUL_RATIO and elapsed_s() < ATTACKS_WITHIN_S:
+            found += measuring.attack(name, times)
+        rows.append(found)
+        for row in found:
             show(row)
-    return found
 
 
 def ratio_of(rows: Sequence[Row]) -> float:
@@ -229,7 +276,9 @@ def why_not_measurable(others_shares: Sequence[float | None], rows: Sequence[Seq
     return None
 
 
-def measure_with_replay(swarm: Swarm, measuring: Measuring, names: Sequence[str]) -> list[list[Row]]:
+def measure_with_replay(
+    swarm: Swarm, measuring: Measuring, names: Sequence[str], rows: list[list[Row]], *, times: int
+) -> None:
     """All that, and at its end what the victim said meanwhile is said once more to the honest node."""
 
     def charged() -> int:
@@ -243,30 +292,30 @@ def measure_with_replay(swarm: Swarm, measuring: Measuring, names: Sequence[str]
 
         recorder.wait_for("ready")
         recorded_from = time.monotonic()
-        rows = measure(measuring, names, again=True)
+        measure(measuring, names, rows, times=times)
         time.sleep(max(0.0, recorded_from + FORGOTTEN_S - time.monotonic()))
         before = charged()
-        row = measuring.told("replay_victim", replay)
+        (row,) = replayed = measuring.told("replay_victim", replay)
         show(row)
+        rows.append(replayed)
         print(f"  of the victim's own headers {charged() - before} were charged to it as too many")
-    return [*rows, [row]]
 
 
-def replay_after_kill(swarm: Swarm) -> int:
+def replay_after_kill(swarm: Swarm, warm: WarmStart) -> int:
     """How many of forty old groups a node takes again after SIGKILL."""
     saving = ("--set", "node.checkpoint_every=2", "--seed", "5")  # the later of two options counts
 
     def accepted() -> int:
         return node.status()["exchange"]["accepted"]
 
-    node = swarm.start("killed", *saving)
+    node = swarm.start("killed", *saving, warm=warm)
     address = node.running().addresses[0]
     with Attacker("replay_own", [address], seconds=120, prefix=ATTACKERS_PREFIX) as attacker:
         attacker.wait_for("announced")
         node.until(lambda: accepted() >= TAKEN_BEFORE_KILL)
         time.sleep(KEPT_AFTER_S)
         node.vanish()
-        node = swarm.start("killed", *saving)
+        node = swarm.start("killed", *saving, warm=warm)
         node.until_round(1)
         attacker.tell("again")
         attacker.wait_for("replayed")
@@ -279,19 +328,22 @@ def replay_after_kill(swarm: Swarm) -> int:
     return max(0, taken)
 
 
-def reward_drops(swarm: Swarm, folder: Path, model: Path, timing: Timing) -> dict[str, Drop]:
+def reward_drops(swarm: Swarm, folder: Path, model: Path, warm: WarmStart, timing: Timing) -> dict[str, Drop]:
     """What each liar takes, in runs by turns with such that nobody lies to."""
-    runs = RewardRuns(swarm, folder, model, base_rounds=timing.base_rounds, rounds=timing.rounds)
+    runs = RewardRuns(swarm, folder, model, warm, base_rounds=timing.base_rounds, rounds=timing.rounds)
     runs.make_base()
-    undisturbed: list[float] = []
-    attacked: dict[str, list[tuple[float, float]]] = {liar: [] for liar in LIARS}
-    for _ in range(timing.repeats):
-        undisturbed.append(runs.undisturbed())
-        for liar in LIARS:
-            attacked[liar].append(runs.attacked_by(liar))
+    attacks = (None, *LIARS)
+    made = [runs.run(attack) for _ in range(timing.repeats) for attack in attacks]
+    swarm.honest.end()
+    rewards = runs.rewards(made)
+    undisturbed = tuple(rewards[:: len(attacks)])
     return {
-        liar: Drop(tuple(undisturbed), tuple(reward for reward, _ in of), median(share for _, share in of))
-        for liar, of in attacked.items()
+        liar: Drop(
+            undisturbed,
+            tuple(rewards[place :: len(attacks)]),
+            median(run.strangers_share for run in made[place :: len(attacks)]),
+        )
+        for place, liar in enumerate(LIARS, 1)
     }
 
 
@@ -327,38 +379,69 @@ def main() -> None:
         why = f"others use {busy:.0%} of the cores before anything is begun".replace("%", " %")
         report("attacks", {}, {}, options.json, {"measurable": False, "why": why})
         give_up(why)
-    extra: dict[str, Any] = {}
-    drops: dict[str, Drop] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        model = build_tiny(MODELS)
-        with Swarm(folder, model) as swarm:
-            measuring = Measuring(swarm, timing)
-            print(
-                f"undisturbed: {measuring.undisturbed.rounds_per_s:.2f} rounds/s, "
-                f"{measuring.undisturbed.peak_mib:.0f} MiB of node and daemon\n{HEAD}",
-                flush=True,
-            )
-            if quick or options.only:
-                rows = measure(measuring, names, again=not quick)
-            else:
-                rows = measure_with_replay(swarm, measuring, names)
-            swarm.victim.end()
-            if not quick and not options.only:
-                extra["replayed_after_kill"] = replay_after_kill(swarm)
-                print(f"of 40 old groups, {extra['replayed_after_kill']} were taken again after SIGKILL")
-            if not quick and not options.only:
-                drops = reward_drops(swarm, folder, model, timing)
-                for liar, drop in drops.items():
-                    print(
-                        f"held-out reward after {timing.rounds} rounds more: undisturbed {drop.undisturbed}, "
-                        f"beside {liar} {drop.attacked}, whose share of the external groups was "
-                        f"{drop.strangers_share:.2f}"
-                    )
-    why = why_not_measurable(measuring.others_shares, rows)
-    finish(rows, drops, extra, why, options.json)
+    found = Findings()
+    whole = not quick and not options.only
+    why = None
+    try:
+        with at_most(OVER_AFTER_S - elapsed_s()), tempfile.TemporaryDirectory() as temporary:
+            find(found, Path(temporary), names, timing, whole=whole)
+    except TimeIsOver:
+        print(f"{OVER_AFTER_S:.0f} s are over", file=sys.stderr)
+    finally:
+        left_out = found.left_out(names, whole=whole)
+        why = why_not_measurable(found.others_shares, found.rows)
+        finish(found.rows, found.drops, found.extra, why, options.json, left_out)
+    if left_out:
+        print(f"there was no time for {', '.join(left_out)}", file=sys.stderr)
     if why is not None:
         give_up(why)
+    if left_out:
+        sys.exit(NOT_MEASURABLE)
+
+
+def find(found: Findings, folder: Path, names: Sequence[str], timing: Timing, *, whole: bool) -> None:
+    """Measure everything into `found`, what the claims are about first."""
+    model = build_tiny(MODELS)
+    # What was forked is ended before the process that forked it.
+    with ExitStack() as stack, Swarm(folder, model) as swarm:
+        measuring = Measuring(swarm, timing)
+        found.others_shares = measuring.others_shares
+        print(
+            f"undisturbed: {measuring.undisturbed.rounds_per_s:.2f} rounds/s, "
+            f"{measuring.undisturbed.peak_mib:.0f} MiB of node and daemon\n{HEAD}",
+            flush=True,
+        )
+        if not whole:
+            measure(measuring, names, found.rows, times=timing.repeats)
+            return
+        measure_with_replay(swarm, measuring, names, found.rows, times=timing.repeats)
+        swarm.victim.end()
+        warm = stack.enter_context(closing(WarmStart()))
+        found.drops = reward_drops(swarm, folder, model, warm, timing)
+        for liar, drop in found.drops.items():
+            print(
+                f"held-out reward after {timing.rounds} rounds more: undisturbed {drop.undisturbed}, "
+                f"beside {liar} {drop.attacked}, whose share of the external groups was "
+                f"{drop.strangers_share:.2f}",
+                flush=True,
+            )
+        found.extra[KILLED] = replay_after_kill(swarm, warm)
+        print(f"of 40 old groups, {found.extra[KILLED]} were taken again after SIGKILL")
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeIsOver in the block once it has taken so long."""
+
+    def ring(*_: object) -> None:
+        raise TimeIsOver
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(1.0, seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def give_up(why: str) -> NoReturn:
@@ -372,14 +455,17 @@ def finish(
     extra: dict[str, Any],
     why: str | None,
     path: Path | None,
+    left_out: Sequence[str] = (),
 ) -> None:
     counted = [each for each in rows if each[0].name != CONTROL]
     singles = [row for each in counted for row in each]
-    figures: dict[str, list[float]] = {
-        "restarts": [sum(row.restarts for row in singles), 0, max(row.restarts for row in singles)],
-        "worst_memory_mb": [f(row.memory_mib for row in singles) for f in (max, min, max)],
-    }
-    if why is None:
+    figures: dict[str, list[float]] = {}
+    # The worst of some attacks says nothing about the others.
+    all_made = not set(left_out) - {REWARD, KILLED}
+    if singles and all_made:
+        figures["restarts"] = [sum(row.restarts for row in singles), 0, max(row.restarts for row in singles)]
+        figures["worst_memory_mb"] = [f(row.memory_mib for row in singles) for f in (max, min, max)]
+    if singles and all_made and why is None:
         ratios = [ratio_of(each) for each in counted]
         figures["worst_rounds_ratio"] = [min(ratios), min(ratios), max(ratios)]
         by_cpu = [found for each in counted if (found := cpu_ratio_of(each)) is not None]
@@ -388,7 +474,12 @@ def finish(
     if drops:
         worst = max(drops.values(), key=lambda drop: drop.mean)
         figures["worst_reward_drop"] = [worst.mean, *worst.spread]
-    extra |= {"measurable": why is None, "why": why}
+    extra |= {
+        "measurable": why is None,
+        "why": why,
+        "left_out": list(left_out),
+        "seconds": round(elapsed_s()),
+    }
     extra["reward_drops"] = {liar: round(drop.mean, 4) for liar, drop in drops.items()}
     extra["by_attack"] = {
         each[0].name: {
@@ -397,7 +488,7 @@ def finish(
             "restarts": sum(row.restarts for row in each),
             "by_watchdog": sum(row.by_watchdog for row in each),
             "memory_mib": round(max(row.memory_mib for row in each)),
-            "connected_after": each[0].connected_after,
+            "connected_after": each[-1].connected_after,
         }
         for each in rows
     }

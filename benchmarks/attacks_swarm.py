@@ -10,11 +10,12 @@ the attacker uses. Rounds are counted with their fractions, from the times in me
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +27,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.joined_node import JoinedNode
+from tests.warm_start import WarmStart
 
 MIB = 2**20
 SAMPLE_EVERY_S = 0.5
@@ -107,10 +109,12 @@ class Swarm:
         self._sampler.join()
         self._end_nodes()
 
-    def start(self, home: str, *arguments: str, prefix: tuple[str, ...] = ()) -> JoinedNode:
+    def start(
+        self, home: str, *arguments: str, prefix: tuple[str, ...] = (), warm: WarmStart | None = None
+    ) -> JoinedNode:
         """One more node, ended with the swarm."""
         options = ("--model", str(self._model), *OPTIONS, *STEADY)
-        node = JoinedNode(self._folder / home, *options, *arguments, prefix=prefix)
+        node = JoinedNode(self._folder / home, *options, *arguments, prefix=prefix, warm=warm)
         self._nodes.append(node)
         return node
 
@@ -121,6 +125,16 @@ class Swarm:
     @property
     def addresses(self) -> list[str]:
         return [self.address, self.honest.running().addresses[0]]
+
+    @contextmanager
+    def honest_held(self) -> Iterator[None]:
+        """Stop the honest node, not its daemon: an attacker that starts has the core it shares to itself,
+        and is ready in a second instead of five."""
+        self.honest.kill(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.honest.kill(signal.SIGCONT)
 
     def restarts(self) -> tuple[int, int]:
         """Of both daemons so far: those that the memory watchdog asked for, and all others."""

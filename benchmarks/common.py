@@ -94,6 +94,11 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
+def elapsed_s() -> float:
+    """Return the seconds since this process began."""
+    return time.monotonic() - _STARTED_S
+
+
 def rounds(most: int, share: float = 1.0) -> Iterator[int]:
     """Count rounds, at most so many, while one more still fits into this share of BUDGET_S; one always does.
 
@@ -103,7 +108,7 @@ def rounds(most: int, share: float = 1.0) -> Iterator[int]:
     longest_s = 0.0
     for number in range(most):
         started_s = time.monotonic()
-        if number and started_s - _STARTED_S + longest_s > share * BUDGET_S:
+        if number and elapsed_s() + longest_s > share * BUDGET_S:
             print(f"{number} of {most} rounds: there is no time for another", flush=True)
             return
         yield number

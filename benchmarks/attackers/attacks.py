@@ -136,13 +136,17 @@ async def provider_flood(stage: Stage) -> bool | None:
                 if stream is None:
                     _, stream = await one.open(_peer(stage), KADEMLIA)
                 for place in range(200):
+                    if stream.transport.is_closing():
+                        break  # the victim hung up; `drain` says so
                     key = (number * 200 + place).to_bytes(PROVIDER_KEY_BYTES, "big")
                     stream.write(kademlia(ADD_PROVIDER, key, ours))
                 async with asyncio.timeout(5.0):
                     await stream.drain()
                 stage.sent["records"] += 200
                 continue
-            stream = None
+            if stream is not None:
+                stream.transport.abort()
+                stream = None
             await reconnect(stage, one)
         return await stage.connected_after(one)
 
@@ -212,11 +216,17 @@ async def half_open(stage: Stage) -> bool | None:
 
     async def hold(crowd: list[Identity]) -> list[asyncio.StreamWriter]:
         held: list[asyncio.StreamWriter] = []
-        for one in crowd * STREAMS_EACH:
-            with suppress(NetworkError, OSError):
-                _, writer = await one.open(_peer(stage), protocol)
-                writer.write(b"\x20half")  # without a byte the stream is not even negotiated
-                held.append(writer)
+
+        async def hold_of(one: Identity) -> None:
+            for _ in range(STREAMS_EACH):
+                with suppress(NetworkError, OSError):
+                    _, writer = await one.open(_peer(stage), protocol)
+                    writer.write(b"\x20half")  # without a byte the stream is not even negotiated
+                    held.append(writer)
+
+        async with asyncio.TaskGroup() as tasks:
+            for one in crowd:
+                tasks.create_task(hold_of(one))
         stage.sent["streams"] += len(held)
         return held
 
