@@ -6,10 +6,11 @@ Worlds (sapo_worlds.py): `step`, whose policies need the steps that no judge rea
 takes anything before the answer. Defences: both as shipped; `mended` without measuring authors
 (exchange.teachers); `measured` without mending (exchange.mend); `open` without either. The honest five alone,
 and among themselves with nobody lying, are what is compared with. All at one learning rate; what is known of
-a run is kept (sapo_store.py), so that the same command goes on where it was.
+a run is kept (sapo_store.py), so that the same command goes on where it was. By default, attacks that need no
+time to unfold are compared over their first rounds only; `--table` is the whole of it, in hours.
 
     python benchmarks/liars.py [--quick] [--json FILE] [--markdown FILE] [--seeds 1] [--minutes 9]
-                               [--attacks wrong_steps,...] [--worlds step,lax] [--all-defences]
+                               [--attacks wrong_steps,...] [--worlds step,lax] [--table]
 """
 
 import os
@@ -19,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import argparse
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -34,7 +36,10 @@ from sapo_table import ratio
 from swarmnode.testing.attackers import ATTACKS
 
 RATE = 2e-3
-ROUNDS, QUICK_ROUNDS = 60, 12
+ROUNDS, SHORT_ROUNDS, QUICK_ROUNDS = 60, 24, 12
+
+UNFOLDING = ("wrong_steps", "adaptive", "sleeper")
+"""Attacks that are run for all rounds in any case."""
 
 DEFENCES = {
     "both": "book",
@@ -93,8 +98,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there as well")
     parser.add_argument("--attacks", type=names_in(dict(ATTACKS)), help="these only, joined by commas")
     parser.add_argument("--worlds", type=names_in(dict.fromkeys(WORLDS)), help="these only (step)")
-    parser.add_argument("--all-defences", action="store_true", help="each attack without each defence, too")
-    parser.add_argument("--rounds", type=int, help=f"of every run ({ROUNDS}; with --quick {QUICK_ROUNDS})")
+    parser.add_argument(
+        "--table", action="store_true", help="every attack for all rounds, and without each defence, too"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help=f"of every run ({ROUNDS}, most attacks {SHORT_ROUNDS}; --quick {QUICK_ROUNDS})",
+    )
     parser.add_argument("--seeds", type=int, default=1, help="how many, from 0 on")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no run later than this")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on a core")
@@ -103,38 +114,55 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.attacks = options.attacks or (("wrong_steps",) if options.quick else tuple(LIES))
     options.worlds = options.worlds or ("step",)
+    options.short = options.rounds or (ROUNDS if options.table else SHORT_ROUNDS)
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    options.short = min(options.short, options.rounds)
     return options
 
 
 def runs_of(options: argparse.Namespace) -> Iterable[Run]:
-    """What is compared with first, then each attack as shipped, then without defences."""
+    """What is compared with first, then each attack as shipped, the longest first, then without defences."""
+    attacks = sorted(options.attacks, key=lambda attack: attack not in UNFOLDING)
     for seed in range(options.seeds):
         for world in options.worlds:
             yield Run(f"five_{world}", "alone", RATE, seed, options.rounds)
             yield Run(f"five_{world}", "book", RATE, seed, options.rounds)
         for world in options.worlds:
-            for attack in options.attacks:
-                yield Run(f"{attack}_{world}", "book", RATE, seed, options.rounds)
+            for attack in attacks:
+                yield run_of(f"{attack}_{world}", "book", seed, options)
         for world in options.worlds:
-            for attack in options.attacks:
-                if options.quick or (attack not in TOLD_APART and not options.all_defences):
+            for attack in attacks:
+                if options.quick or (attack not in TOLD_APART and not options.table):
                     continue
                 for rule in list(DEFENCES.values())[1:]:
-                    yield Run(f"{attack}_{world}", rule, RATE, seed, options.rounds)
+                    yield run_of(f"{attack}_{world}", rule, seed, options)
+
+
+def run_of(swarm: str, rule: str, seed: int, options: argparse.Namespace) -> Run:
+    """A run, with the rounds that it has here."""
+    attack = SWARMS[swarm].attack if SWARMS[swarm].attackers else None
+    rounds = options.rounds if attack is None or attack in UNFOLDING else options.short
+    return Run(swarm, rule, RATE, seed, rounds)
 
 
 def compared(
     known: Known, swarm: str, rule: str, options: argparse.Namespace
 ) -> Sequence[tuple[Outcome, Outcome, Outcome]]:
-    """Attacked, among themselves, alone: of each seed that has all three."""
+    """Attacked, among themselves, alone, over as many rounds: of each seed that has all three."""
     world, found = SWARMS[swarm].world, list[tuple[Outcome, Outcome, Outcome]]()
     for seed in range(options.seeds):
         wanted = [(swarm, rule), (f"five_{world}", "book"), (f"five_{world}", "alone")]
-        three = [known.get(Run(*pair, RATE, seed, options.rounds)) for pair in wanted]
-        if all(three):
-            found.append(tuple(three))
+        runs = [run_of(*pair, seed, options) for pair in wanted]
+        if all(run in known for run in runs):
+            attacked, peaceful, alone = (begun(known[run], runs[0].rounds) for run in runs)
+            found.append((attacked, peaceful, alone))
     return found
+
+
+def begun(outcome: Outcome, rounds: int) -> Outcome:
+    """What had come of a run after so many rounds."""
+    rewards, answers = ([one[:rounds] for one in each] for each in (outcome.rewards, outcome.answers))
+    return replace(outcome, rewards=rewards, answers=answers)
 
 
 def claims(known: Known, options: argparse.Namespace) -> dict[str, float]:
@@ -165,12 +193,13 @@ def markdown(known: Known, options: argparse.Namespace) -> str:
             lines.append(f"| {world} | {name} | {_cell(known, swarm, rule, options)} | | | |")
         for attack in options.attacks:
             cells = [_cell(known, f"{attack}_{world}", rule, options) for rule in DEFENCES.values()]
-            lines.append(f"| {world} | {attack} | " + " | ".join(cells) + " |")
+            rounds = run_of(f"{attack}_{world}", "book", 0, options).rounds
+            lines.append(f"| {world} | {attack}, {rounds} rounds | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def _cell(known: Known, swarm: str, rule: str, options: argparse.Namespace) -> str:
-    runs = [Run(swarm, rule, RATE, seed, options.rounds) for seed in range(options.seeds)]
+    runs = [run_of(swarm, rule, seed, options) for seed in range(options.seeds)]
     found = [known[run] for run in runs if run in known]
     if not found:
         return ""

@@ -30,15 +30,28 @@ class Gradients:
         self._max_tokens = max_tokens
 
     def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[float | None]:
-        """The cosine of each list with the finds of its tasks, as often as it has them; with all finds where
-        there are none of those. What one task asks for is noise to another.
+        """The cosine of each list with the finds of its tasks: the mean over its answers of that of their
+        task, as what one task asks for is noise to another, and the one that surprises most would drown the
+        rest. With all finds at once where there are none of its tasks.
         Raises ModelError where no memory is left to try."""
         with self._forward.alone():
-            by_task = {
-                task: self._gradient([one for one in finds if one.task == task]) for task in _tasks(finds)
-            }
-            known = {task: found_D for task, found_D in by_task.items() if found_D is not None}
-            return [_cosine(_matched(known, one), self._gradient(one)) for one in lists]
+            known = self._by_task(finds)
+            return [self._agreement(known, one) for one in lists]
+
+    def _agreement(self, known: Mapping[str, Tensor], entries: Sequence[Entry]) -> float | None:
+        found_in = [entry for entry in entries if entry.task in known]
+        if not found_in:
+            return _cosine(torch.stack([*known.values()]).sum(0), self._gradient(entries)) if known else None
+        counts = Counter(entry.task for entry in found_in)
+        cosines = {task: _cosine(known[task], one_D) for task, one_D in self._by_task(found_in).items()}
+        counted = [(counts[task], cosine) for task, cosine in cosines.items() if cosine is not None]
+        answers = sum(count for count, _ in counted)
+        return sum(count * cosine for count, cosine in counted) / answers if answers else None
+
+    def _by_task(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
+        tasks = sorted({entry.task for entry in entries})
+        found = {task: self._gradient([one for one in entries if one.task == task]) for task in tasks}
+        return {task: one_D for task, one_D in found.items() if one_D is not None}
 
     def _gradient(self, entries: Sequence[Entry]) -> Tensor | None:
         """That of the mean negative log-likelihood of a token. None: nothing can be read, or not finite."""
@@ -70,18 +83,6 @@ class Gradients:
         prompt_ids = self._render(entry.prompt)
         number = self._policy.number
         return TrainingSample(prompt_ids, entry.token_ids, 0.0, None, (), number, given=entry.given)
-
-
-def _tasks(entries: Sequence[Entry]) -> list[str]:
-    return sorted({entry.task for entry in entries})
-
-
-def _matched(by_task: Mapping[str, Tensor], entries: Sequence[Entry]) -> Tensor | None:
-    """The gradient of finds in the tasks of these entries. None: there are no finds."""
-    if not by_task:
-        return None
-    counts = Counter(entry.task for entry in entries if entry.task in by_task) or Counter(by_task.keys())
-    return torch.stack([count * by_task[task] for task, count in counts.items()]).sum(0)
 
 
 def _cosine(one_D: Tensor | None, other_D: Tensor | None) -> float | None:

@@ -7,7 +7,7 @@ book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: 
 A judge that reads a final answer lets through whatever stands before it. Right finals behind wrong steps of
 the right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells
 them is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against
-that of answers that we found ourselves, in the same tasks. Honest authors agree a little (their mean cosines
+that of answers that we found ourselves, task by task. Honest authors agree a little (their mean cosines
 were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
 been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
 running mean of LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an
@@ -55,8 +55,9 @@ UNKNOWN_GROUND = -0.02
 LEAST_MEASURED = 3
 """Measurements before an author is admitted."""
 
-MEMORY = 20
-"""Measurements that the mean of an author who waits follows, about."""
+MEMORY = 8
+"""Measurements that the mean of an author who waits follows, about. The first ones, of few answers and few
+finds, are mostly noise: with 20, some honest ones waited for forty rounds on account of them."""
 
 SHORT_MEMORY = 3
 """The same of one who is admitted: a sleeper has not long."""
@@ -105,7 +106,7 @@ MAX_AUTHORS = 256
 
 Cosines = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[float | None]]
 """Of each of several lists of answers, how the gradient of their likelihood at the policy of now agrees with
-that of the finds that come first, in the tasks that the list is of, from -1 to 1. None: one of the two is
+that of the finds that come first, task by task, from -1 to 1. None: one of the two is
 nothing."""
 
 

@@ -52,6 +52,13 @@ def test_finds_of_other_tasks_are_left_out_and_stand_in_where_there_are_no_other
     assert beside[2] is not None
 
 
+def test_each_task_counts_by_its_answers_however_much_it_surprises(nudged: Policy) -> None:
+    long = answers("sum", (30, 31, 32) * 4)
+    of_long, of_rev, of_both = gradients(nudged)(FINDS, [long, LIKE_REV, long + 2 * LIKE_REV])
+    assert of_long is not None and of_rev is not None
+    assert of_both == pytest.approx((of_long + 2 * of_rev) / 3, abs=1e-5)
+
+
 def test_it_leaves_no_gradient_and_no_weight_changed(nudged: Policy) -> None:
     before = [parameter.detach().clone() for parameter in nudged.parameters]
     gradients(nudged)(FINDS, [LIKE_SUM])

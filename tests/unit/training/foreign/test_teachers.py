@@ -102,6 +102,14 @@ def test_who_rises_is_admitted() -> None:
     assert sends.rounds(30, "late") == {"late"}
 
 
+def test_first_measurements_that_were_noise_are_forgotten() -> None:
+    cosines = Known(unlucky=-0.3)
+    sends = Sends(Teachers(cosines))
+    sends.rounds(LEAST_MEASURED, "unlucky")
+    cosines.agreements["unlucky"] = HONEST
+    assert sends.rounds(15, "unlucky") == {"unlucky"}
+
+
 def test_a_sleeper_is_put_back_with_all_that_the_book_has_of_him() -> None:
     cosines = Known()
     sends = Sends(Teachers(cosines))
