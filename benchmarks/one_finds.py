@@ -47,7 +47,7 @@ from swarmnode.storage import resolve_paths
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
 TASK = Path(__file__).parent / "last.py"
-SEEDS, ROUNDS, HALF = (1, 2, 3), 120, 0.5
+SEEDS, ROUNDS, HALF = (1, 2, 4), 120, 0.5
 START_S = 120.0
 NODES, CHANCE, GROUP = 8, 1 / 400, 8
 PATIENCE_S = 0.005
