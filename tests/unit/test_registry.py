@@ -100,7 +100,7 @@ def test_a_registered_part_that_cannot_be_imported_says_which_and_what_to_instal
 
 
 def test_what_is_unknown_is_answered_with_all_that_is_known() -> None:
-    with pytest.raises(ConfigError, match=r"no such rule: there are sapo, .*hacpo; or .*swarmnode\.rule"):
+    with pytest.raises(ConfigError, match=r"no such rule: there are sapo, .*own_book; or .*swarmnode\.rule"):
         find("rule", "sopa")
     with pytest.raises(ConfigError, match=r"node.learner = 'x': no such learner: there are local;"):
         load_config(environ={}, assignments=["node.learner=x"])

@@ -18,7 +18,7 @@ from swarmnode.rollout.schedule.concurrency import REFILL_SHARE, gain_ceiling
 from swarmnode.rollout.schedule.group import Answered, Renderer, completion_seed
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.rollout.schedule.under_way import Turns
+from swarmnode.rollout.schedule.under_way import DepartureOrder
 from swarmnode.types import Example, ExampleKey
 
 EOS = 0
@@ -774,7 +774,7 @@ def test_what_may_stay_behind_survives_a_restart() -> None:
     """Or the rounds after it would wait for all that is long, and train on nothing else."""
     engine = FakeEngine(long_tailed)
     one, examples = rollouts(engine), stream()
-    one._turns = Turns(allowed=3.25)
+    one._turns = DepartureOrder(allowed=3.25)
     list(one.round(examples))
     kept = one._turns.allowed
     other = rollouts(FakeEngine(long_tailed))

@@ -49,7 +49,6 @@ def tokens(*log_ratios: float, age: int = 0, stale: bool = False) -> MeasuredTok
         torch.full((count,), age),
         torch.full((count,), stale),
         torch.zeros(count, dtype=torch.bool),
-        torch.zeros(count, dtype=torch.bool),
     )
 
 
