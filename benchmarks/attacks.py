@@ -70,6 +70,8 @@ MOST_CONTROL_ERROR = 0.1
 MOST_BUSY_BEFORE = 0.25
 """Of the cores that this may use, before anything is begun: it would take nine minutes to learn the same."""
 LOOK_BEFORE_S = 3.0
+STEADY_WITHIN, MOST_WARM_UP_WINDOWS = 0.05, 6
+"""Of its pace, from one quiet window to the next; windows before the first attack that may differ by more."""
 REWARD, KILLED = "reward", "replayed_after_kill"
 NOT_MEASURABLE = 3
 """Exit status."""
@@ -162,7 +164,7 @@ class Measuring:
     def __init__(self, swarm: Swarm, timing: Timing) -> None:
         self._swarm = swarm
         self._timing = timing
-        self.undisturbed = self._quiet_before = self._quiet()
+        self.undisturbed = self._quiet_before = self._steady()
         self.others_shares = [self.undisturbed.others_share]
         self._restarts, self._looked_at = swarm.restarts(), time.time()
 
@@ -195,6 +197,15 @@ class Measuring:
         since = time.time()
         time.sleep(self._timing.quiet_s)
         return self._read(since, time.time())
+
+    def _steady(self) -> Window:
+        """The first window whose pace is that of the one before. It falls while its book fills."""
+        window = self._quiet()
+        for _ in range(MOST_WARM_UP_WINDOWS):
+            before, window = window, self._quiet()
+            if abs(1 - window.rounds_per_s / before.rounds_per_s) < STEADY_WITHIN:
+                break
+        return window
 
     def _read(self, since: float, until: float) -> Window:
         # The round under way at the end counts by its share, which is known once it is over.
