@@ -59,7 +59,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) swarmnode/native/built
+	rm -rf $(VENV) swarmnode/extensions/native/built
 
 $(BIN)/python:
 	@$(IS_NEW_ENOUGH)

@@ -37,7 +37,7 @@ from attacks_reward import Drop, RewardRuns
 from attacks_swarm import ATTACKERS_PREFIX, Swarm, Window, busy_share
 from common import MODELS, elapsed_s, machine, parts, report
 
-from swarmnode.model.tiny import build_tiny
+from swarmnode.model.demonstration.tiny import build_tiny
 from tests.warm_start import WarmStart
 
 ATTACKS = (

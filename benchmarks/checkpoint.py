@@ -24,12 +24,12 @@ import torch
 from common import arguments, interleaved, middle, ratios, report
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from swarmnode.config import PolicyConfig
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
 from swarmnode.node.workers import CheckpointWriter
-from swarmnode.training.checkpoint import Snapshot, Waiting, take_snapshot
-from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.settings.config import PolicyConfig
+from swarmnode.training.checkpoints.checkpoint import Snapshot, Waiting, take_snapshot
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.records import Counters
 
 sys.path.insert(0, str(Path(__file__).parent.parent))

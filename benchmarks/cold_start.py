@@ -26,16 +26,16 @@ from common import arguments, cpu_seconds, machine, report
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
-from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
-from swarmnode.rollout.decode.adapter import LoraPair, lost_share, merged_weight
+from swarmnode.rollout.decode.adapters.adapter import LoraPair, lost_share, merged_weight
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.types import Example, ExampleKey

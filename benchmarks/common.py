@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from swarmnode.hardware import cpu_flags
+from swarmnode.machine.hardware import cpu_flags
 
 T = TypeVar("T")
 

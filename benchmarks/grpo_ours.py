@@ -8,14 +8,14 @@ from itertools import count
 import torch
 from grpo_job import Job, Turns, job_from_command_line, prompts, reward
 
-from swarmnode.config import Config, PolicyConfig, RolloutConfig, TrainingConfig
+from swarmnode.extensions.native.compiler import turn_off
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.native.compiler import turn_off
-from swarmnode.node.memory import plan_for
+from swarmnode.node.building.machine_memory import plan_for
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.settings.config import Config, PolicyConfig, RolloutConfig, TrainingConfig
 from swarmnode.training.evaluation import collect
 from swarmnode.training.forward import Forward
 from swarmnode.training.trainer import Trainer

@@ -31,10 +31,10 @@ from typing import Any
 import psutil
 from common import arguments, report
 
-from swarmnode.model.tiny import build_tiny
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.network.lab import Lab, LabMachine, stop, why_not
-from swarmnode.node.process import read_running
-from swarmnode.storage import resolve_paths
+from swarmnode.node.building.node_process import read_running
 
 ROOT = Path(__file__).parent.parent
 MEMBER = ROOT / "tests/homes/member.py"

@@ -29,7 +29,7 @@ from typing import Any
 
 from common import arguments, report
 
-from swarmnode.model.specialists import build_specialists
+from swarmnode.model.demonstration.specialists import build_specialists
 from swarmnode.network.lab import Lab, LabMachine, stop, why_not
 
 PROGRAM = [sys.executable, "-P", "-m", "swarmnode"]

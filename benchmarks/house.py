@@ -26,8 +26,8 @@ from common import arguments, report
 from house_counts import count_words, duplicate_class_names, fragment_docstrings
 from house_trail import Step, from_join_to_loss
 
-from swarmnode.model.tiny import build_tiny
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.model.demonstration.tiny import build_tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 GOALS = {

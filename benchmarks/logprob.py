@@ -26,7 +26,7 @@ import torch
 from common import arguments, cpu_seconds, middle, parts, ratios, report, rounds
 from torch import Tensor, nn
 
-from swarmnode.hardware import cpu_has_bf16
+from swarmnode.machine.hardware import cpu_has_bf16
 from swarmnode.model.head import head_logprobs
 
 TOKENS, VOCABULARY, WIDTH = 2048, 32_768, 896

@@ -1,4 +1,4 @@
-"""Forward and backward of a LoRA linear: `model/lora.py` against PEFT's forward, on the CPU.
+"""Forward and backward of a LoRA linear: `model/adapters/lora.py` against PEFT's forward, on the CPU.
 
 One layer of hidden x hidden features, 4096 tokens, rank 16, CPU seconds of one thread, every side once per
 round. `base` is the layer without an adapter: what is above it is the price of LoRA. A claim is the geometric
@@ -21,8 +21,8 @@ from peft import LoraConfig
 from peft.tuners.lora import Linear as PeftLinear
 from torch import Tensor, nn
 
-from swarmnode.hardware import cpu_has_bf16
-from swarmnode.model.lora import LoraWeights, Segment, lora_linear, lora_linear_segments
+from swarmnode.machine.hardware import cpu_has_bf16
+from swarmnode.model.adapters.lora import LoraWeights, Segment, lora_linear, lora_linear_segments
 
 TOKENS, RANK, ADAPTERS = 4096, 16, 4
 WIDTHS = (512, 1024)

@@ -7,7 +7,7 @@ take turns; medians of the turns, by CUDA events. `gated` is what a node runs: t
 where its own measurement says that it pays, `addmm_` in the others. `kernel` forces it everywhere.
 
 No GPU was lent to us yet, so no figures are committed. What is verified without one: the numbers, in Triton's
-interpreter, and compilation to machine code for sm_80 to sm_90 (tests/unit/model/test_kernels.py).
+interpreter, and compilation to machine code for sm_80 to sm_90 (tests/unit/model/adapters/test_kernels.py).
 """
 
 import sys
@@ -20,10 +20,10 @@ import torch
 from common import arguments, middle, ratios, report
 from torch import Tensor, nn
 
-from swarmnode.model.kernel_choice import CudaTimer
-from swarmnode.model.lora import GemmInputs, LoraGemm
-from swarmnode.model.lora_kernel import available, lora_gemm_for
-from swarmnode.model.lora_patch import FusedLora
+from swarmnode.model.adapters.kernel_choice import CudaTimer
+from swarmnode.model.adapters.lora import GemmInputs, LoraGemm
+from swarmnode.model.adapters.lora_kernel import available, lora_gemm_for
+from swarmnode.model.adapters.lora_patch import FusedLora
 
 RANK = 16
 SHAPES = ((4096, 4096), (5120, 5120), (8192, 8192), (896, 4864), (4864, 896), (896, 896), (896, 128))

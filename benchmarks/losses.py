@@ -24,18 +24,18 @@ from typing import Any
 
 from common import arguments, cpu_seconds, report
 
-from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.model.base_model import load_base_model
+from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.model.policy import Policy
-from swarmnode.model.tiny import build_tiny
 from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.judged import ExampleStream
+from swarmnode.tasks.judging.judged import ExampleStream
 from swarmnode.tasks.task import draw_held_out, score_strictly
 from swarmnode.training.evaluation import collect
 from swarmnode.training.trainer import Trainer

@@ -17,7 +17,7 @@ from common import arguments, interleaved, middle, parts, ratios, report
 from grpo import WARM_UP_TURNS, Side, jobs
 from grpo_job import Job
 
-from swarmnode.native.compiler import find_compiler, library
+from swarmnode.extensions.native.compiler import find_compiler, library
 
 
 def main() -> None:

@@ -43,11 +43,11 @@ from sapo_run import PRESET
 from sapo_swarms import SWARMS
 from sapo_worlds import MAX_TOKENS, tasks_of
 
-from swarmnode.config import Config
-from swarmnode.config_layers import load_config
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.network.memory import MemoryNetwork
+from swarmnode.network.in_memory import MemoryNetwork
 from swarmnode.node.catching_up import groups_to_borrow
+from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import load_config
 
 KINDS = (0, 1, 2, 0, 1)
 """Which of the four specialists each veteran is."""

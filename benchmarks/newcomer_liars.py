@@ -25,8 +25,8 @@ from swarmnode.exchange.library.pages import (
     PageRow,
 )
 from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
-from swarmnode.network.memory import MemoryNetwork
-from swarmnode.tasks.judged import draw_round
+from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.tasks.judging.judged import draw_round
 from swarmnode.tasks.task import Task
 from swarmnode.types import Completion, Example, RolloutGroup
 

@@ -40,10 +40,10 @@ import swarmnode as sn
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
-from swarmnode.model.tiny import build_tiny
-from swarmnode.network.memory import MemoryNetwork
-from swarmnode.node.process import read_running
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.node.building.node_process import read_running
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
 TASK = Path(__file__).parent / "last.py"

@@ -306,7 +306,7 @@ def build_engine(which: str, folder: Path) -> tuple[Engine, list[PolicyUpdate]]:
     adapters = [random_adapter(model) for _ in range(POLICIES)]
     if which == "embedded":
         return EmbeddedEngine(model.bfloat16(), (0,), max_slots=SLOTS, max_length=MAX_LENGTH), adapters
-    from swarmnode.rollout.vllm.engine import VllmEngine
+    from swarmnode.extensions.vllm.vllm_engine import VllmEngine
 
     model.save_pretrained(folder)
     engine = VllmEngine(

@@ -26,15 +26,15 @@ from typing import Literal
 
 from common import arguments, report
 
-from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.model.base_model import load_base_model
+from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.model.policy import Policy
-from swarmnode.model.tiny import build_tiny
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.tasks.task import draw_held_out, draw_train, score_strictly
 from swarmnode.training.evaluation import collect
 from swarmnode.training.records import TrainReport

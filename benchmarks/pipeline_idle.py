@@ -32,28 +32,28 @@ from common import arguments, middle, ratios, report
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from swarmnode.extensions.pipeline.execution.idle import IdleRollouts, IdleStats
+from swarmnode.extensions.pipeline.execution.idle_budget import IdleSettings
+from swarmnode.extensions.pipeline.execution.member import PipelineMember
+from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
+from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
+from swarmnode.extensions.pipeline.plans.instance import Instance
+from swarmnode.extensions.pipeline.plans.plan import Plan, digest
+from swarmnode.extensions.pipeline.plans.schedule import SearchBudget, schedule
+from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.replication.gradient_exchange import SoloExchange
+from swarmnode.extensions.pipeline.stages.loading import load_stage
+from swarmnode.extensions.pipeline.stages.stage import StageWorker
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
+from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, links_of
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.memory import MemoryNetwork
-from swarmnode.pipeline.execution.assignment import Assignment, MemberSettings
-from swarmnode.pipeline.execution.idle import IdleRollouts, IdleStats
-from swarmnode.pipeline.execution.idle_budget import IdleSettings
-from swarmnode.pipeline.execution.member import PipelineMember
-from swarmnode.pipeline.execution.work import WorkTimes
-from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
-from swarmnode.pipeline.plans.simulator import simulate
-from swarmnode.pipeline.replication.combining import SoloExchange
-from swarmnode.pipeline.stages.loading import load_stage
-from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
-from swarmnode.pipeline.stages.stage import StageWorker
-from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
+from swarmnode.network.in_memory import MemoryNetwork
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output, SamplingParams
 from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.testing.emulated import EmulatedCompute, EmulatedLinks, links_of
 from swarmnode.types import Example, ExampleKey
 
 NODES = 6

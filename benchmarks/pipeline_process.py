@@ -28,20 +28,20 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from swarmnode.extensions.pipeline.execution.member import PipelineMember
+from swarmnode.extensions.pipeline.execution.member_records import Assignment, IterationReport, MemberSettings
+from swarmnode.extensions.pipeline.plans.instance import HOP_OVERHEAD_S, Instance
+from swarmnode.extensions.pipeline.plans.plan import Plan, digest
+from swarmnode.extensions.pipeline.plans.simulator import ScheduledWork, simulate
+from swarmnode.extensions.pipeline.replication.gradient_exchange import AveragingSettings
+from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
+from swarmnode.extensions.pipeline.stages.loading import load_stage
+from swarmnode.extensions.pipeline.stages.stage import StageWorker
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
+from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
 from swarmnode.identity import keys
-from swarmnode.network.p2pd import P2pdHost
-from swarmnode.pipeline.execution.assignment import Assignment, IterationReport, MemberSettings
-from swarmnode.pipeline.execution.member import PipelineMember
-from swarmnode.pipeline.plans.instance import HOP_OVERHEAD_S, Instance
-from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.plans.simulator import ScheduledWork, simulate
-from swarmnode.pipeline.replication.averaging import ReplicaExchange
-from swarmnode.pipeline.replication.combining import AveragingSettings
-from swarmnode.pipeline.stages.loading import load_stage
-from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
-from swarmnode.pipeline.stages.stage import StageWorker
-from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
-from swarmnode.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
+from swarmnode.network.daemon.p2pd import P2pdHost
 
 LAYERS = 12
 WIDTH = 64
@@ -52,8 +52,8 @@ MESSAGE_BYTES = MICRO_BATCH_TOKENS * WIDTH * 2 + 400
 """What a micro-batch is on its way: hidden states in fp16, and a head."""
 SETTINGS = MemberSettings(activations="fp16", gradients="fp16")
 PRELOADED = (
-    "swarmnode.pipeline.execution.member",
-    "swarmnode.network.p2pd",
+    "swarmnode.extensions.pipeline.execution.member",
+    "swarmnode.network.daemon.p2pd",
     "transformers.models.llama.modeling_llama",
 )
 ANSWER_TIMEOUT_S = 120.0

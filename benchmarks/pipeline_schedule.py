@@ -34,8 +34,8 @@ from typing import Any
 
 from common import arguments, middle, report
 
-from swarmnode.pipeline.plans.bounds import free_map_bound_s
-from swarmnode.pipeline.plans.instance import (
+from swarmnode.extensions.pipeline.plans.bounds import free_map_bound_s
+from swarmnode.extensions.pipeline.plans.instance import (
     ACTIVATION_BYTES,
     GRADIENT_BYTES,
     HOP_OVERHEAD_S,
@@ -44,13 +44,13 @@ from swarmnode.pipeline.plans.instance import (
     load_instance,
     with_averaging,
 )
-from swarmnode.pipeline.plans.moves import Draft, RandomMoves, apply
-from swarmnode.pipeline.plans.placement import search as search_map
-from swarmnode.pipeline.plans.plan import Plan, violations
-from swarmnode.pipeline.plans.report import find_full, seconds_for
-from swarmnode.pipeline.plans.routes import first_paths
-from swarmnode.pipeline.plans.schedule import Scheduled, SearchBudget, schedule
-from swarmnode.pipeline.plans.simulator import Simulator, simulate
+from swarmnode.extensions.pipeline.plans.micro_batch_routes import first_paths
+from swarmnode.extensions.pipeline.plans.moves import Draft, RandomMoves, apply
+from swarmnode.extensions.pipeline.plans.placement import search as search_map
+from swarmnode.extensions.pipeline.plans.plan import Plan, violations
+from swarmnode.extensions.pipeline.plans.report import find_full, seconds_for
+from swarmnode.extensions.pipeline.plans.schedule import Scheduled, SearchBudget, schedule
+from swarmnode.extensions.pipeline.plans.simulator import Simulator, simulate
 
 INSTANCES = Path(__file__).parent / "instances"
 

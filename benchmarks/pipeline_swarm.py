@@ -22,8 +22,8 @@ from typing import Any, Self
 import psutil
 from pipeline_text import documents
 
-from swarmnode.node.process import read_running
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import read_running
 
 LAYERS, STAGES = 6, 3
 POLL_S = 0.1
@@ -164,7 +164,7 @@ def build_model(folder: Path) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from swarmnode.model.tiny import build_quick_tiny
+    from swarmnode.model.demonstration.tiny import build_quick_tiny
 
     tiny = build_quick_tiny(folder / "models")
     config = AutoConfig.from_pretrained(str(tiny))

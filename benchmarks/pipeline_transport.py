@@ -19,12 +19,12 @@ import psutil
 import torch
 from common import arguments, middle, report
 
+from swarmnode.extensions.pipeline.wire.codec import Encoded, decode, encode
+from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, Done, ForwardHop, Message
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.transport import TensorTransport
 from swarmnode.identity import keys
-from swarmnode.network.p2pd import P2pdHost
-from swarmnode.pipeline.wire.codec import Encoded, decode, encode
-from swarmnode.pipeline.wire.messages import CodecName, Done, ForwardHop, Message
-from swarmnode.pipeline.wire.plan_members import PlanMembers
-from swarmnode.pipeline.wire.transport import TensorTransport
+from swarmnode.network.daemon.p2pd import P2pdHost
 
 MIB = 1 << 20
 SIZES_MIB = (1, 8, 32)

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import common
 
-from swarmnode.model.tiny import build_quick_tiny, build_tiny
-from swarmnode.node.process import read_running
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.model.demonstration.tiny import build_quick_tiny, build_tiny
+from swarmnode.node.building.node_process import read_running
 
 POLICIES = 3
 SHORT_ROUNDS = 2

@@ -23,9 +23,9 @@ from common import arguments, report
 
 from swarmnode.errors import HostDown
 from swarmnode.identity import keys
+from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.network.daemon.p2pd_supervisor import PROBE_INTERVAL_S
 from swarmnode.network.host import Subscription
-from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.p2pd_supervisor import PROBE_INTERVAL_S
 
 TOPIC = "/swarmnode/3/benchmark/rollouts/0"
 PUBLISH_EVERY_S = 0.02

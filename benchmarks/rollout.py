@@ -23,10 +23,10 @@ from rollout_contenders import KV_BYTES, Contender, ContinuousBatching, Generate
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from swarmnode.hardware import cpu_has_bf16
+from swarmnode.extensions.vllm.compat import missing_reason
+from swarmnode.machine.hardware import cpu_has_bf16
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Engine, PolicyUpdate
-from swarmnode.rollout.vllm.compat import missing_reason
 
 SLOTS = 64
 LONGEST = 330
@@ -165,7 +165,7 @@ def transformers_contenders(model: PreTrainedModel) -> dict[str, Contender]:
 
 
 def vllm_plain(base: PreTrainedModel, folder: Path, dtype: str) -> dict[str, Contender]:
-    from swarmnode.rollout.vllm.engine import VllmEngine
+    from swarmnode.extensions.vllm.vllm_engine import VllmEngine
 
     engine = VllmEngine(
         str(folder / "base"), base, (), SLOTS, MAX_LENGTH, lora_rank=RANK, dtype=dtype, kv_bytes=KV_BYTES
@@ -180,7 +180,7 @@ def vllm_plain(base: PreTrainedModel, folder: Path, dtype: str) -> dict[str, Con
 def vllm_adapted(
     base: PreTrainedModel, folder: Path, dtype: str, update: PolicyUpdate
 ) -> dict[str, Contender]:
-    from swarmnode.rollout.vllm.engine import VllmEngine
+    from swarmnode.extensions.vllm.vllm_engine import VllmEngine
 
     found: dict[str, Contender] = {}
     for weights in ("merged", "lora"):

@@ -118,7 +118,7 @@ class StockVllm:
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from swarmnode.rollout.vllm.compat import starting_vllm
+        from swarmnode.extensions.vllm.compat import starting_vllm
 
         lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8} if adapter else {}
         with starting_vllm(in_process=True), _stock_lora_kernels():

@@ -13,9 +13,9 @@ from functools import partial
 
 from common import arguments, interleaved, middle, report
 
-from swarmnode.tasks.code_tests import Step, share_passed
-from swarmnode.tasks.isolation import UNCONFINED, Isolation, candidates, interpreter
-from swarmnode.tasks.sandbox import holds, run
+from swarmnode.extensions.sandbox.isolation import UNCONFINED, Isolation, candidates, interpreter
+from swarmnode.extensions.sandbox.sandbox import holds, run
+from swarmnode.extensions.suites.code_tests import Step, share_passed
 
 STEPS: list[Step] = [(f"assert double({number}) == {2 * number}", True) for number in range(5)]
 

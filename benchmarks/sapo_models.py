@@ -1,6 +1,6 @@
 """The policies that swarms start from, built once into the folder where nodes keep theirs.
 
-[models_of] -> model/tiny.py, model/specialists.py -> one folder per node -> sapo_run.py
+[models_of] -> model/demonstration/tiny.py, model/demonstration/specialists.py -> one folder per node -> sapo_run.py
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from sapo_plan import Swarm
 from sapo_worlds import tasks_of
 from torch import Tensor
 
-from swarmnode.hardware import cpu_has_bf16
-from swarmnode.model.specialists import OWN_TASKS, build_specialists, build_strangers
-from swarmnode.model.tiny import RECIPE, build_tiny
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.hardware import cpu_has_bf16
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.model.demonstration.specialists import OWN_TASKS, build_specialists, build_strangers
+from swarmnode.model.demonstration.tiny import RECIPE, build_tiny
 
 WIDE = replace(RECIPE, hidden=96, intermediate=240, heads=3)
 """Twice the parameters of the tiny policy: every other node of `sizes`."""

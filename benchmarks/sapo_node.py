@@ -16,22 +16,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from swarmnode.config import Config
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.node.assemble import LocalPolicy, exchange_settings, load_policy, longest_sequence
+from swarmnode.machine.storage import Paths, resolve_paths
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.node.building.assemble import LocalPolicy, exchange_settings, load_policy, longest_sequence
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.storage import Paths, resolve_paths
+from swarmnode.settings.config import Config
 from swarmnode.tasks.task import Task
-from swarmnode.training.foreign.lessons import GroupLesson, Lessons
-from swarmnode.training.foreign.rules import Sapo, adapts, groups_wanted, own_to_learn_from
-from swarmnode.training.foreign.sharing_gauge import SharingGauge, needs_of
 from swarmnode.training.records import TrainReport
+from swarmnode.training.rules.lessons import GroupLesson, Lessons
+from swarmnode.training.rules.rules import Sapo, adapts, groups_wanted, own_to_learn_from
+from swarmnode.training.rules.sharing_gauge import SharingGauge, needs_of
 from swarmnode.types import RolloutGroup
 
 ROUND_S = 8.0

@@ -6,10 +6,10 @@ sapo_rules.py -> `exchange.rule` -> [BookInFull, BookLight, ...] -> training
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from swarmnode.training.foreign.book import Mend
-from swarmnode.training.foreign.book_rule import BookRule
-from swarmnode.training.foreign.lessons import Rule, SharingRule
-from swarmnode.training.foreign.rules import Sapo
+from swarmnode.training.rules.book import Mend
+from swarmnode.training.rules.book_rule import BookRule
+from swarmnode.training.rules.lessons import Rule, SharingRule
+from swarmnode.training.rules.rules import Sapo
 
 
 class BookInFull(BookRule):

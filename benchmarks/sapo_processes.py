@@ -16,9 +16,9 @@ from typing import Any
 from sapo_models import models_of
 from sapo_plan import Outcome, Rule, Run, Swarm
 
-from swarmnode.config import Config
-from swarmnode.node.process import read_running
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import read_running
+from swarmnode.settings.config import Config
 
 START_S, END_S = 120.0, 1200.0
 

@@ -22,10 +22,10 @@ from sapo_rules import RULES
 from sapo_swarms import SWARMS
 from sapo_worlds import MAX_TOKENS, solved, tasks_of
 
-from swarmnode.config import Config
-from swarmnode.config_layers import load_config, presets
-from swarmnode.network.memory import MemoryNetwork
-from swarmnode.storage import builtin_folder
+from swarmnode.machine.storage import builtin_folder
+from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import load_config, presets
 from swarmnode.testing.attackers import ATTACKS, Attacker, injected_share
 
 EVAL_EXAMPLES = 64

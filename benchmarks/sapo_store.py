@@ -22,7 +22,7 @@ from sapo_rules import RULES
 from sapo_swarms import SWARMS
 
 import swarmnode
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
 
 FOLDER = resolve_paths().cache / "benchmarks" / "sapo"
 

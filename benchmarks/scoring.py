@@ -32,10 +32,10 @@ from common import MODELS, arguments, interleaved, middle, parts, ratios, report
 
 import swarmnode as sn
 from swarmnode.errors import TaskError
-from swarmnode.model.tiny import build_tiny
-from swarmnode.node.status import NodeStatus
+from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.tasks.judging.task_process import IsolatedTask, isolate
 from swarmnode.tasks.loader import load_task
-from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.tasks.task import Task
 
 EXAMPLES = """

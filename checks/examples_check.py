@@ -17,8 +17,8 @@ from pathlib import Path
 from report import Report
 from steps import StepFailed, run, step
 
-from swarmnode.model.tiny import build_tiny
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.model.demonstration.tiny import build_tiny
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 RUN_S = 900

@@ -1,6 +1,6 @@
 """Makes the table of docs/metrics.md from the sentences under the fields of NodeStatus.
 
-node/status.py, node/learner.py, training/records.py -> [table] -> docs/metrics.md
+node/showing/node_status.py, node/learner.py, training/records.py -> [table] -> docs/metrics.md
 
 `python checks/metrics_page.py` writes it anew; the suite says when that is due.
 """
@@ -13,7 +13,7 @@ from typing import get_args, get_origin, get_type_hints
 
 import msgspec
 
-from swarmnode.node.status import NodeStatus
+from swarmnode.node.showing.node_status import NodeStatus
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 MARK = "<!-- Made by checks/metrics_page.py of the sentences under the fields: change them there. -->\n"

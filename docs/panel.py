@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from swarmnode.node.panel import HISTORY_ROUNDS, LOG_LINES, render
-from swarmnode.node.process import read_running
-from swarmnode.node.status import NodeStatus
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import read_running
+from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.node.showing.panel import HISTORY_ROUNDS, LOG_LINES, render
 
 WIDTH = 118
 

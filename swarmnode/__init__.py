@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module("swarmnode.errors")
     from swarmnode.errors import ConfigError
-    from swarmnode.installing import NAMESAKE_ADVICE, find_namesake
+    from swarmnode.machine.installing import NAMESAKE_ADVICE, find_namesake
 
     if (namesake := find_namesake()) is not None:
         raise ConfigError(namesake, hint=NAMESAKE_ADVICE)

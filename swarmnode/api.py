@@ -1,6 +1,6 @@
 """swarmnode as a library: a node, an evaluation and a trained policy from a script or a notebook.
 
-script -> [Node, run, evaluate, load_policy, load_adapter] -> config_layers.py -> node/run.py, node/offline.py
+script -> [Node, run, evaluate, load_policy, load_adapter] -> config_layers.py -> node/building/run.py, node/commands/offline.py
 
 A node does here what it does under `swarmnode join`: the same settings, homes, checkpoints and exchange. What
 is passed in is what a command line cannot name: functions, objects, callbacks. `swarmnode` itself has these
@@ -18,16 +18,23 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, cast, overload
 
-from swarmnode.config import Config
-from swarmnode.config_layers import Settings, advice_for_argument, load_settings
 from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
-from swarmnode.node.monitors import Monitor, checked_monitor
-from swarmnode.node.status import NodeStatus, Summary
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.showing.monitors import Monitor, checked_monitor
+from swarmnode.node.showing.node_status import NodeStatus, Summary
+from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import Settings, advice_for_argument, load_settings
 from swarmnode.tasks.demonstrations import Demonstrations, GivenDemonstrations
-from swarmnode.tasks.functions import RewardSpec, Rows, as_task, measured_rows, refuse_untrained, rewarded
+from swarmnode.tasks.judging.rewards import named_rewards, with_weights
+from swarmnode.tasks.kinds.functions import (
+    RewardSpec,
+    Rows,
+    as_task,
+    measured_rows,
+    refuse_untrained,
+    rewarded,
+)
 from swarmnode.tasks.loader import Draw
-from swarmnode.tasks.rewards import named_rewards, with_weights
 from swarmnode.tasks.rows import user_text
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, ExampleKey
@@ -36,8 +43,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from swarmnode.node.assemble import LocalPolicy
-    from swarmnode.node.offline import OfflineEvaluation
+    from swarmnode.node.building.assemble import LocalPolicy
+    from swarmnode.node.commands.offline import OfflineEvaluation
 
 GivenTask = str | Path | Task | Draw | Rows
 """A task. By name, as `--task` takes it: a file, a data set, an import path; a function `examples(seed)`;
@@ -201,8 +208,8 @@ class Node:
         return replace(self._settings, config=self.config.model_copy(update={"node": node}))
 
     def _run(self, *, signals: bool) -> Summary:
-        from swarmnode.node.run import Company, prepared, serve
-        from swarmnode.node.screen import Screen
+        from swarmnode.node.building.run import Company, prepared, serve
+        from swarmnode.node.showing.screen import Screen
 
         if not self._running.acquire(blocking=False):
             raise ConfigError("this node runs already", hint="a second one needs a home of its own")
@@ -331,8 +338,8 @@ def evaluate(
 
     Raises CheckpointError if there is nothing to measure.
     """
-    from swarmnode.node.offline import evaluate_offline
-    from swarmnode.node.screen import Screen
+    from swarmnode.node.commands.offline import evaluate_offline
+    from swarmnode.node.showing.screen import Screen
 
     settings = {"node.run": run, **(settings or {})}
     chosen = _settings_of_trained(home, preset, model, _names(task), settings, tokenizer or processing_class)
@@ -425,7 +432,7 @@ def _settings_of_trained(
 ) -> Settings:
     """Returns settings as `settings_of` does; without a named model, that of the model trained here, as for
     `swarmnode eval`."""
-    from swarmnode.training.runs import runs_in, trained_model
+    from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
 
     found = settings_of(home, preset, model, names, settings, tokenizer)
     if found.config.policy.model != "auto":
@@ -537,7 +544,7 @@ def tasks_of(
         return {one.name: one}
     if not rewards:
         return None
-    from swarmnode.node.assemble import start_tasks
+    from swarmnode.node.building.assemble import start_tasks
     from swarmnode.tasks.specs import judged_elsewhere
 
     judges = with_weights(named_rewards(rewards), config.tasks.reward_weights)
@@ -547,7 +554,7 @@ def tasks_of(
 
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
-    from swarmnode.node.offline import load_checkpoint, with_room
+    from swarmnode.node.commands.offline import load_checkpoint, with_room
 
     local, checkpoint = load_checkpoint(
         settings.config,

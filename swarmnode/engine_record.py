@@ -1,6 +1,6 @@
 """What the node knows of an engine before one is made: where it runs, what it takes, how to get it.
 
-registry.py -> [record_of, by_preference] -> rollout/select.py (which one), models.py, node/memory.py (its
+registry.py -> [record_of, by_preference] -> rollout/select.py (which one), models.py, node/building/machine_memory.py (its
                memory), doctor
 
 A record needs no torch, so that a plan and a refusal cost nothing. It does not name the `Engine` that `make`
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarmnode.errors import ConfigError
-from swarmnode.memory_plan import EngineMemory
+from swarmnode.machine.memory_plan import EngineMemory
 from swarmnode.registry import SEAMS, find
 
 

@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from swarmnode.config import Config
 from swarmnode.engine_record import EngineRecord, by_preference, record_of
 from swarmnode.errors import ModelError
-from swarmnode.hardware import Gpu, cpu_has_bf16, find_card
-from swarmnode.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, size_text
+from swarmnode.machine.hardware import Gpu, cpu_has_bf16, find_card
+from swarmnode.machine.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, size_text
+from swarmnode.settings.config import Config
 
 PLANNED_TOKENS = 4096
 """Tokens of the micro-batch that a model is chosen for; free memory decides the real one
@@ -42,7 +42,7 @@ TINY = ModelCard(
     tied=True,
     qk_norm=True,
 )
-"""Card of the model that model/tiny.py builds."""
+"""Card of the model that model/demonstration/tiny.py builds."""
 
 
 @dataclass(frozen=True, slots=True)

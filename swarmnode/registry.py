@@ -37,11 +37,11 @@ SEAMS: Mapping[Kind, Seam] = {
         "rollout.engine",
         {
             "embedded": "swarmnode.rollout.decode.own_engines:EMBEDDED",
-            "vllm": "swarmnode.rollout.vllm.vllm_record:VLLM",
+            "vllm": "swarmnode.extensions.vllm.vllm_record:VLLM",
             "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
         },
     ),
-    "transport": Seam("network.transport", {"p2pd": "swarmnode.network.p2pd:P2pdHost"}),
+    "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd:P2pdHost"}),
     "learner": Seam("node.learner", {"local": "swarmnode.node.policy_learner:PolicyLearner"}),
     "loss": Seam(
         "training.loss",
@@ -57,26 +57,26 @@ SEAMS: Mapping[Kind, Seam] = {
     "rule": Seam(
         "exchange.rule",
         {
-            "sapo": "swarmnode.training.foreign.rules:Sapo",
-            "successes": "swarmnode.training.foreign.rules:Successes",
-            "book": "swarmnode.training.foreign.book_rule:BookRule",
-            "own_book": "swarmnode.training.foreign.book_rule:OwnBook",
+            "sapo": "swarmnode.training.rules.rules:Sapo",
+            "successes": "swarmnode.training.rules.rules:Successes",
+            "book": "swarmnode.training.rules.book_rule:BookRule",
+            "own_book": "swarmnode.training.rules.book_rule:OwnBook",
         },
     ),
     "task": Seam(
         "--task",
         {
-            "hf": "swarmnode.tasks.data:load_data",
-            "reasoning-gym": "swarmnode.tasks.gym:load_gym",
-            "verifiers": "swarmnode.tasks.tasksets:load_taskset",
+            "hf": "swarmnode.tasks.kinds.data:load_data",
+            "reasoning-gym": "swarmnode.tasks.kinds.gym:load_gym",
+            "verifiers": "swarmnode.tasks.kinds.tasksets:load_taskset",
         },
     ),
     "monitor": Seam(
         "node.monitors",
         {
-            "tensorboard": "swarmnode.node.monitors:TensorBoardMonitor",
-            "trackio": "swarmnode.node.monitors:TrackioMonitor",
-            "wandb": "swarmnode.node.monitors:WandbMonitor",
+            "tensorboard": "swarmnode.node.showing.monitors:TensorBoardMonitor",
+            "trackio": "swarmnode.node.showing.monitors:TrackioMonitor",
+            "wandb": "swarmnode.node.showing.monitors:WandbMonitor",
         },
     ),
     # As `--help` orders them. Each is a function, or an app with commands of its own.
@@ -92,10 +92,10 @@ SEAMS: Mapping[Kind, Seam] = {
             "export": "swarmnode.cli.export:export",
             "runs": "swarmnode.cli.runs:app",
             "library": "swarmnode.cli.library:app",
-            "task": "swarmnode.cli.task:app",
-            "pipeline": "swarmnode.cli.pipeline:app",
+            "task": "swarmnode.cli.task_commands:app",
+            "pipeline": "swarmnode.extensions.pipeline.pipeline_commands:app",
             "identity": "swarmnode.cli.identity:app",
-            "config": "swarmnode.cli.config:app",
+            "config": "swarmnode.cli.config_commands:app",
             "version": "swarmnode.cli.app:version",
         },
     ),
@@ -125,7 +125,7 @@ def known(kind: Kind, name: str, *besides: str) -> str:
 def find(kind: Kind, name: str) -> Any:
     """Imports the part of this name.
 
-    >>> find("rule", "sapo") is find("rule", "swarmnode.training.foreign.rules:Sapo")
+    >>> find("rule", "sapo") is find("rule", "swarmnode.training.rules.rules:Sapo")
     True
 
     Raises ConfigError where there is none, or it cannot be imported.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from swarmnode.rollout.decode.family import Family
+from swarmnode.families.family import Family
 
 VOCABULARY = 258
 """Of the tiny policy, whose tokenizer they borrow."""
@@ -95,7 +95,7 @@ DENSE: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""What small models of families with a record in `rollout/decode/family.py` have beside the sizes: windows
+"""What small models of families with a record in `families/family.py` have beside the sizes: windows
 that are soon left behind, and every option of the family at work."""
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from swarmnode.node.process import RunningNode, read_running
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import RunningNode, read_running
 from tests.warm_start import WarmProcess, WarmStart
 
 PATIENCE_S = 180.0

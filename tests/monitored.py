@@ -4,8 +4,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from swarmnode.node.monitors import RunInfo
-from swarmnode.node.status import Summary
+from swarmnode.node.showing.monitors import RunInfo
+from swarmnode.node.showing.node_status import Summary
 
 
 def run_in(folder: Path) -> RunInfo:

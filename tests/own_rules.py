@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, as_they_are
+from swarmnode.training.rules.lessons import GroupLesson, Lessons, Rule, as_they_are
 from swarmnode.types import RolloutGroup
 
 

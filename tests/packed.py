@@ -38,7 +38,7 @@ def in_bytes(model: PreTrainedModel) -> PreTrainedModel:
 def in_nf4(model: PreTrainedModel, folder: Path, device: str = "cpu") -> PreTrainedModel:
     """The same weights as bitsandbytes holds them, as a node loads them; without it, a skipped test."""
     pytest.importorskip("bitsandbytes")
-    from swarmnode.model.nf4 import keep_differentiable, nf4_arguments
+    from swarmnode.model.adapters.nf4 import keep_differentiable, nf4_arguments
 
     model.save_pretrained(folder)
     arguments: dict[str, Any] = nf4_arguments(model.dtype, torch.device(device))

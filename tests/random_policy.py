@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from swarmnode.config import PolicyConfig
+from swarmnode.extensions.native import compiler
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
-from swarmnode.native import compiler
+from swarmnode.settings.config import PolicyConfig
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span, one_span
 
 VOCABULARY = 40

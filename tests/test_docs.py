@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from swarmnode.cli.app import app
-from swarmnode.config import KEYS
+from swarmnode.settings.config import KEYS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "swarmnode"

@@ -30,18 +30,18 @@ def test_no_public_class_name_is_defined_twice() -> None:
 
 CODE_OF_OTHERS = {
     "model/base_model.py",
-    "node/monitors.py",
-    "tasks/confinement/launch.py",
-    "tasks/daemon_threads.py",
-    "tasks/episodes.py",
-    "tasks/gym.py",
-    "tasks/imported.py",
+    "node/showing/monitors.py",
+    "extensions/sandbox/confinement/launch.py",
+    "tasks/deadlines/daemon_threads.py",
+    "tasks/play/episodes.py",
+    "tasks/kinds/gym.py",
+    "tasks/kinds/imported.py",
     "tasks/loader.py",
-    "tasks/remote_calls.py",
-    "tasks/rewards.py",
+    "extensions/suites/remote_calls.py",
+    "tasks/judging/rewards.py",
     "tasks/task.py",
-    "tasks/tasksets.py",
-    "tasks/worker.py",
+    "tasks/kinds/tasksets.py",
+    "tasks/judging/worker.py",
 }
 BYTES_OF_PEERS = {
     "exchange/fetcher.py",
@@ -50,10 +50,10 @@ BYTES_OF_PEERS = {
     "exchange/planes.py",
     "network/rpc.py",
     "network/streams.py",
-    "pipeline/membership/jobs.py",
-    "pipeline/rollouts/decode_streams.py",
-    "pipeline/execution/relay.py",
-    "pipeline/wire/inbound.py",
+    "extensions/pipeline/membership/job_runner.py",
+    "extensions/pipeline/rollouts/decode_streams.py",
+    "extensions/pipeline/execution/relay.py",
+    "extensions/pipeline/wire/inbound.py",
 }
 ENDS = {"node/workers.py", "cli/app.py"}
 BROAD = {"Exception", "BaseException"}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from swarmnode import installing
-from swarmnode.installing import DISTRIBUTION, find_namesake, how_to_install, install_command
+from swarmnode.machine import installing
+from swarmnode.machine.installing import DISTRIBUTION, find_namesake, how_to_install, install_command
 
 ROOT = Path(__file__).parent.parent
 READ = (

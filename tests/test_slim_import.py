@@ -37,7 +37,11 @@ def test_a_command_loads_no_other_command() -> None:
     done = subprocess.run([sys.executable, "-c", ONE_COMMAND], capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout)
     assert answer["code"] == 0
-    assert answer["modules"] == ["swarmnode.cli.app", "swarmnode.cli.config", "swarmnode.cli.settings"]
+    assert answer["modules"] == [
+        "swarmnode.cli.app",
+        "swarmnode.cli.config_commands",
+        "swarmnode.cli.settings",
+    ]
 
 
 def test_help_takes_less_than_half_a_cpu_second() -> None:

@@ -4,7 +4,7 @@ from itertools import count
 from pathlib import Path
 
 from swarmnode.identity.keys import load_or_create
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 
 NETWORK = MemoryNetwork(seed=0)
 PORTS = count(1)

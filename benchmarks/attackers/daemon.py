@@ -16,9 +16,14 @@ from pathlib import Path
 
 from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import NodeKey, load_or_create
+from swarmnode.network.daemon.p2pd_control import ControlClient, PeerAddresses, Stream
+from swarmnode.network.daemon.p2pd_process import (
+    DaemonOptions,
+    make_socket_folder,
+    resolve_port,
+    start_daemon,
+)
 from swarmnode.network.multiaddr import split_peer
-from swarmnode.network.p2pd_control import ControlClient, PeerAddresses, Stream
-from swarmnode.network.p2pd_process import DaemonOptions, make_socket_folder, resolve_port, start_daemon
 from swarmnode.network.rpc import encode_frame, read_frame
 
 CONNECT_TIMEOUT_S = 10.0

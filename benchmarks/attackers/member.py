@@ -13,10 +13,7 @@ from time import time
 import msgspec
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.multiaddr import split_peer
-from swarmnode.network.rpc import encode_frame, read_frame
-from swarmnode.pipeline.membership.control import (
+from swarmnode.extensions.pipeline.membership.control import (
     MAX_REPLY_BYTES,
     PROTOCOL,
     Introduce,
@@ -33,7 +30,10 @@ from swarmnode.pipeline.membership.control import (
     seal_presence,
     topic_of,
 )
-from swarmnode.pipeline.plans.costs import CostAnnouncement, LinkCosts
+from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, LinkCosts
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.multiaddr import split_peer
+from swarmnode.network.rpc import encode_frame, read_frame
 
 from .daemon import Identity
 from .stage import Line, Stage

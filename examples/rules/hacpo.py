@@ -27,9 +27,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarmnode.training.foreign.book import Mend
-from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule, pack, unpack
 from swarmnode.training.losses import EPSILON
+from swarmnode.training.rules.book import Mend
+from swarmnode.training.rules.lessons import GroupLesson, Lessons, Rule, SharingRule, pack, unpack
 from swarmnode.types import MIN_REWARD_SPREAD, ExampleKey, RolloutGroup, spread_of
 
 ROUNDS = 5

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from swarmnode.training.foreign.book import BookCandidate, Mend
-from swarmnode.training.foreign.book_rule import full_answers
-from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Replay, Rule, SharingRule, pack, unpack
-from swarmnode.training.foreign.sharing_gauge import Saved, TaskMarks, needs_of
 from swarmnode.training.losses import group_advantages, standardised
+from swarmnode.training.rules.book import BookCandidate, Mend
+from swarmnode.training.rules.book_rule import full_answers
+from swarmnode.training.rules.lessons import GroupLesson, Lessons, Replay, Rule, SharingRule, pack, unpack
+from swarmnode.training.rules.sharing_gauge import Saved, TaskMarks, needs_of
 from swarmnode.types import ExampleKey, RolloutGroup, in_turns
 
 MAX_WAITING = 256

@@ -16,7 +16,7 @@ def doctor(
     settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
     import msgspec
 
-    from swarmnode.node.doctor import examine
+    from swarmnode.node.commands.diagnosis import examine
 
     findings = examine(settings.config, settings.model, settings.model_reason, settings.paths)
     if json:

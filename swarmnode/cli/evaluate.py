@@ -25,7 +25,7 @@ from swarmnode.cli.settings import (
 )
 
 if TYPE_CHECKING:
-    from swarmnode.node.offline import OfflineEvaluation
+    from swarmnode.node.commands.offline import OfflineEvaluation
 
 MOST_SAMPLES = 1024
 
@@ -93,8 +93,8 @@ def evaluate(
     import msgspec
 
     if suite:
-        from swarmnode.cli.suites import suite_lines
-        from swarmnode.node.suite_evaluation import evaluate_suites
+        from swarmnode.extensions.suites.suite_evaluation import evaluate_suites
+        from swarmnode.extensions.suites.suite_lines import suite_lines
 
         measured = evaluate_suites(
             settings.config, settings.model, settings.paths, suite,
@@ -105,7 +105,7 @@ def evaluate(
         if not measured.measured:
             raise typer.Exit(1)
         return
-    from swarmnode.node.offline import evaluate_offline
+    from swarmnode.node.commands.offline import evaluate_offline
 
     here = ("--set", "command line", *([f"--config {config}"] if config else []))
     result = evaluate_offline(

@@ -42,7 +42,7 @@ def export(
         flags={"policy.model": model, "node.run": run},
     )
     settings = of_policy(settings, policy)
-    from swarmnode.node.offline import export_offline
+    from swarmnode.node.commands.offline import export_offline
 
     what = export_offline(settings.config, settings.model, settings.paths, folder, merged=merged, best=best)
     typer.echo(f"wrote {what} to {folder}")

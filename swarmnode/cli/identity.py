@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from swarmnode.cli.settings import Home, Json, Policy
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
 
 app = typer.Typer(help="Show, back up and restore the key that this node is known by.", no_args_is_help=True)
 
@@ -49,7 +49,7 @@ def import_(
 ) -> None:
     """Install an exported key. A node must not be running on the present one."""
     from swarmnode.identity.keys import import_key
-    from swarmnode.node.process import IdentityLock
+    from swarmnode.node.building.node_process import IdentityLock
 
     path = resolve_paths(home).policy(policy).identity
     with IdentityLock(path):

@@ -21,7 +21,7 @@ from swarmnode.cli.settings import (
 )
 
 if TYPE_CHECKING:
-    from swarmnode.node.policies import Ending
+    from swarmnode.node.building.policies import Ending
 
 
 def join(
@@ -96,11 +96,11 @@ def join(
         },
     )
     if settings.config.pipeline.name:
-        from swarmnode.pipeline.runtime.run import run_pipeline
+        from swarmnode.extensions.pipeline.runtime.run_pipeline import run_pipeline
 
         ended = run_pipeline(settings.config, settings.model, settings.paths, fresh=fresh)
         leave(ended)
-    from swarmnode.node.run import run_node
+    from swarmnode.node.building.run import run_node
 
     ending = run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh)
     leave(ending)

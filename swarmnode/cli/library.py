@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarmnode.cli.settings import Assignments, Home, Json, Policy
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
 
 if TYPE_CHECKING:
     from swarmnode.exchange.library.files import LibraryReport
@@ -82,7 +82,7 @@ def import_(
     from contextlib import nullcontext
 
     from swarmnode.exchange.library.files import add_verified
-    from swarmnode.node.process import IdentityLock
+    from swarmnode.node.building.node_process import IdentityLock
 
     paths = resolve_paths(home).policy(policy)
     with IdentityLock(paths.identity) if paths.identity.exists() else nullcontext():
@@ -105,7 +105,7 @@ def _existing(path: Path) -> Path:
 
 def _tasks(stack: Any, names: list[str], home: Path | None, set_: list[str] | None) -> dict[str, Any]:
     from swarmnode.cli.settings import load_settings
-    from swarmnode.node.assemble import start_tasks
+    from swarmnode.node.building.assemble import start_tasks
 
     settings = load_settings(home=home, assignments=set_, flags={"tasks.names": names})
     return start_tasks(stack, settings.config.tasks, resolve_paths(home).home)

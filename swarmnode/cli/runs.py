@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.settings import Home, Json, Policy
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
 
 app = typer.Typer(
     help="List the runs of this home, each a policy with its tasks; remove one.",
@@ -26,7 +26,7 @@ def runs(context: typer.Context, home: Home = None, json: Json = False) -> None:
     import msgspec
 
     from swarmnode.printable import printable
-    from swarmnode.training.runs import runs_in
+    from swarmnode.training.checkpoints.run_folders import runs_in
 
     paths = resolve_paths(home)
     found = [
@@ -65,8 +65,8 @@ def remove(
     from contextlib import nullcontext
 
     from swarmnode.errors import IdentityInUse
-    from swarmnode.node.process import IdentityLock
-    from swarmnode.training.runs import remove_run
+    from swarmnode.node.building.node_process import IdentityLock
+    from swarmnode.training.checkpoints.run_folders import remove_run
 
     paths = resolve_paths(home).policy(policy)
     # Whoever trains a run holds the lock.

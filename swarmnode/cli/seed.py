@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from swarmnode.cli.settings import Assignments, ConfigFile, Home, invited
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
 
 
 def seed(
@@ -25,7 +25,7 @@ def seed(
 
     The only line on standard output is the address that others join with, printed once it is reachable.
     """
-    from swarmnode.config_layers import load_config
+    from swarmnode.settings.config_layers import load_config
 
     swarm, addresses = invited(home, swarm, addresses)
     paths = resolve_paths(home)
@@ -36,6 +36,6 @@ def seed(
         assignments=set_ or (),
         flags={key: value for key, value in flags.items() if value is not None},
     )
-    from swarmnode.node.seed_node import run_seed
+    from swarmnode.node.commands.seed_node import run_seed
 
     run_seed(loaded.config, paths, tell=lambda address: print(address, flush=True))

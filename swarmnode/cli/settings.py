@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from swarmnode.config_layers import Settings
+    from swarmnode.settings.config_layers import Settings
 
 Home = Annotated[
     Path | None, typer.Option("--home", help="Keep identity, checkpoints, logs and cache under this folder.")
@@ -63,7 +63,7 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
 ) -> "Settings":
     """All layers of settings (config_layers.py), which no command loads before it is called."""
-    from swarmnode.config_layers import load_settings
+    from swarmnode.settings.config_layers import load_settings
 
     return load_settings(
         home=home, preset=preset, config_file=config_file, assignments=assignments, flags=flags
@@ -83,9 +83,9 @@ def invited(
     if not any(text.startswith("sn") for text in texts):
         return swarm, addresses if addresses is None else texts
     from swarmnode.errors import NetworkError
-    from swarmnode.network.invitation import is_invitation, read_invitation
-    from swarmnode.network.swarm_record import accept
-    from swarmnode.storage import resolve_paths
+    from swarmnode.machine.storage import resolve_paths
+    from swarmnode.network.finding.invitation import is_invitation, read_invitation
+    from swarmnode.network.private.swarm_record import accept
 
     dialled: list[str] = []
     for text in texts:
@@ -108,8 +108,8 @@ def of_policy(settings: "Settings", number: int) -> "Settings":
     """What a command works with that is about one of several policies. Where nobody named a model it is the
     one that was trained here, if there is one alone. Raises ConfigError for a policy that never ran here."""
     from swarmnode.errors import ConfigError
-    from swarmnode.node.policies import config_of
-    from swarmnode.training.runs import runs_in, trained_model
+    from swarmnode.node.building.policies import config_of
+    from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
 
     paths = settings.paths.policy(number)
     if number and paths not in settings.paths.policies():

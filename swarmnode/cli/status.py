@@ -4,7 +4,7 @@ import typer
 
 from swarmnode.cli.settings import Home, Json
 from swarmnode.errors import IdentityInUse, SwarmnodeError
-from swarmnode.storage import Paths, resolve_paths
+from swarmnode.machine.storage import Paths, resolve_paths
 
 
 def status(home: Home = None, json: Json = False) -> None:
@@ -14,8 +14,8 @@ def status(home: Home = None, json: Json = False) -> None:
     import msgspec
     from rich.console import Console
 
-    from swarmnode.node.panel import render
-    from swarmnode.node.process import ask_status, read_running
+    from swarmnode.node.building.node_process import ask_status, read_running
+    from swarmnode.node.showing.panel import render
 
     paths = resolve_paths(home)
     running = [note for place in paths.policies() if (note := read_running(place.running)) is not None]
@@ -35,7 +35,7 @@ def status(home: Home = None, json: Json = False) -> None:
 
 def _not_running(paths: Paths) -> SwarmnodeError:
     """Nobody home, or somebody who is still getting dressed: the identity is locked from the first moment."""
-    from swarmnode.node.process import IdentityLock
+    from swarmnode.node.building.node_process import IdentityLock
 
     if paths.identity.exists():
         try:

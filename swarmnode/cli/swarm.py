@@ -7,11 +7,11 @@ import typer
 
 from swarmnode.cli.settings import Assignments, Home, Json, Model, TaskSpecs
 from swarmnode.errors import ConfigError, NetworkError
-from swarmnode.storage import Paths, resolve_paths
+from swarmnode.machine.storage import Paths, resolve_paths
 
 if TYPE_CHECKING:
     from swarmnode.identity.keys import NodeKey
-    from swarmnode.network.swarm_record import SwarmRecord
+    from swarmnode.network.private.swarm_record import SwarmRecord
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -67,7 +67,7 @@ def swarm(
 
     import msgspec
 
-    from swarmnode.node.local_swarm import SwarmPlan, run_local_swarm
+    from swarmnode.node.commands.local_swarm import SwarmPlan, run_local_swarm
 
     plan = SwarmPlan(
         nodes=homes or nodes,
@@ -83,7 +83,7 @@ def swarm(
     if sys.stderr.isatty():
         from rich.console import Console
 
-        from swarmnode.node.swarm_panel import SwarmPanel
+        from swarmnode.node.showing.swarm_panel import SwarmPanel
 
         panel = SwarmPanel(Console(stderr=True))
         results = run_local_swarm(plan, home, panel.say, panel.watch)
@@ -110,8 +110,8 @@ def create(
     home: Home = None,
 ) -> None:
     """Found a private swarm: make its key, and print the invitation, which holds it."""
-    from swarmnode.config_layers import load_config
-    from swarmnode.network.swarm_record import file_of, founded, record_of, save
+    from swarmnode.network.private.swarm_record import file_of, founded, record_of, save
+    from swarmnode.settings.config_layers import load_config
 
     load_config(environ={}, flags={"swarm.name": name})
     if not private:
@@ -144,7 +144,7 @@ def members(swarm: Swarm = None, home: Home = None, json: Json = False) -> None:
     import msgspec
 
     from swarmnode.identity.keys import memorable_name
-    from swarmnode.node.panel import age
+    from swarmnode.node.showing.panel import age
 
     paths = resolve_paths(home)
     record = _record(paths, swarm)
@@ -220,7 +220,7 @@ def _founder(paths: Paths) -> "NodeKey":
 
 
 def _record(paths: Paths, swarm: str | None) -> "SwarmRecord":
-    from swarmnode.network.swarm_record import file_of, load, names_in
+    from swarmnode.network.private.swarm_record import file_of, load, names_in
 
     names = names_in(paths.swarms)
     if swarm is None and len(names) > 1:
@@ -237,7 +237,7 @@ def _record(paths: Paths, swarm: str | None) -> "SwarmRecord":
 
 def _met(paths: Paths, name: str) -> dict[str, float]:
     """Whom the policies of this home met, with the last time."""
-    from swarmnode.network.private_swarm import read_met
+    from swarmnode.network.private.private_swarm import read_met
 
     met: dict[str, float] = {}
     for place in paths.policies():
@@ -255,7 +255,7 @@ def _change(
     publishers: list[str] | tuple[str, ...] | None = None,
     new_key: bool = False,
 ) -> "SwarmRecord":
-    from swarmnode.network.swarm_record import changed, file_of, save
+    from swarmnode.network.private.swarm_record import changed, file_of, save
 
     before = _record(paths, swarm)
     record = changed(
@@ -282,7 +282,7 @@ def _told(record: "SwarmRecord") -> str:
 def _print_invitation(record: "SwarmRecord", paths: Paths, seeds: list[str] | tuple[str, ...]) -> None:
     import sys
 
-    from swarmnode.node.process import read_running
+    from swarmnode.node.building.node_process import read_running
 
     running = read_running(paths.running)
     text = record.invitation((*seeds, *(running.addresses if running else ()))).text()

@@ -23,8 +23,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from enum import StrEnum
 
-from swarmnode.config import SWARM_NAME
 from swarmnode.errors import ConfigError
+from swarmnode.settings.config import SWARM_NAME
 
 # ---- what may travel: a change here needs a new PROTOCOL ----
 
@@ -350,7 +350,7 @@ class ExchangeSettings:
     listen_shards: tuple[int, ...] | None = None
     """Shards to listen to. None: those of our own tasks, which is all that can be used."""
     publishers: Container[str] | None = None
-    """Peer ids whose groups are accepted, in a private swarm (network/private_swarm.py). None: anyone's."""
+    """Peer ids whose groups are accepted, in a private swarm (network/private/private_swarm.py). None: anyone's."""
     answers_per_group: int = 16
     """Most answers of one group of others that are kept and trained on: of a larger group those whose rewards
     differ most."""

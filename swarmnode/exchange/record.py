@@ -35,8 +35,8 @@ from swarmnode.errors import NetworkError
 from swarmnode.exchange.limits import MAX_SEEN, MAX_TRACKED_PEERS
 from swarmnode.exchange.reputation import FULL_SCORE, Reputation, Standing
 from swarmnode.identity.keys import MAX_PEER_ID_CHARS
+from swarmnode.machine.storage import replace_file
 from swarmnode.network.host import MAX_BARRED, Host
-from swarmnode.storage import replace_file
 
 logger = logging.getLogger(__name__)
 

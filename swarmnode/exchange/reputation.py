@@ -145,7 +145,7 @@ class Reputation:
         self._max_peers = max_peers
         self.doubted: Collection[str] = frozenset()
         """Authors that count as newcomers, whatever was accepted from them: what they teach does not go our
-        way (training/foreign/teachers.py)."""
+        way (training/rules/teachers.py)."""
         self._givers: OrderedDict[str, Standing] = OrderedDict()
         """Peers that a group was accepted from, and all others:"""
         self._strangers: OrderedDict[str, Standing] = OrderedDict()

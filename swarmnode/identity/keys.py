@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from swarmnode.errors import IdentityError, Rejected
-from swarmnode.storage import sync
+from swarmnode.machine.storage import sync
 
 logger = logging.getLogger(__name__)
 

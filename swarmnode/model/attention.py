@@ -2,14 +2,14 @@
 
 packing -> layout.py (what lies where) -> [attention] -> training/forward.py
                                               |
-                  native/passes.py, box_attention.py, or torch
+                  extensions/native/passes.py, box_attention.py, or torch
 
 Every layer but attention treats tokens one by one, so a packed row needs no padding there, and a prompt that
 several completions share needs to be there only once. For attention the sequences are taken apart: on a GPU
 by the variable-length flash kernel, elsewhere in a few boxes, each of sequences of similar length, padded on
 the right: a call of SDPA, or products of ours where sequences are short (`box_attention.py`). Under causal
 attention no real token sees such a pad, and no [T, T] mask is ever built. Where there is a C compiler, short
-sequences need neither boxes nor pads: the kernel of native/passes.py takes them as they lie.
+sequences need neither boxes nor pads: the kernel of extensions/native/passes.py takes them as they lie.
 
 Of a shared prompt only keys and values are repeated, once per completion. Its queries are asked once: what
 they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`), so
@@ -33,10 +33,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import varlen_attn
 
 from swarmnode.errors import ModelError
+from swarmnode.extensions.native.passes import fits, packed_attention_gradient
+from swarmnode.extensions.native.passes import packed_attention as packed_rows
 from swarmnode.model.layout import PackedLayout, RowMask, TokenSlots
 from swarmnode.model.layout import packed_layout as packed_layout
-from swarmnode.native.passes import fits, packed_attention_gradient
-from swarmnode.native.passes import packed_attention as packed_rows
 
 PACKED_ATTENTION = "swarmnode_packed"
 """Name under which transformers knows our function. Never saved: its configs leave the attention out."""

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
-from swarmnode.hardware import find_card
-from swarmnode.memory_plan import ModelCard
+from swarmnode.extensions.native.compiler import library, turn_off
+from swarmnode.families.family import longest_sequence_of
+from swarmnode.machine.hardware import find_card
+from swarmnode.machine.memory_plan import ModelCard
 from swarmnode.model.budget import is_out_of_memory
 from swarmnode.models import bf16_pays_on_cpu, card_of, find_model
-from swarmnode.native.compiler import library, turn_off
-from swarmnode.rollout.decode.family import longest_sequence_of
+from swarmnode.settings.config import PolicyConfig
 
 FINGERPRINT_VALUES = 64
 """Leading values of each tensor that enter the fingerprint, enough to tell two trainings apart."""
@@ -95,7 +95,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     dtype = find_dtype(config.dtype, device, hidden)
     quantized: dict[str, Any] = {}
     if config.quantization == "nf4":
-        from swarmnode.model.nf4 import nf4_arguments
+        from swarmnode.model.adapters.nf4 import nf4_arguments
 
         quantized = nf4_arguments(dtype, device)
     try:
@@ -127,7 +127,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     model.eval()
     loaded = LoadedModel(spec, model, tokenizer, _fingerprint(model))
     if loaded.is_quantized:  # Also one that was published so.
-        from swarmnode.model.nf4 import keep_differentiable
+        from swarmnode.model.adapters.nf4 import keep_differentiable
 
         keep_differentiable(model)
     return loaded
@@ -137,7 +137,7 @@ def _only_from_disk(source: str) -> bool:
     """Returns True if a model is read without asking the hub, as a folder always is."""
     if Path(source).is_dir():
         return True
-    from swarmnode.model.hub import only_from_disk
+    from swarmnode.model.model_hub import only_from_disk
 
     return only_from_disk(source)
 

@@ -4,7 +4,7 @@ many."""
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from swarmnode.memory_plan import (
+from swarmnode.machine.memory_plan import (
     ModelCard,
     Workload,
     activation_bytes,

@@ -1,6 +1,6 @@
 """A decoder layer of Llama or its like with one LoRA on it: two autograd functions around its attention.
 
-dense_patch.py (where, and with which weights) -> [dense_layer] -> native/passes.py, or torch
+dense_patch.py (where, and with which weights) -> [dense_layer] -> extensions/native/passes.py, or torch
                                                         |
    hidden -> into_attention -> queries, keys, values -> attention.py -> out_of_attention -> hidden
 
@@ -16,7 +16,7 @@ round the adapter away, so there they are added to the product.
 
 Kept for the backward pass are xhat, gate and up, S, and queries and keys where they are normed. The rest is
 computed again, W' too: it would be a copy of the layer's weights, and costs what R more tokens would. What is
-done to each token between products (norms, rotation, the gate) is one pass of native/passes.py in float32 and
+done to each token between products (norms, rotation, the gate) is one pass of extensions/native/passes.py in float32 and
 bfloat16 on a CPU, and torch's operations elsewhere.
 
 Shapes: M tokens, D hidden size, K features in, N out, I width of the MLP, H query heads, G key heads, E head
@@ -32,9 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from swarmnode.model.lora import LoraWeights
-from swarmnode.native import passes
-from swarmnode.native.passes import fits
+from swarmnode.extensions.native import passes
+from swarmnode.extensions.native.passes import fits
+from swarmnode.model.adapters.lora import LoraWeights
 
 
 @dataclass(frozen=True, slots=True)

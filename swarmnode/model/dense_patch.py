@@ -1,7 +1,7 @@
 """Lets the decoder layers of Llama and its like run on our arithmetic where it is the same.
 
 policy.py -> lora_patch.py (which adapter has the tokens) -> [dense_patch] -> dense_layer.py, attention
-rollout/decode/family.py (which families have such layers) -------^
+families/family.py (which families have such layers) -------^
                                                                   |
                                                                   v  all else: transformers' own forward
 
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swarmnode.families.family import FAMILIES, Family
+from swarmnode.model.adapters.lora_patch import sole_adapter
 from swarmnode.model.dense_layer import Adapted, DenseLayer, Norm, into_attention, out_of_attention
-from swarmnode.model.lora_patch import sole_adapter
-from swarmnode.rollout.decode.family import FAMILIES, Family
 
 logger = logging.getLogger(__name__)
 

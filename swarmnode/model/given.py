@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from swarmnode.errors import ModelError, StorageError
-from swarmnode.storage import make_folder
+from swarmnode.machine.storage import make_folder
 
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
-from swarmnode.native.passes import Sequences
+from swarmnode.extensions.native.passes import Sequences
 
 CALL_COST = 20_000
 SLOT_COST = 50

@@ -25,16 +25,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarmnode.config import Config, PolicyConfig
 from swarmnode.errors import CheckpointError, ModelError
+from swarmnode.model.adapters.lora import LoraGemm
+from swarmnode.model.adapters.lora_patch import FusedLora
 from swarmnode.model.base_model import LoadedModel, load_outline
 from swarmnode.model.dense_patch import fuse_layers
-from swarmnode.model.lora import LoraGemm
-from swarmnode.model.lora_patch import FusedLora
 from swarmnode.models import find_model
-from swarmnode.rollout.decode.adapter import linear_modules
+from swarmnode.rollout.decode.adapters.adapter import linear_modules
 from swarmnode.rollout.engine import PolicyUpdate
 from swarmnode.rollout.select import EngineChoice, choose
+from swarmnode.settings.config import Config, PolicyConfig
 
 FIRST_ADAPTER = "default"
 """PEFT's own name for an adapter that stands alone."""

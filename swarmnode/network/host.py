@@ -1,7 +1,7 @@
 """The seam between us and any network: what a node may ask of the host it runs on.
 
-node, exchange -> [Host] -> memory.py (one process, for tests) | p2pd.py (go-libp2p daemon)
-exchange -> Host.disconnect(peer, barred_s=...) -> [BarredPeers] <- memory.py, p2pd.py
+node, exchange -> [Host] -> in_memory.py (one process, for tests) | p2pd.py (go-libp2p daemon)
+exchange -> Host.disconnect(peer, barred_s=...) -> [BarredPeers] <- in_memory.py, p2pd.py
 
 A host may lose its daemon and get it back. While it is down, calls that need it raise HostDown at once;
 subscriptions and served protocols survive and work again afterwards, so callers never re-register.

@@ -13,8 +13,8 @@ import msgspec
 
 from swarmnode.errors import Rejected
 from swarmnode.identity.keys import MAX_PEER_ID_CHARS, NodeKey, seal, unseal
-from swarmnode.network.invitation import MAX_NAME_CHARS
-from swarmnode.network.swarm_key import MARK_BYTES
+from swarmnode.network.finding.invitation import MAX_NAME_CHARS
+from swarmnode.network.private.swarm_key import MARK_BYTES
 
 MAX_LISTED = 512
 """Most peer ids in each of its lists."""

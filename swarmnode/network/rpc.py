@@ -1,8 +1,8 @@
 """One request, one response over one stream: the wire format that every host of a swarm speaks.
 
 Host.request -> [ask] -> libp2p stream -> [StreamSlots] -> [answer] -> handler given to Host.serve
-gossip -> memory.py | p2pd.py -> [MessageQueue] -> whoever called Host.subscribe
-p2pd_control.py, p2pd.py, memory.py -> [SkipCounters] -> HostStatus.skipped -> status, metrics
+gossip -> in_memory.py | p2pd.py -> [MessageQueue] -> whoever called Host.subscribe
+p2pd_control.py, p2pd.py, in_memory.py -> [SkipCounters] -> HostStatus.skipped -> status, metrics
 
 On a stream of the negotiated protocol:
 

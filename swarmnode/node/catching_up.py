@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from swarmnode.config import Config
 from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.training.foreign.lessons import SharingRule
-from swarmnode.training.foreign.rules import groups_wanted
+from swarmnode.settings.config import Config
 from swarmnode.training.records import TrainReport
+from swarmnode.training.rules.lessons import SharingRule
+from swarmnode.training.rules.rules import groups_wanted
 from swarmnode.types import RolloutGroup, mean_or_none
 
 LEAST_ANSWERS = 32

@@ -12,7 +12,7 @@ from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task, is_environment, judges_groups, score_strictly
-from swarmnode.training.foreign.demonstrated import AUTHOR
+from swarmnode.training.rules.demonstrated import AUTHOR
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.hardware import GIB
+from swarmnode.machine.hardware import GIB
 from swarmnode.node.catching_up import RoundMix
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import ExampleKey, RolloutGroup

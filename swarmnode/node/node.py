@@ -26,15 +26,13 @@ from typing import Self
 
 import msgspec
 
-from swarmnode.config import Config
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.exchange.selection import longest_wait_s
-from swarmnode.network.discovery import Discovery
+from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host
-from swarmnode.node.board import StatusBoard, Watcher, shown
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.catching_up import told as told_of_catching_up
 from swarmnode.node.drought import Drought, advice, after, after_help, never_right, story
@@ -48,11 +46,13 @@ from swarmnode.node.lifecycle import (
     WaitForPeers,
     next_action,
 )
-from swarmnode.node.status import NodeStatus, PipelineStatus, Summary, summarise
+from swarmnode.node.showing.board import StatusBoard, Watcher, shown
+from swarmnode.node.showing.node_status import NodeStatus, PipelineStatus, Summary, summarise
 from swarmnode.node.workers import Saving, Workers, supervise
-from swarmnode.training.foreign.rules import adapts, groups_wanted, own_to_learn_from
-from swarmnode.training.foreign.sharing_gauge import SharingGauge, needs_of, told
+from swarmnode.settings.config import Config
 from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
+from swarmnode.training.rules.rules import adapts, groups_wanted, own_to_learn_from
+from swarmnode.training.rules.sharing_gauge import SharingGauge, needs_of, told
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from swarmnode.config import Config
 from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.exchange.limits import STRANGERS_TIMEOUT_S
 from swarmnode.model.policy import Policy
@@ -20,23 +19,24 @@ from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter
 from swarmnode.rollout.engine import Engine, PolicyUpdate
 from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.settings.config import Config
 from swarmnode.tasks.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task, may_be_exchanged
-from swarmnode.training.checkpoint import restore, take_snapshot
-from swarmnode.training.checkpoint_store import CheckpointStore
-from swarmnode.training.foreign.book import BookCandidate
-from swarmnode.training.foreign.gradients import Gradients
-from swarmnode.training.foreign.rules import Rule, make_rule, sharing_rule
+from swarmnode.training.checkpoints.checkpoint import restore, take_snapshot
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoints.run_folders import TrainingRun
 from swarmnode.training.forward import Forward
 from swarmnode.training.learning_settings import changes, learning_settings
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy, credit_of
-from swarmnode.training.runs import TrainingRun
+from swarmnode.training.rules.book import BookCandidate
+from swarmnode.training.rules.gradients import Gradients
+from swarmnode.training.rules.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup
 
 if TYPE_CHECKING:
-    from swarmnode.training.foreign.mender import Mender
+    from swarmnode.training.rules.mending.mender import Mender
 
 logger = logging.getLogger(__name__)
 
@@ -184,8 +184,8 @@ class PolicyLearner(RolloutLearner):
 
     def _mend(self, answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:
         if self.mender is None:
-            from swarmnode.training.foreign.mender import Mender
-            from swarmnode.training.foreign.reading import Reader
+            from swarmnode.training.rules.mending.mender import Mender
+            from swarmnode.training.rules.mending.reading import Reader
 
             reader = Reader(self._forward, self._policy.number)
             self.mender = Mender(

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from swarmnode.config import Config, RolloutConfig
 from swarmnode.errors import CheckpointError, EngineError, JudgementLost, TaskError
 from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.model.budget import is_out_of_memory
@@ -34,10 +33,17 @@ from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.tasks.judged import ExampleStream, JudgedEnvironment, OwnJudge, StreamPlace, WantedExamples
+from swarmnode.settings.config import Config, RolloutConfig
+from swarmnode.tasks.judging.judged import (
+    ExampleStream,
+    JudgedEnvironment,
+    OwnJudge,
+    StreamPlace,
+    WantedExamples,
+)
 from swarmnode.tasks.loader import spec_of
 from swarmnode.tasks.task import Task, judges_groups, levels_of, redraw, score_completions
-from swarmnode.training.checkpoint import Measure, Waiting
+from swarmnode.training.checkpoints.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import conversation_rules, evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup

@@ -24,8 +24,8 @@ from contextvars import copy_context
 from typing import Generic, TypeVar, TypeVarTuple
 
 from swarmnode.errors import StorageError
-from swarmnode.node.board import StatusBoard
 from swarmnode.node.learner import Learner
+from swarmnode.node.showing.board import StatusBoard
 from swarmnode.training.records import Counters
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from swarmnode.engine_record import EngineOptions, EngineRecord, by_preference, record_of
 from swarmnode.errors import EngineError, ModelError
+from swarmnode.families.family import USE_AUTO
 from swarmnode.registry import SEAMS
-from swarmnode.rollout.decode.family import USE_AUTO
 from swarmnode.rollout.engine import Engine
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.puzzles import PUZZLES
+from swarmnode.tasks.kinds.puzzles import PUZZLES
 from swarmnode.tasks.task import Task
 
 

@@ -3,7 +3,7 @@
 column `demonstration`, Task.demonstrations, sn.run(demonstrations=...) -> [Demonstrations] -> demonstrated.py
 
 They are judged like any answer, by the task's own judge, and what has full marks goes into the node's own
-book (training/foreign/demonstrated.py). A policy never reads one in a prompt. None is of a held-out example,
+book (training/rules/demonstrated.py). A policy never reads one in a prompt. None is of a held-out example,
 and none is published: nobody sampled it. Once the policy finds the answer by itself, that is an answer of its
 own, and travels as all others do. They are no part of a task's version unless they are a column of its rows:
 nodes with and without them exchange rollouts.
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.kinds.rows_in_memory import rows_of
 from swarmnode.tasks.rows import read_row
-from swarmnode.tasks.sources import rows_of
 from swarmnode.tasks.task import DEMONSTRATED_SEED, Task, draw_held_out, evaluation_size_of, is_held_out
 from swarmnode.types import Example, ExampleKey
 

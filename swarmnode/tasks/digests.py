@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, cast
 
-from swarmnode.tasks.rewards import RemoteReward
+from swarmnode.tasks.judging.rewards import RemoteReward
 from swarmnode.types import weight_of
 
 Function = Callable[..., Any]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.tasks.messages import Digested, DrawnExample
+from swarmnode.tasks.judging.worker_messages import Digested, DrawnExample
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example
 

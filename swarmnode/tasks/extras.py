@@ -12,7 +12,7 @@ from swarmnode.errors import TaskError
 def extra_module(name: str, install: str, what: object) -> Any:
     """Returns a module of an optional package. Raises TaskError with the command that installs it.
 
-    >>> from swarmnode.installing import how_to_install
+    >>> from swarmnode.machine.installing import how_to_install
     >>> extra_module("json", how_to_install("data"), "questions.parquet").dumps([1])
     '[1]'
     """

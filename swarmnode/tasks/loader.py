@@ -54,7 +54,8 @@ from weakref import WeakSet
 from swarmnode.errors import JudgementAbandoned, TaskError
 from swarmnode.registry import find
 from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
-from swarmnode.tasks.rewards import (
+from swarmnode.tasks.deadlines.work_clock import off_the_clock
+from swarmnode.tasks.judging.rewards import (
     Reward,
     are_exchangeable,
     judge_groups,
@@ -63,7 +64,6 @@ from swarmnode.tasks.rewards import (
     with_weights,
 )
 from swarmnode.tasks.task import EVALUATION_SEED, Isolated, Task, holds_out, load_source, where
-from swarmnode.tasks.work_clock import off_the_clock
 from swarmnode.types import Example, ExampleKey
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _builtin(name: str) -> Task | None:
 
 
 def _load_puzzle(name: str) -> Task:
-    from swarmnode.tasks.puzzles import PUZZLES
+    from swarmnode.tasks.kinds.puzzles import PUZZLES
 
     for task in PUZZLES:
         if task.name == name:
@@ -308,7 +308,7 @@ def _unknown(spec: str, names: Sequence[str]) -> TaskError:
 
 
 def _load_import(asked: "TaskSpec") -> Task:
-    from swarmnode.tasks.imported import find_attribute, task_of
+    from swarmnode.tasks.kinds.imported import find_attribute, task_of
 
     asked.only()
     found = find_attribute(asked.name)
@@ -370,7 +370,7 @@ def environment_around(
     """Returns a task with an environment around its questions; without `draw` they are the texts of
     `reset`. `own`: the user's rewards; without any, an environment that gives one is its own judge. Raises
     TaskError."""
-    from swarmnode.tasks.environments import (
+    from swarmnode.tasks.play.environments import (
         EnvironmentTask,
         blank_rows,
         judge_themselves,
@@ -391,7 +391,7 @@ def _tools(module: ModuleType) -> Sequence[object] | None:
     found = _assigned(module, "tools")
     if found is None:
         return None
-    from swarmnode.tasks.tools import listed
+    from swarmnode.tasks.play.tools import listed
 
     return listed(found)
 
@@ -427,7 +427,7 @@ def _own_rewards(module: ModuleType) -> dict[str, Reward]:
             "the file defines score(), which a task file does not use",
             hint="name it reward(completions, **columns) and return one number per completion",
         )
-    from swarmnode.tasks.conventions import adapted
+    from swarmnode.tasks.kinds.conventions import adapted
 
     found = {
         name.removeprefix("reward_"): adapted(function)

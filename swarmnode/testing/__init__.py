@@ -9,7 +9,7 @@ in one process, do; `emulated` makes one computer the machines and links of a pl
 >>> from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
 """
 
-from swarmnode.network.memory import MemoryNetwork
+from swarmnode.network.in_memory import MemoryNetwork
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.testing.fakes import FakeLearner, FakeTask
 

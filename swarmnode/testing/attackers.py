@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.memory import MemoryNetwork
-from swarmnode.tasks.judged import draw_round
+from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.tasks.judging.judged import draw_round
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.types import Completion, Example, RolloutGroup
 

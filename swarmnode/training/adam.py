@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.model.budget import is_out_of_memory
+from swarmnode.settings.config import TrainingConfig
 
 ADAM_BETAS = (0.9, 0.99)
 

@@ -14,11 +14,11 @@ from itertools import islice
 from math import comb
 from typing import TYPE_CHECKING
 
-from swarmnode.config import Config
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.settings.config import Config
 from swarmnode.tasks.task import (
     Task,
     draw_held_out,
@@ -110,7 +110,7 @@ def _answers(task: Task, answered: Answered) -> list[str]:
     texts = [completion.text for completion in answered.completions]
     if not is_environment(task):
         return texts
-    from swarmnode.tasks.environments import final_answers
+    from swarmnode.tasks.play.environments import final_answers
 
     return final_answers(answered.example, texts)
 
@@ -123,7 +123,7 @@ def measured_with(task: Task, examples: int) -> Iterator[Example]:
 def _majorities(
     texts: Sequence[str], passed: Sequence[bool | None], ks: Iterable[int], scores: Sequence[Scores]
 ) -> dict[int, float | None]:
-    from swarmnode.tasks.votes import VOTED, majority_at_k
+    from swarmnode.tasks.judging.votes import VOTED, majority_at_k
 
     known = not any(VOTED in named for named in scores)
     return {k: majority_at_k(texts, passed, k) for k in ks} if known else {}

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
+from swarmnode.model.adapters.lora import LoraGemm
+from swarmnode.model.adapters.lora_patch import RoutedTokens
 from swarmnode.model.base_model import enable_checkpointing
 from swarmnode.model.budget import TokenBudget, is_out_of_memory, smaller, token_budget
 from swarmnode.model.head import TokenLogprobs, head_logprobs, logits_logprobs
-from swarmnode.model.lora import LoraGemm
-from swarmnode.model.lora_patch import RoutedTokens
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.model.policy import Policy
+from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 
 logger = logging.getLogger(__name__)

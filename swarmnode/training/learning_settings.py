@@ -9,8 +9,8 @@ all of its rounds are done, what it would return was learnt otherwise, and that 
 from collections.abc import Mapping
 from typing import Any
 
-from swarmnode.config import Config
-from swarmnode.other_names import NO_LONGER_SETTINGS
+from swarmnode.settings.config import Config
+from swarmnode.settings.other_names import NO_LONGER_SETTINGS
 
 _MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "packing", "gradient_checkpointing"})
 """Settings of training that change no number that is learnt from."""

@@ -21,9 +21,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig
 from swarmnode.errors import ConfigError
 from swarmnode.registry import find
+from swarmnode.settings.config import TrainingConfig
 from swarmnode.types import has_gradient, spread_of
 
 EPSILON = 1e-4

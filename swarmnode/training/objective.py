@@ -1,6 +1,6 @@
 """The objective of a micro-batch: the loss to call backward on, and what is measured of its tokens.
 
-trainer.py, pipeline/stages/objectives.py -> [objective] -> [token_weights] -> losses.py -> LossOutput
+trainer.py, extensions/pipeline/stages/objectives.py -> [objective] -> [token_weights] -> losses.py -> LossOutput
                                                  |
                                                  +-> MeasuredTokens -> [with_off_policy] -> TrainReport
 
@@ -30,8 +30,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig
 from swarmnode.model.head import TokenLogprobs
+from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.losses import LossOutput, StepSize, TokenBatch, policy_loss
 from swarmnode.training.packing import MicroBatch, completion_tokens
 from swarmnode.training.records import TrainReport

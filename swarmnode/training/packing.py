@@ -22,8 +22,8 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.model.layout import PackedLayout, packed_layout
-from swarmnode.training.foreign.agreement import Source
 from swarmnode.training.losses import Advantage, group_advantages, standardised
+from swarmnode.training.rules.gradient_agreement import Source
 from swarmnode.types import RolloutGroup, Span, Stretch, sampled_places
 
 MOST_KEYS_PER_TOKEN = 4

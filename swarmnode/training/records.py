@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.errors import CheckpointError
-from swarmnode.training.foreign.sharing_gauge import SharingGauge
+from swarmnode.training.rules.sharing_gauge import SharingGauge
 
 
 class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class Evaluation:
     """pass@k by task."""
     pass_at_mean: PassAt = field(default_factory=dict[int, float | None])
     majority_at: Mapping[str, PassAt] = field(default_factory=dict[str, PassAt])
-    """maj@k by task: how often what most of k answers say is right (tasks/votes.py). None where only the
+    """maj@k by task: how often what most of k answers say is right (tasks/judging/votes.py). None where only the
     vote of other answers says what is right."""
     judged_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Names of the rewards by task."""

@@ -4,7 +4,7 @@ RolloutGroup, or a rule's Lessons -> [group_samples, lesson_samples, replayed_sa
         -> Trainer.prepare -> [RoundOfPolicy] -> take_step -> [MeasuredRound] -> TrainReport
 
 Samples are completions with the advantage that their reward gives them. `prepare` and `take_step` are in
-trainer.py; in a pipeline pipeline/stages/rollout_feed.py stands in their place.
+trainer.py; in a pipeline extensions/pipeline/stages/rollout_feed.py stands in their place.
 """
 
 import time
@@ -17,15 +17,15 @@ import msgspec
 import torch
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig
 from swarmnode.model.policy import Policy
-from swarmnode.training.foreign.agreement import Agreement
-from swarmnode.training.foreign.lessons import GroupLesson, Replay
+from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import LossOutput, StepSize, group_advantages, loss_of
 from swarmnode.training.objective import MeasuredTokens, with_off_policy
 from swarmnode.training.packing import TrainingSample, completion_tokens, credited_samples, to_samples
 from swarmnode.training.records import TrainReport
+from swarmnode.training.rules.gradient_agreement import Agreement
+from swarmnode.training.rules.lessons import GroupLesson, Replay
 from swarmnode.types import RolloutGroup, in_turns, mean_or_none
 
 

@@ -23,12 +23,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig
 from swarmnode.model.head import TokenLogprobs
 from swarmnode.model.policy import Policy
+from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.adam import adam, learning_rate_at
-from swarmnode.training.foreign.agreement import SOURCES, Agreement, Source
-from swarmnode.training.foreign.rules import GroupLesson, Lessons, Rule, Sapo
 from swarmnode.training.forward import Forward
 from swarmnode.training.objective import ScoredTokens, objective, shares_of
 from swarmnode.training.packing import MicroBatch, TrainingSample
@@ -41,6 +39,8 @@ from swarmnode.training.round import (
     lesson_samples,
     replayed_samples,
 )
+from swarmnode.training.rules.gradient_agreement import SOURCES, Agreement, Source
+from swarmnode.training.rules.rules import GroupLesson, Lessons, Rule, Sapo
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)

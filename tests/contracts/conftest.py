@@ -8,9 +8,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from swarmnode.errors import NetworkError
-from swarmnode.network.p2pd_control import find_daemon
+from swarmnode.extensions.vllm.compat import missing_reason
+from swarmnode.network.daemon.p2pd_control import find_daemon
 from swarmnode.rollout.engine import Engine
-from swarmnode.rollout.vllm.compat import missing_reason
 from tests.contracts.hosts import HostFactory, memory_hosts, p2pd_hosts, private_hosts
 
 LORA_RANK = 8
@@ -49,7 +49,7 @@ def make_vllm_engine() -> Iterator[Callable[..., Engine]]:
     """
     if (reason := missing_reason("cpu")) is not None:
         pytest.skip(reason)
-    from swarmnode.rollout.vllm.engine import VllmEngine
+    from swarmnode.extensions.vllm.vllm_engine import VllmEngine
 
     engines: dict[tuple[Path, int, tuple[int, ...], str], VllmEngine] = {}
 

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from swarmnode.identity import keys
-from swarmnode.network.memory import MemoryNetwork
-from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.private_host import PrivateHost
-from swarmnode.network.private_swarm import PrivateSwarm
+from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.private.private_host import PrivateHost
+from swarmnode.network.private.private_swarm import PrivateSwarm
+from swarmnode.network.private.swarm_record import SwarmRecord, file_of, founded, save
 from swarmnode.network.streams import StreamHost
-from swarmnode.network.swarm_record import SwarmRecord, file_of, founded, save
 
 HostFactory = Callable[[], StreamHost]
 

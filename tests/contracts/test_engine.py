@@ -34,11 +34,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from swarmnode.config import PolicyConfig
 from swarmnode.errors import EngineError
-from swarmnode.pipeline.rollouts.engine import PipelineEngine
-from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
+from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
+from swarmnode.extensions.pipeline.stages.cut_test import try_cut
+from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
+from swarmnode.extensions.pipeline.testing.local_chain import LocalChain
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import (
@@ -53,7 +53,7 @@ from swarmnode.rollout.engine import (
 )
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.rollout.shared import SharedEngine, versions_needed
-from swarmnode.testing.local_chain import LocalChain
+from swarmnode.settings.config import PolicyConfig
 from swarmnode.types import Span
 from tests.conversations import Talk
 from tests.families import DENSE, dense

@@ -16,8 +16,8 @@ from swarmnode.errors import (
     SwarmnodeError,
 )
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Host, Message, Subscription
-from swarmnode.network.private_host import PrivateHost
-from swarmnode.network.swarm_key import SEAL_BYTES
+from swarmnode.network.private.private_host import PrivateHost
+from swarmnode.network.private.swarm_key import SEAL_BYTES
 from tests.contracts.hosts import HostFactory, connected
 
 TOPIC = "/swarmnode/3/test/rollouts/0"

@@ -12,11 +12,11 @@ from benchmarks.attackers.daemon import identity
 from benchmarks.attackers.wire import GOSSIP, Author, gossip, publishing, subscribing_to_many
 from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network import p2pd_incoming, p2pd_process
+from swarmnode.network.daemon import p2pd_incoming, p2pd_process
+from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.network.daemon.p2pd_incoming import received_bytes
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Message, Subscription
-from swarmnode.network.memory import MemoryNetwork
-from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.p2pd_incoming import received_bytes
+from swarmnode.network.in_memory import MemoryNetwork
 from swarmnode.network.streams import SocketStream
 from tests.contracts.hosts import p2pd_hosts
 

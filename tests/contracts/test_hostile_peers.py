@@ -25,7 +25,7 @@ from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYT
 from swarmnode.exchange.validation import HEADER_CONTEXT
 from swarmnode.identity.keys import NodeKey, seal
 from swarmnode.network.host import Handler
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import MAX_INDEX, draw_train, is_held_out, score_strictly
 from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, Scores, one_span
 

@@ -4,14 +4,21 @@ from pathlib import Path
 
 import torch
 
+from swarmnode.extensions.pipeline.plans.plan import Plan
+from swarmnode.extensions.pipeline.stages.cut_test import try_cut
+from swarmnode.extensions.pipeline.stages.objectives import LossInputs, cross_entropy
+from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.identity import keys
-from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.objectives import LossInputs, cross_entropy
-from swarmnode.testing.local_pipeline import LocalPipeline
 from tests.contracts.hosts import HostFactory
-from tests.unit.pipeline.members import PATIENT, ListFeed, crew, instance_of, sgd, stage_worker
-from tests.unit.pipeline.tiny_models import SETTINGS, batches, nudge, saved, tiny_config, tiny_model
+from tests.unit.extensions.pipeline.members import PATIENT, ListFeed, crew, instance_of, sgd, stage_worker
+from tests.unit.extensions.pipeline.tiny_models import (
+    SETTINGS,
+    batches,
+    nudge,
+    saved,
+    tiny_config,
+    tiny_model,
+)
 
 ENDS = [2, 4, 6]
 

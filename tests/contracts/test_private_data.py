@@ -16,7 +16,7 @@ from swarmnode.exchange.limits import MAX_HEADER_BYTES, ExchangeSettings
 from swarmnode.exchange.messages import decode_body, decode_header
 from swarmnode.exchange.validation import HEADER_CONTEXT
 from swarmnode.identity.keys import NodeKey, unseal
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.task import Task, draw_train, score_strictly
 from swarmnode.types import Completion, FinishReason, RolloutGroup, one_span

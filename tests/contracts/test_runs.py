@@ -16,10 +16,10 @@ import swarmnode as sn
 from swarmnode.cli.app import app
 from swarmnode.errors import CheckpointError, IdentityInUse
 from swarmnode.identity.keys import load_or_create
-from swarmnode.node.process import IdentityLock
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import IdentityLock
+from swarmnode.training.checkpoints.run_folders import runs_in
 from swarmnode.training.records import STATE
-from swarmnode.training.runs import runs_in
 from tests.joined_node import JoinedNode
 from tests.warm_start import WarmStart
 

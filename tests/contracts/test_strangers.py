@@ -11,9 +11,9 @@ import pytest
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.identity.keys import NodeKey, load_or_create
 from swarmnode.network.host import Message
+from swarmnode.network.private.swarm_key import SwarmKey
+from swarmnode.network.private.swarm_record import SwarmRecord, changed, file_of, founded, load, save
 from swarmnode.network.streams import ByteStream, StreamHost
-from swarmnode.network.swarm_key import SwarmKey
-from swarmnode.network.swarm_record import SwarmRecord, changed, file_of, founded, load, save
 from tests.contracts.hosts import HostFactory, member
 
 TOPIC = "/swarmnode/3/friends/rollouts/0"

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from swarmnode.errors import HostDown, NetworkError, PeerUnreachable
+from swarmnode.extensions.pipeline.wire.codec import decode, encode
+from swarmnode.extensions.pipeline.wire.hop_messages import Done, ForwardHop, Message, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.transport import TensorTransport
 from swarmnode.identity import keys
-from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.p2pd_control import find_daemon
+from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.network.daemon.p2pd_control import find_daemon
 from swarmnode.network.streams import ByteStream
-from swarmnode.pipeline.wire.codec import decode, encode
-from swarmnode.pipeline.wire.messages import Done, ForwardHop, Message, Refusal, Refused
-from swarmnode.pipeline.wire.plan_members import PlanMembers
-from swarmnode.pipeline.wire.transport import TensorTransport
 from tests.contracts.hosts import HostFactory, connected
 
 ECHO = "/swarmnode/test/stream/1"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from swarmnode.chat import Turn, transcript
-from swarmnode.config_layers import load_config
-from swarmnode.node.assemble import start_tasks
-from swarmnode.tasks.judged import draw_round
-from swarmnode.tasks.process import IsolatedTask
+from swarmnode.node.building.assemble import start_tasks
+from swarmnode.settings.config_layers import load_config
+from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.judging.task_process import IsolatedTask
 from swarmnode.tasks.task import Task, is_environment, is_held_out, redraw, score_strictly
 from swarmnode.types import Example
 

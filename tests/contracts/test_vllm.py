@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swarmnode.rollout.vllm import compat as vllm_compat
+from swarmnode.extensions.vllm import compat as vllm_compat
 
 if (_reason := vllm_compat.missing_reason("cpu")) is not None:
     pytest.skip(_reason, allow_module_level=True)
@@ -37,15 +37,15 @@ from transformers import (
 )
 
 from swarmnode.errors import EngineError, ModelError, RequestRefused
+from swarmnode.extensions.vllm import separate as vllm_async
+from swarmnode.extensions.vllm import vllm_driver as vllm_driver
+from swarmnode.extensions.vllm.vllm_engine import VllmEngine
+from swarmnode.extensions.vllm.vllm_limits import CPU_HEAD_SIZES
+from swarmnode.extensions.vllm.vllm_lora import GroupedLora
+from swarmnode.extensions.vllm.vllm_policies import linear_weights
+from swarmnode.extensions.vllm.vllm_rows import segment_seed
 from swarmnode.rollout.engine import BASE_VERSION, Engine, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.select import make_engine
-from swarmnode.rollout.vllm import driver as vllm_driver
-from swarmnode.rollout.vllm import separate as vllm_async
-from swarmnode.rollout.vllm.engine import VllmEngine
-from swarmnode.rollout.vllm.limits import CPU_HEAD_SIZES
-from swarmnode.rollout.vllm.lora import GroupedLora
-from swarmnode.rollout.vllm.policies import linear_weights
-from swarmnode.rollout.vllm.rows import segment_seed
 from tests.conversations import Talk
 
 VOCAB = 61

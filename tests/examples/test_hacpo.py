@@ -1,8 +1,8 @@
 import pytest
 
 from examples.rules.hacpo import MAX_ORIGINS, OURSELVES, ROUNDS, Hacpo
-from swarmnode.training.foreign.lessons import Lessons, SharingRule
 from swarmnode.training.losses import EPSILON
+from swarmnode.training.rules.lessons import Lessons, SharingRule
 from swarmnode.types import RolloutGroup
 from tests.answered import foreign, own
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from examples.rules.rescue import MAX_AGE, MAX_WAITING, Rescue
-from swarmnode.training.foreign.book import BookCandidate
-from swarmnode.training.foreign.lessons import Lessons, SharingRule
+from swarmnode.training.rules.book import BookCandidate
+from swarmnode.training.rules.lessons import Lessons, SharingRule
 from swarmnode.types import RolloutGroup
 from tests.answered import foreign, own
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig
+from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.losses import StepSize, TokenBatch, group_advantages, loss_of, policy_loss
 
 SEEDS = (0, 1, 2)

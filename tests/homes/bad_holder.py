@@ -16,7 +16,7 @@ from swarmnode.exchange.announcing import ModelLabel, compose
 from swarmnode.exchange.limits import MAX_BODY_BYTES
 from swarmnode.exchange.planes import BODY_PROTOCOL, MAX_REQUEST_BYTES, read_request, topic_of
 from swarmnode.identity.keys import load_or_create
-from swarmnode.network.p2pd import P2pdHost
+from swarmnode.network.daemon.p2pd import P2pdHost
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, RolloutGroup, one_span
 from tests.homes.member import LIFE_S, Addition

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import load_or_create
+from swarmnode.network.daemon.p2pd import P2pdHost
 from swarmnode.network.multiaddr import is_relayed
-from swarmnode.network.p2pd import P2pdHost
 
 PROTOCOL = "/lab/digest/1"
 REQUEST_BYTES = 2**20

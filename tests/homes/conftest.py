@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from swarmnode.machine.storage import resolve_paths
 from swarmnode.network.lab import Lab, LabMachine, stop, why_not
-from swarmnode.network.swarm_record import SwarmRecord, file_of, save
-from swarmnode.storage import resolve_paths
+from swarmnode.network.private.swarm_record import SwarmRecord, file_of, save
 
 PATIENCE_S = 90.0
 MEMBER = Path(__file__).parent / "member.py"

@@ -20,10 +20,10 @@ from pathlib import Path
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import load_or_create
-from swarmnode.network.discovery import Discovery, PeerBook
-from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.private_host import PrivateHost
-from swarmnode.network.private_swarm import PrivateSwarm
+from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.network.finding.discovery import Discovery, PeerBook
+from swarmnode.network.private.private_host import PrivateHost
+from swarmnode.network.private.private_swarm import PrivateSwarm
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 

@@ -11,7 +11,7 @@ import pytest
 
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.lab import INTERNET, Lab, LabError, LabMachine
-from swarmnode.network.swarm_record import founded
+from swarmnode.network.private.swarm_record import founded
 from tests.homes.conftest import NAT_PMP, SLOW_LINE, Running, until
 
 Start = Callable[..., Running]

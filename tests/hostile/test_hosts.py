@@ -11,8 +11,8 @@ import pytest
 from benchmarks.attackers.handle import Attacker
 from swarmnode.errors import HostDown, NetworkError
 from swarmnode.identity import keys
+from swarmnode.network.daemon.p2pd import P2pdHost
 from swarmnode.network.host import Subscription
-from swarmnode.network.p2pd import P2pdHost
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 

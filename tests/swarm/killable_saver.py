@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from swarmnode.config import PolicyConfig
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
 from swarmnode.node.workers import CheckpointWriter
-from swarmnode.training.checkpoint import Checkpoint, Waiting, take_snapshot
-from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.settings.config import PolicyConfig
+from swarmnode.training.checkpoints.checkpoint import Checkpoint, Waiting, take_snapshot
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.records import Counters
 
 DISK_STEPS = ("mkdir", "fsync", "rename", "unlink", "rmdir")

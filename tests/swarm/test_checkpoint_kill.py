@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.training.checkpoint import read_checkpoint
+from swarmnode.training.checkpoints.checkpoint import read_checkpoint
 from tests.swarm.killable_saver import KEPT, KillableSaver, is_whole, reward_of, store_in
 
 pytestmark = pytest.mark.slow

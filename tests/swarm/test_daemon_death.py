@@ -11,10 +11,10 @@ import pytest
 
 from swarmnode.errors import HostDown, NetworkError
 from swarmnode.identity import keys
+from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.network.daemon.p2pd_control import find_daemon
+from swarmnode.network.daemon.p2pd_supervisor import PROBE_INTERVAL_S
 from swarmnode.network.host import Subscription
-from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.p2pd_control import find_daemon
-from swarmnode.network.p2pd_supervisor import PROBE_INTERVAL_S
 
 TOPIC = "/swarmnode/3/test/rollouts/0"
 ECHO = "/swarmnode/test/echo/1"

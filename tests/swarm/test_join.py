@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
 from tests.test_readme import task_of_the_readme
 
 Join = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.storage import Paths
+from swarmnode.machine.storage import Paths
 
 Join = Callable[..., Any]
 

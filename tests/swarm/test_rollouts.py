@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.rollout.vllm.compat import missing_reason
+from swarmnode.extensions.vllm.compat import missing_reason
 
 Join = Callable[..., Any]
 

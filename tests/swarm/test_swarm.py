@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from swarmnode.node.process import read_running
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import read_running
 
 Join = Callable[..., Any]
 

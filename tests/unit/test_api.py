@@ -17,7 +17,7 @@ import pytest
 
 import swarmnode as sn
 from swarmnode.errors import CheckpointError, ConfigError, ModelError, TaskError
-from swarmnode.node.status import NodeStatus
+from swarmnode.node.showing.node_status import NodeStatus
 from tests.monitored import Remembers
 
 SMALL = {

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from swarmnode.identity.keys import NodeKey
-from swarmnode.node.status import NodeStatus
+from swarmnode.node.showing.node_status import NodeStatus
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -101,7 +101,7 @@ def test_the_uninstalled_are_those_of_the_makefile() -> None:
 
 
 def test_settings_named_in_docker_exist() -> None:
-    from swarmnode.config import KEYS
+    from swarmnode.settings.config import KEYS
 
     for path in DOCKER.iterdir():
         for section, key in re.findall(r"SWARMNODE_([A-Z]+)__([A-Z_]+)", path.read_text()):
@@ -126,7 +126,7 @@ def test_steps_are_read_as_docker_reads_them(dockerfile: Any) -> None:
 
 def test_checks_have_one_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "report", module(ROOT / "checks" / "report.py"))
-    steps = module(ROOT / "checks" / "steps.py")
+    steps = module(ROOT / "checks" / "step_follower.py")
     report = sys.modules["report"].Report()
     assert steps.step(report, "well", lambda: "a note")
     assert not steps.step(report, "badly", lambda: steps.require(False, "what is wrong"))

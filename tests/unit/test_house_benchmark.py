@@ -70,9 +70,9 @@ def test_words_of_a_page_are_those_of_its_code_blocks_too() -> None:
 
 
 def test_modules_of_other_packages_with_our_name_in_front_are_not_ours() -> None:
-    assert modules_of("swarmnode", ["torch", "swarmnode", "swarmnode.node.run", "swarmnodes"]) == [
+    assert modules_of("swarmnode", ["torch", "swarmnode", "swarmnode.node.building.run", "swarmnodes"]) == [
         "swarmnode",
-        "swarmnode.node.run",
+        "swarmnode.node.building.run",
     ]
 
 

@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from swarmnode.rollout.vllm.compat import BUILDS, is_supported
+from swarmnode.extensions.vllm.compat import BUILDS, is_supported
 
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -189,7 +189,11 @@ def test_a_repository_with_rubbish_in_it_makes_no_good_sdist(check_module: Modul
     good = ["pyproject.toml", "LICENSE", "README.md", "constraints.txt", "rewards/a.py", "configs/b.toml"]
     assert check_module.sdist_problem(good) is None
     assert check_module.sdist_problem(good[:-1]) == "configs is missing"
-    for rubbish in ("shared/DESIGN.md", "swarmnode/native/built/k.so", "swarmnode/__pycache__/x.pyc"):
+    for rubbish in (
+        "shared/DESIGN.md",
+        "swarmnode/extensions/native/built/k.so",
+        "swarmnode/__pycache__/x.pyc",
+    ):
         assert rubbish in check_module.sdist_problem([*good, rubbish])
 
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.config_layers import load_config
 from swarmnode.errors import ModelError
-from swarmnode.hardware import GIB, Gpu, cpu_has_bf16, parse_nvidia_smi, usable_gpu, visible_gpus
-from swarmnode.memory_plan import Workload, plan_memory
+from swarmnode.extensions.vllm import compat
+from swarmnode.machine.hardware import GIB, Gpu, cpu_has_bf16, parse_nvidia_smi, usable_gpu, visible_gpus
+from swarmnode.machine.memory_plan import Workload, plan_memory
+from swarmnode.machine.storage import builtin_folder
 from swarmnode.models import (
     BF16_FROM_HIDDEN,
     TINY,
@@ -24,8 +25,7 @@ from swarmnode.models import (
     resolve_model,
     workload,
 )
-from swarmnode.rollout.vllm import compat
-from swarmnode.storage import builtin_folder
+from swarmnode.settings.config_layers import load_config
 
 CARDS = load_cards(builtin_folder("configs") / "models.toml")
 WORK = Workload(rank=16, slots=64, sequence_tokens=1024, micro_batch_tokens=2048)

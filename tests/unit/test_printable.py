@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarmnode.cli import app
 from swarmnode.errors import EngineError
-from swarmnode.node.screen import Screen
+from swarmnode.node.showing.screen import Screen
 from swarmnode.printable import MAX_LINE_CHARS, printable, printable_lines
 
 STRANGERS = "gone\x1b[2J\x1b]0;owned\x07\r\n12:00:00 all is well\u202e\x9b31m"

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from swarmnode import engine_record, registry
 from swarmnode.cli import app as cli
-from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
-from swarmnode.node.monitors import make_monitors
+from swarmnode.node.showing.monitors import make_monitors
 from swarmnode.registry import SEAMS, Kind, find, known, names
+from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.training.losses import GRPO, loss_of

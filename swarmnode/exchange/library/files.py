@@ -18,7 +18,7 @@ from swarmnode.exchange.library.signed_group import SignedGroup, line_of, read_r
 from swarmnode.exchange.limits import MAX_COMPLETION_CHARS, ExchangeSettings
 from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.validation import BodyRules, check_body, check_header
-from swarmnode.storage import replace_file
+from swarmnode.machine.storage import replace_file
 from swarmnode.tasks.task import Task
 from swarmnode.types import FinishReason
 

@@ -30,7 +30,7 @@ from swarmnode.exchange.library.signed_group import (
     line_of,
     read_rows,
 )
-from swarmnode.storage import replace_file
+from swarmnode.machine.storage import replace_file
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The forward pass of a dense decoder over a flat list of tokens. Attention is the caller's.
 
-weights.py -> [Decoder] -> fused product -> attention.py (over prompts, or over the cache) -> [Heads]
+weights.py -> [Decoder] -> fused product -> cached_attention.py (over prompts, or over the cache) -> [Heads]
                  |                               ^
                  |       embedded.py: positions -+- [Rotary]
                  v  hidden states, logits -> sampler.py
@@ -9,7 +9,7 @@ Tokens of all sequences lie one after another, shape [N]; only attention knows w
 where in its sequence each one is.
 
 `Heads` makes queries, keys and values of the product with a layer's fused matrix: split, normed if need be,
-and rotated. That is with torch's operations: on a CPU, native/decode.py does the same while it reads and
+and rotated. That is with torch's operations: on a CPU, extensions/native/decode_kernels.py does the same while it reads and
 writes the cache.
 """
 
@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.native import decode
-from swarmnode.native.passes import fits, gelu_tanh_mul, silu_mul
+from swarmnode.extensions.native import decode_kernels as decode
+from swarmnode.extensions.native.passes import fits, gelu_tanh_mul, silu_mul
 from swarmnode.rollout.decode.matrix import Matrix, RmsNorm
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, Shape
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.decode.attention import PromptAttention, Scratch, cache_attention
+from swarmnode.rollout.decode.cached_attention import PromptAttention, Scratch, cache_attention
 from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
 from swarmnode.rollout.decode.running import (
     BATCH_TOKENS,
@@ -292,7 +292,7 @@ class EmbeddedEngine(TorchEngine):
         layers, *others = {id(r.policy.layers): r.policy.layers for r in self._running.values()}.values()
         if not others:
             return decoder.forward(layers, tokens, attention)
-        from swarmnode.rollout.decode.mixing import PolicyMix
+        from swarmnode.rollout.decode.adapters.mixing import PolicyMix
 
         mixed = [self._running[row].policy.layers for row in slots.rows_in_order]
         return PolicyMix.of(mixed, self._device).forward(decoder, tokens, attention)

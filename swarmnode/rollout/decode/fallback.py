@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.decode.adapter import lora_pairs
-from swarmnode.rollout.decode.model_lora import own_model
+from swarmnode.rollout.decode.adapters.adapter import lora_pairs
+from swarmnode.rollout.decode.adapters.model_lora import own_model
 from swarmnode.rollout.decode.running import LOGITS_AT_ONCE, PADDING, DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers, longest_sequence

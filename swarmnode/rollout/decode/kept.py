@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnode.rollout.decode.attention import ContinuedAttention
+from swarmnode.rollout.decode.cached_attention import ContinuedAttention
 from swarmnode.rollout.decode.decoder import Decoder, Lookback
 from swarmnode.rollout.decode.running import DecodePolicy
 from swarmnode.rollout.decode.slots import cache_size

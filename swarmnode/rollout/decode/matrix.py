@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.native.passes import fits, rms_norm
+from swarmnode.extensions.native.passes import fits, rms_norm
 
 PACKED_FOR_ROWS = 64
 """Batch size that oneDNN arranges weights for. The arrangement suits any other size as well."""

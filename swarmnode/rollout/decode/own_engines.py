@@ -6,7 +6,7 @@ registry.py -> [EMBEDDED, GENERATE] -> decode/embedded.py | decode/fallback.py
 from typing import Any
 
 from swarmnode.engine_record import EngineOptions, EngineRecord
-from swarmnode.memory_plan import (
+from swarmnode.machine.memory_plan import (
     EMBEDDED_MEMORY,
     ModelCard,
     Workload,

@@ -2,7 +2,7 @@
 
 decoder.py | fallback.py -> logits -> [sampler] -> tokens and their log-probabilities
                                           |
-                                          v  on a CPU, where nobody filters: native/decode.py
+                                          v  on a CPU, where nobody filters: extensions/native/decode_kernels.py
 
 A token is the winner of an exponential race: argmax of p_i / e_i with independent e_i ~ Exp(1) picks i with
 probability p_i (the Gumbel-max trick without logarithms of p). The e_i depend on nothing but (seed, position,
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.native import decode
-from swarmnode.native.passes import fits
+from swarmnode.extensions.native import decode_kernels as decode
+from swarmnode.extensions.native.passes import fits
 from swarmnode.rollout.engine import SamplingParams
 
 WORDS = 1 << 18

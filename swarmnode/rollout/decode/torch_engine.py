@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.decode.adapter import LoraPair
+from swarmnode.rollout.decode.adapters.adapter import LoraPair
 from swarmnode.rollout.decode.running import PADDING, DecodePolicy, RunningRow, StopTokens
 from swarmnode.rollout.decode.sampler import Sampler
 from swarmnode.rollout.decode.weights import Layers

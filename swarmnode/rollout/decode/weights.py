@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import ModelError
-from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs, merged_weight
-from swarmnode.rollout.decode.family import FAMILIES, Family, longest_sequence_of, unknown_family
+from swarmnode.families.family import FAMILIES, Family, longest_sequence_of, unknown_family
+from swarmnode.rollout.decode.adapters.adapter import PEFT_PREFIX, LoraPair, lora_pairs, merged_weight
 from swarmnode.rollout.decode.matrix import Matrix, RmsNorm, matrix
 from swarmnode.rollout.engine import PolicyUpdate
 

@@ -20,7 +20,7 @@ from swarmnode.exchange.messages import Announcement, Arrival
 from swarmnode.exchange.validation import BodyRules, check_header
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Message
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, one_span
 

@@ -20,7 +20,7 @@ from swarmnode.exchange.limits import (
 from swarmnode.exchange.planes import BODY_PROTOCOL, MAX_REQUEST_BYTES
 from swarmnode.exchange.reputation import GIVER_PAUSE_S
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.memory import MemoryNetwork
+from swarmnode.network.in_memory import MemoryNetwork
 from tests.unit.exchange.conftest import Node, StartNode, until
 
 

@@ -15,8 +15,8 @@ from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.inbox import BufferSnapshot, SavedGroup, read_snapshot
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.tasks.functions import as_task
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.tasks.kinds.functions import as_task
 from swarmnode.tasks.task import Task, draw_train
 from swarmnode.types import Completion, Example, RolloutGroup, Scores, one_span
 from tests.unit.exchange.conftest import Node, until

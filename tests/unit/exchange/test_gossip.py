@@ -6,7 +6,7 @@ import pytest
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.exchange.planes import HeaderPlane, shard_of, topic_of, topics_to_listen_to
 from swarmnode.network.host import Message
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 
 
 def test_a_task_has_the_same_shard_on_every_node():

@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 
-from swarmnode.config_layers import load_config
 from swarmnode.exchange import record
 from swarmnode.exchange.holding import MAX_ANNOUNCED_PER_AUTHOR, MAX_TRIES, Holder
 from swarmnode.exchange.limits import TAKEN_PER_GIVEN
@@ -17,10 +16,11 @@ from swarmnode.exchange.record import LOOK_EVERY_S
 from swarmnode.exchange.reputation import Reputation
 from swarmnode.exchange.routes import DIAL_AGAIN_S, Routes
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.discovery import Discovery, PeerBook
+from swarmnode.network.finding.discovery import Discovery, PeerBook
 from swarmnode.network.host import Message
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.node.seed_node import SeedNode
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.node.commands.seed_node import SeedNode
+from swarmnode.settings.config_layers import load_config
 from tests.unit.exchange.conftest import Node, StartNode, until
 
 

@@ -23,7 +23,7 @@ from swarmnode.exchange.planes import BODY_PROTOCOL, MAX_REQUEST_BYTES, UPLOAD_B
 from swarmnode.exchange.reputation import Ledger, Reputation
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Message
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 
 Answer = Callable[[str, bytes], Awaitable[bytes]]
 

@@ -8,7 +8,7 @@ import pytest
 from swarmnode.errors import JudgementOverran, Rejected, StillLoading
 from swarmnode.exchange.limits import MAX_STUCK_JUDGEMENTS
 from swarmnode.exchange.validation import Judge
-from swarmnode.tasks.work_clock import off_the_clock
+from swarmnode.tasks.deadlines.work_clock import off_the_clock
 
 
 async def until(condition) -> None:

@@ -13,7 +13,7 @@ from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import Task
 from swarmnode.types import Completion, RolloutGroup, Span, one_span
 

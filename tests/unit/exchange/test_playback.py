@@ -25,9 +25,9 @@ from swarmnode.exchange.messages import (
 )
 from swarmnode.exchange.validation import BodyRules, CheckedBody, Judge, check_body, check_header
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.tasks.functions import as_task
-from swarmnode.tasks.process import IsolatedTask, isolate
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.tasks.judging.task_process import IsolatedTask, isolate
+from swarmnode.tasks.kinds.functions import as_task
 from swarmnode.tasks.task import (
     Environment,
     Isolated,

@@ -16,9 +16,9 @@ from swarmnode.exchange.limits import PROVEN_AFTER, ExchangeSettings
 from swarmnode.exchange.record import FORMAT, Record, Recorder, SavedStanding, load
 from swarmnode.exchange.reputation import BAN_BELOW
 from swarmnode.identity.keys import NodeKey
+from swarmnode.machine.storage import replace_file
 from swarmnode.network.host import Message
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.storage import replace_file
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 
 TOPIC = "/swarmnode/3/test/rollouts/0"
 OURS = NodeKey(b"\2" * 32)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
-from swarmnode.hardware import cpu_has_bf16
-from swarmnode.installing import how_to_install
-from swarmnode.model import nf4
+from swarmnode.extensions.native.compiler import library, turned_off
+from swarmnode.machine.hardware import cpu_has_bf16
+from swarmnode.machine.installing import how_to_install
+from swarmnode.model.adapters import nf4
 from swarmnode.model.base_model import (
     LoadedModel,
     disable_checkpointing,
@@ -18,7 +18,7 @@ from swarmnode.model.base_model import (
     load_base_model,
 )
 from swarmnode.model.policy import Policy
-from swarmnode.native.compiler import library, turned_off
+from swarmnode.settings.config import PolicyConfig
 
 IDS = torch.arange(2, 34)[None]
 

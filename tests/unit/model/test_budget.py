@@ -5,8 +5,8 @@ import doctest
 import pytest
 import torch
 
-from swarmnode.hardware import GIB
-from swarmnode.memory_plan import ModelCard, Workload, plan_memory, with_tokens
+from swarmnode.machine.hardware import GIB
+from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory, with_tokens
 from swarmnode.model import budget as budget_module
 from swarmnode.model.budget import (
     CPU_BYTES,

@@ -22,14 +22,14 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 
-from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
+from swarmnode.model.adapters.lora_patch import RoutedTokens
 from swarmnode.model.base_model import LoadedModel, disable_checkpointing, enable_checkpointing
 from swarmnode.model.dense_patch import fuse_layers, restore_layers
 from swarmnode.model.layout import packed_layout
-from swarmnode.model.lora_patch import RoutedTokens
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.model.policy import Policy
+from swarmnode.settings.config import PolicyConfig
 
 pytestmark = pytest.mark.usefixtures("exact_norms", "with_and_without_kernels")
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from transformers import TopPLogitsWarper
 
-from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.head import TokenLogprobs, head_logprobs, logits_logprobs
 from swarmnode.model.nucleus import outside_nucleus
@@ -16,6 +15,7 @@ from swarmnode.model.policy import Policy
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import Engine, Output, Request, SamplingParams
+from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.trainer import Trainer

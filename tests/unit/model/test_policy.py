@@ -4,9 +4,9 @@ import pytest
 from pydantic import ValidationError
 from transformers import Qwen3MoeConfig
 
-from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
 from swarmnode.model.policy import LoraTargets, find_targets
+from swarmnode.settings.config import PolicyConfig
 from tests.families import outline
 
 ATTENTION = ("k_proj", "o_proj", "q_proj", "v_proj")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from swarmnode.network.p2pd_control import PeerAddresses
-from swarmnode.network.p2pd_incoming import (
+from swarmnode.network.daemon.p2pd_control import PeerAddresses
+from swarmnode.network.daemon.p2pd_incoming import (
     FIRST_BAR_S,
     FLOOD_BYTES,
     GOSSIP_ENVELOPE_BYTES,
@@ -21,7 +21,7 @@ from swarmnode.network.p2pd_incoming import (
     largest_senders,
     received_bytes,
 )
-from swarmnode.network.p2pd_process import MAX_GROWTH_BYTES, RELIEF_AT_BYTES, DaemonMemory
+from swarmnode.network.daemon.p2pd_process import MAX_GROWTH_BYTES, RELIEF_AT_BYTES, DaemonMemory
 from swarmnode.network.rpc import Service, SkipCounters
 
 OURS = ("/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/udp/4001/quic-v1")

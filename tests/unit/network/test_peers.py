@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError, StorageError
-from swarmnode.network.discovery import (
+from swarmnode.network.finding.discovery import (
     ALONE_RETRY_S,
     FIRST_RETRY_S,
     MAX_ADDRESSES,

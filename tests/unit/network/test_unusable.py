@@ -13,21 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import HostDown
-from swarmnode.network import p2pd_control
+from swarmnode.network.daemon import p2pd_control
+from swarmnode.network.daemon.p2pd import namespace_cid
+from swarmnode.network.daemon.p2pd_control import (
+    ControlClient,
+    DaemonRefused,
+    PeerAddresses,
+    Unusable,
+    load_messages,
+)
 from swarmnode.network.multiaddr import (
     MAX_ADDRESSES_READ,
     address_to_bytes,
     by_reach,
     peer_id_to_bytes,
     readable_addresses,
-)
-from swarmnode.network.p2pd import namespace_cid
-from swarmnode.network.p2pd_control import (
-    ControlClient,
-    DaemonRefused,
-    PeerAddresses,
-    Unusable,
-    load_messages,
 )
 from swarmnode.network.rpc import SkipCounters, encode_frame, encode_uvarint, read_frame
 

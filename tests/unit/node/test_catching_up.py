@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.config import Config
-from swarmnode.config_layers import load_config
 from swarmnode.exchange.announcing import ModelLabel, compose
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.library import borrower
@@ -19,7 +17,7 @@ from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from swarmnode.node.catching_up import (
     LEAST_ANSWERS,
     MOST_ROUNDS,
@@ -38,14 +36,16 @@ from swarmnode.node.catching_up import (
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.node.status import NodeStatus, measurements
+from swarmnode.node.showing.node_status import NodeStatus, measurements
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.task import Task, draw_train, score_strictly
 from swarmnode.testing import FakeLearner
 from swarmnode.testing.fakes import FakeTask
-from swarmnode.training.checkpoint_store import CheckpointStore
-from swarmnode.training.foreign.rules import uses_library
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.rules.rules import uses_library
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Scores, one_span
 from tests.unit.node.test_node import NeverRight, Recorder, encode, node, prompt_ids, run
 

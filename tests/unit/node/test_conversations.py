@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from swarmnode.chat import Turn, turns_of
-from swarmnode.config_layers import load_config
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
+from swarmnode.node.commands.tryout import try_tasks
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.node.tryout import try_tasks
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.schedule.conversations import ConversationRules
 from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.settings.config_layers import load_config
 from swarmnode.testing import FakeTask
-from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.evaluation import conversation_rules
 from swarmnode.training.records import Counters
 from swarmnode.types import Completion, Example, ExampleKey, Message

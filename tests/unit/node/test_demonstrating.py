@@ -10,7 +10,7 @@ import swarmnode as sn
 from swarmnode.errors import JudgementLost
 from swarmnode.node.demonstrating import MOST_LOST, Demonstrating
 from swarmnode.tasks.demonstrations import Demonstrations
-from swarmnode.tasks.functions import as_task
+from swarmnode.tasks.kinds.functions import as_task
 from swarmnode.tasks.task import Task, draw_train, is_held_out
 from swarmnode.types import Example, RolloutGroup
 

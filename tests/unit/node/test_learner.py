@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from swarmnode.hardware import GIB
+from swarmnode.machine.hardware import GIB
 from swarmnode.node.learner import decide_overlap
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from swarmnode.config_layers import load_config
 from swarmnode.errors import IdentityError, TaskError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import MAX_WAIT_SHARE, ExchangeSettings
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.discovery import Discovery, PeerBook
-from swarmnode.network.memory import MemoryHost
-from swarmnode.node.board import StatusBoard, Watchers
+from swarmnode.network.finding.discovery import Discovery, PeerBook
+from swarmnode.network.in_memory import MemoryHost
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.node import NetworkParts, NodeLoop
-from swarmnode.node.status import NodeStatus, Summary
+from swarmnode.node.showing.board import StatusBoard, Watchers
+from swarmnode.node.showing.node_status import NodeStatus, Summary
+from swarmnode.settings.config_layers import load_config
 from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
 from swarmnode.training.records import TrainReport, tally
 from swarmnode.types import ExampleKey, RolloutGroup

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 import swarmnode as sn
-from swarmnode.config_layers import load_config
 from swarmnode.engine_record import record_of
 from swarmnode.errors import ConfigError, EngineError
-from swarmnode.node.assemble import load_policy
-from swarmnode.node.memory import choose_budget, plan_for
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.assemble import load_policy
+from swarmnode.node.building.machine_memory import choose_budget, plan_for
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.node.status import NodeStatus
-from swarmnode.storage import resolve_paths
+from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.settings.config_layers import load_config
 from swarmnode.training.records import TrainReport
 from swarmnode.types import RolloutGroup
 from tests.toy_engine import ENGINE, OWN_ENGINE

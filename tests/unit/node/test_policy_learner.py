@@ -9,8 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarmnode.config import Config
-from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError, TaskError
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
@@ -20,10 +18,12 @@ from swarmnode.node.rollout_learner import partial_settings
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output
 from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks import curriculum
 from swarmnode.tasks.curriculum import level_of
-from swarmnode.training.checkpoint import Measure, Snapshot, Waiting, read_state, take_snapshot
-from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoints.checkpoint import Measure, Snapshot, Waiting, read_state, take_snapshot
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.learning_settings import changes
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer

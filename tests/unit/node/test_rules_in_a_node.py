@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from swarmnode.config import Config
-from swarmnode.config_layers import load_config
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.network.discovery import Discovery, PeerBook
-from swarmnode.network.memory import MemoryNetwork
-from swarmnode.node.board import Watchers
+from swarmnode.network.finding.discovery import Discovery, PeerBook
+from swarmnode.network.in_memory import MemoryNetwork
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.node.showing.board import Watchers
 from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.training.checkpoint_store import CheckpointStore
-from swarmnode.training.foreign.book_rule import BookRule
+from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import load_config
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.records import TrainReport
+from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.types import Example, ExampleKey, RolloutGroup, Scores
 from tests.own_rules import OWN_RULE
 

@@ -7,10 +7,10 @@ import pytest
 
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.identity.keys import NodeKey
-from swarmnode.node.board import StatusBoard
-from swarmnode.node.status import NodeStatus, SharingEffect, measurements
+from swarmnode.node.showing.board import StatusBoard
+from swarmnode.node.showing.node_status import NodeStatus, SharingEffect, measurements
 from swarmnode.testing import FakeLearner, MemoryNetwork
-from swarmnode.training.foreign.sharing_gauge import LEAST, SharingGauge
+from swarmnode.training.rules.sharing_gauge import LEAST, SharingGauge
 from swarmnode.types import RolloutGroup
 from tests.unit.node.test_node import Recorder, node, parts, run
 

@@ -10,15 +10,15 @@ from typing import Any, Literal
 import pytest
 
 from swarmnode.chat import Turn
-from swarmnode.config import TasksConfig
-from swarmnode.node.assemble import start_tasks, tasks_for_strangers
-from swarmnode.storage import resolve_paths
-from swarmnode.tasks.judged import OwnJudge
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.assemble import start_tasks, tasks_for_strangers
+from swarmnode.settings.config import TasksConfig
+from swarmnode.tasks.judging.judged import OwnJudge
+from swarmnode.tasks.judging.worker import NICENESS
 from swarmnode.tasks.task import Isolated
-from swarmnode.tasks.worker import NICENESS
 
 TASK = """
-from swarmnode.tasks import sandbox
+from swarmnode.extensions.sandbox import sandbox
 
 def examples(seed):
     yield {"prompt": "?"}
@@ -32,7 +32,7 @@ def reward(completions, **columns):
 def test_programs_do_without_a_sandbox_only_where_somebody_said_so(
     tmp_path: Path, said: Literal["required", "optional"], allowed: float
 ) -> None:
-    path = tmp_path / "asking.py"
+    path = tmp_path / "member_requests.py"
     path.write_text(TASK)
     with ExitStack() as stack:
         own = start_tasks(stack, TasksConfig(names=(str(path),), sandbox=said))
@@ -44,7 +44,7 @@ def test_programs_do_without_a_sandbox_only_where_somebody_said_so(
 def test_what_a_task_keeps_lies_in_the_home_of_the_node(tmp_path: Path) -> None:
     path = tmp_path / "where.py"
     path.write_text(
-        "from swarmnode.storage import resolve_paths\n"
+        "from swarmnode.machine.storage import resolve_paths\n"
         "def examples(seed):\n    yield str(resolve_paths().cache), ''\n"
     )
     home = resolve_paths(tmp_path / "home")
@@ -129,8 +129,8 @@ def test_strangers_episodes_are_played_in_a_process_that_yields_and_keeps_those_
 BUILTIN_ALONE = """
 import sys
 from contextlib import ExitStack
-from swarmnode.config import TasksConfig
-from swarmnode.node.assemble import start_tasks
+from swarmnode.settings.config import TasksConfig
+from swarmnode.node.building.assemble import start_tasks
 from swarmnode.tasks.task import score_strictly
 task = start_tasks(ExitStack(), TasksConfig(names=("builtin",)))["rev"]
 task = start_tasks(ExitStack(), TasksConfig(names=("rev",)))["rev"]

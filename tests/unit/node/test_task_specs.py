@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.config import TasksConfig
 from swarmnode.errors import TaskError
-from swarmnode.node.assemble import specs_of, start_tasks
+from swarmnode.node.building.assemble import specs_of, start_tasks
+from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.loader import spec_of
 
 

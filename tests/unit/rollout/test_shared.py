@@ -25,7 +25,7 @@ from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.rollout.shared import SharedEngine, versions_needed
 from swarmnode.rollout.shared_member import FIRST_SERIAL
 from swarmnode.types import Span
-from tests.unit.rollout.test_partial import LONGEST, RENDERER, stream
+from tests.unit.rollout.schedule.test_partial import LONGEST, RENDERER, stream
 
 MEMBERS = 3
 PATIENCE_S = 30.0

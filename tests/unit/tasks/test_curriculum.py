@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from swarmnode.config import TasksConfig
 from swarmnode.errors import TaskError
-from swarmnode.node.assemble import specs_of
+from swarmnode.node.building.assemble import specs_of
+from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.curriculum import MAX_LEVELS, Level, at_level, level_of
-from swarmnode.tasks.judged import ExampleStream
+from swarmnode.tasks.judging.judged import ExampleStream
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.task import MAX_SEED, levels_of, redraw
 from swarmnode.types import Example

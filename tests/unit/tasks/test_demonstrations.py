@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.data import load_data
 from swarmnode.tasks.demonstrations import Demonstrations
-from swarmnode.tasks.functions import as_task
+from swarmnode.tasks.kinds.data import load_data
+from swarmnode.tasks.kinds.functions import as_task
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import DEMONSTRATED_SEED, draw_train, is_held_out
 from swarmnode.types import Example, ExampleKey

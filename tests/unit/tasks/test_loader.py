@@ -8,9 +8,9 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.digests import judged_version
-from swarmnode.tasks.judged import draw_round
+from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.judging.rewards import load_reward
 from swarmnode.tasks.loader import load_task, load_tasks
-from swarmnode.tasks.rewards import load_reward
 from swarmnode.tasks.task import redraw, score_strictly
 
 TEN_LINES = """
@@ -73,7 +73,7 @@ def reward(completions):
 
 def test_several_rewards_keep_their_names(write):
     source = """
-from swarmnode.tasks.rewards import load_reward
+from swarmnode.tasks.judging.rewards import load_reward
 
 def examples(seed):
     yield "?", "4"

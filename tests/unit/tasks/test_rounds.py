@@ -6,7 +6,7 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.judged import MAX_SEEDS_PER_ROUND, ExampleStream, draw_round, round_seed
+from swarmnode.tasks.judging.judged import MAX_SEEDS_PER_ROUND, ExampleStream, draw_round, round_seed
 from swarmnode.tasks.task import is_held_out, redraw
 from swarmnode.types import Example, ExampleKey
 

@@ -1,6 +1,6 @@
 from itertools import islice
 
-from swarmnode.tasks.judged import MAX_WAITING, ExampleStream, WantedExamples
+from swarmnode.tasks.judging.judged import MAX_WAITING, ExampleStream, WantedExamples
 from swarmnode.testing import FakeTask
 from swarmnode.types import Example, ExampleKey
 

@@ -12,7 +12,7 @@ from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.rollout.fake import FakeEngine, by_turns
 from swarmnode.rollout.schedule.conversations import ConversationRules
 from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.tasks.rewards import load_reward, score_with
+from swarmnode.tasks.judging.rewards import load_reward, score_with
 from swarmnode.testing import FakeTask
 from swarmnode.training.evaluation import evaluate, pass_at_k, powers_of_two
 from swarmnode.training.records import Evaluation

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.config import PolicyConfig, TrainingConfig
+from swarmnode.families.family import FAMILIES
 from swarmnode.model import dense_patch
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
-from swarmnode.rollout.decode.family import FAMILIES
+from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from tests.families import DENSE, TOY, ToyConfig, ToyForCausalLM, dense

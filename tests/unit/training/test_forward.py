@@ -5,9 +5,9 @@ from weakref import ReferenceType, ref
 import pytest
 import torch
 
-from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.model.policy import Policy
+from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.forward import Forward
 
 LONGEST = 50

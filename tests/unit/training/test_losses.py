@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig
 from swarmnode.errors import ConfigError
 from swarmnode.registry import SEAMS
+from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.losses import (
     MAX_LOG_RATIO,
     Loss,

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from swarmnode.config import PolicyConfig
 from swarmnode.errors import EngineError
+from swarmnode.model.adapters.lora_patch import RoutedTokens
 from swarmnode.model.base_model import LoadedModel
-from swarmnode.model.lora_patch import RoutedTokens
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.model.policy import Policy
+from swarmnode.settings.config import PolicyConfig
 from swarmnode.training.losses import centred
 from swarmnode.training.packing import (
     MOST_KEYS_PER_TOKEN,

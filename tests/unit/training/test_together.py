@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
+from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training.together import train_together
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
+from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training import forward as forward_module
 from swarmnode.training import objective as objective_module
 from swarmnode.training.adam import learning_rate_at
-from swarmnode.training.foreign.book_rule import BookRule
-from swarmnode.training.foreign.lessons import SharingRule
 from swarmnode.training.losses import TokenBatch
 from swarmnode.training.packing import to_samples
+from swarmnode.training.rules.book_rule import BookRule
+from swarmnode.training.rules.lessons import SharingRule
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup, Span, one_span
 

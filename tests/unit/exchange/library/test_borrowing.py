@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarmnode.exchange.library import borrower
-from swarmnode.network.memory import MemoryNetwork
+from swarmnode.network.in_memory import MemoryNetwork
 from tests.unit.exchange.conftest import until
 from tests.unit.exchange.library.conftest import borrowed, learns
 

@@ -22,7 +22,7 @@ from swarmnode.exchange.library.signed_group import (
     signed_group,
 )
 from swarmnode.identity.keys import NodeKey
-from swarmnode.storage import resolve_paths
+from swarmnode.machine.storage import resolve_paths
 
 Signed = Callable[..., SignedGroup]
 

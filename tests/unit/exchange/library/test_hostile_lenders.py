@@ -26,7 +26,7 @@ from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYT
 from swarmnode.exchange.reputation import FULL_SCORE
 from swarmnode.exchange.validation import HEADER_CONTEXT
 from swarmnode.identity.keys import Envelope, NodeKey, seal
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from tests.unit.exchange.conftest import Addition, until
 from tests.unit.exchange.library.conftest import borrowed, learns
 

@@ -1,0 +1,354 @@
+"""`swarmnode task`: what tasks there are, and all that is done with one before a policy trains on it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swarmnode.cli.settings import (
+    Assignments,
+    Base,
+    Best,
+    ConfigFile,
+    Greedy,
+    Home,
+    Json,
+    Model,
+    Policy,
+    Preset,
+    RunName,
+    load_settings,
+    of_policy,
+)
+
+if TYPE_CHECKING:
+    from swarmnode.node.commands.tryout import TriedExample
+    from swarmnode.node.first_answers import FirstAnswers
+    from swarmnode.settings.config import TasksConfig
+    from swarmnode.tasks.workbench.check import TaskReport
+    from swarmnode.tasks.workbench.portrait import ShownExample, TaskPortrait
+    from swarmnode.types import Example
+
+app = typer.Typer(help="List, look at, check, try and begin tasks.", no_args_is_help=True)
+
+Spec = Annotated[
+    str, typer.Argument(metavar="TASK", help="As `join --task` takes it: a name, a file, a data set.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """Print the built-in tasks with an example of each, and what else --task takes."""
+    from swarmnode.tasks.catalogue import TASK_FORMS, builtin_tasks
+
+    samples = [(task.name, task.version, next(iter(task.examples(0))).prompt) for task in builtin_tasks()]
+    if json:
+        _print_json(
+            {
+                "tasks": [{"name": n, "version": v, "prompt": prompt} for n, v, prompt in samples],
+                "forms": [
+                    {"form": form.written, "means": form.means, "needs": form.needs, "ready": form.installed}
+                    for form in TASK_FORMS
+                ],
+            }
+        )
+        return
+    for name, _, prompt in samples:
+        typer.echo(f"{name:10} {prompt.partition(chr(10))[0]}")
+    typer.echo("\n--task takes")
+    for form in TASK_FORMS:
+        missing = "" if form.installed else f" (needs {form.needs}, which is not installed)"
+        typer.echo(f"  {form.written:25} {form.means}{missing}")
+
+
+@app.command()
+def show(
+    task: Spec,
+    seed: Seed = 0,
+    count: Annotated[int, typer.Option("--count", min=1, max=100, help="How many examples.")] = 5,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+    json: Json = False,
+) -> None:
+    """Print a task's name, version, rewards and examples, and whether peers can exchange it.
+
+    Exchange means: a peer with the same task draws an example again and judges the answers by itself. The
+    settings are those of a node: its sandbox, its limits, its rewards of data sets.
+    """
+    tasks = _settings_for(task, home, preset, config, set_)
+    from swarmnode.node.building.assemble import specs_of
+    from swarmnode.tasks.workbench.portrait import portraits_of
+
+    (spec,) = specs_of(tasks)
+    portraits = portraits_of(
+        spec,
+        seed=seed,
+        count=count,
+        timeout_s=tasks.score_timeout_s,
+        unconfined=tasks.sandbox == "optional",
+        memory_mb=tasks.memory_mb,
+        turn_timeout_s=tasks.turn_timeout_s,
+    )
+    if json:
+        _print_json(portraits)
+        return
+    for portrait in portraits:
+        for line in _portray(portrait):
+            typer.echo(line)
+
+
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that does not exist yet.")],
+    environment: Annotated[
+        bool, typer.Option("--environment", help="A task that answers back, in several turns.")
+    ] = False,
+) -> None:
+    """Write a task file to begin with: twenty commented lines that pass `task check`."""
+    from swarmnode.tasks.workbench.template import write_template
+
+    write_template(file, environment=environment)
+    typer.echo(f"wrote {file}: change it, then `swarmnode task check {file}`")
+
+
+@app.command("try")
+def try_(
+    task: Spec,
+    model: Model = None,
+    run: RunName = None,
+    base: Base = False,
+    best: Best = False,
+    greedy: Greedy = False,
+    count: Annotated[int, typer.Option("--count", min=1, max=100, help="How many examples.")] = 3,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=64, help="Answers to each.")] = 2,
+    seed: Seed = 0,
+    policy: Policy = 0,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+    json: Json = False,
+) -> None:
+    """Play a task against the newest checkpoint of this home, or against the base model.
+
+    Prints each prompt, the answers and what the rewards say of them. Nothing is trained.
+    """
+    settings = load_settings(
+        home=home,
+        preset=preset,
+        config_file=config,
+        assignments=set_,
+        flags={"policy.model": model, "node.run": run, **_only(task)},
+    )
+    settings = of_policy(settings, policy)
+    from swarmnode.node.building.assemble import start_tasks
+    from swarmnode.node.commands.tryout import open_policy, try_tasks
+    from swarmnode.node.showing.screen import Screen
+    from swarmnode.rollout.engine import SamplingParams
+
+    rollout = settings.config.rollout
+    sampling = SamplingParams(rollout.max_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p)
+    with ExitStack() as stack:
+        tasks = start_tasks(stack, settings.config.tasks, settings.paths.home)
+        with Screen() as screen:
+            opened = partial(open_policy, base=base, best=best, progress=screen.progress)
+            local, called = opened(settings.config, settings.model, settings.paths)
+        tried = try_tasks(
+            local.engine, local.renderer, tasks, sampling, settings.config,
+            examples=count, samples=samples, seed=seed,
+        )  # fmt: skip
+        if json:
+            _print_json({"model": settings.model, "policy": called, "examples": list(tried)})
+            return
+        typer.echo(f"{settings.model}, {called}, temperature {sampling.temperature:g}")
+        for one in tried:
+            for line in _played(one):
+                typer.echo(line)
+
+
+@app.command()
+def check(
+    task: Spec,
+    model: Model = None,
+    samples: Annotated[
+        int,
+        typer.Option("--samples", min=0, max=256, help="Also ask the untrained model, so often an example."),
+    ] = 0,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+    json: Json = False,
+) -> None:
+    """Draw and score a task, and report whether it is deterministic, disjoint and fast enough.
+
+    The settings are those of a node: its sandbox, its limits, its rewards of data sets. What does not answer
+    within tasks.score_timeout_s is an error of the report. With --samples it says, too, how often the model
+    is right before it is trained (pass@k), and what follows. Exits with 1 when something would keep it from
+    training.
+    """
+    tasks = _settings_for(task, home, preset, config, set_)
+    from swarmnode.node.building.assemble import specs_of
+    from swarmnode.tasks.workbench.check import check_task
+
+    (spec,) = specs_of(tasks)
+    report = check_task(
+        spec,
+        timeout_s=tasks.score_timeout_s,
+        load_timeout_s=tasks.score_timeout_s,
+        unconfined=tasks.sandbox == "optional",
+        memory_mb=tasks.memory_mb,
+        printed=lambda line: typer.echo(f"{task} prints: {line}", err=True),
+    )
+    if json:
+        _print_json(report)
+    else:
+        for line in _describe(report):
+            typer.echo(line)
+    if not report.ok:
+        raise typer.Exit(1)
+    if samples:
+        found = _first_answers(task, model, samples, home, preset, config, set_)
+        _print_json(found) if json else typer.echo(_of_first_answers(found))
+
+
+FIRST_EXAMPLES = 32
+"""Examples that the untrained model is asked."""
+
+
+def _first_answers(
+    task: str,
+    model: str | None,
+    samples: int,
+    home: Path | None,
+    preset: str | None,
+    config: Path | None,
+    set_: list[str] | None,
+) -> "FirstAnswers":
+    """What a model that was never trained on a task answers."""
+    flags = {"policy.model": model, **_only(task)}
+    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+    from swarmnode.node.building.assemble import start_tasks
+    from swarmnode.node.commands.tryout import open_policy, try_tasks
+    from swarmnode.node.first_answers import first_answers
+    from swarmnode.node.showing.screen import Screen
+    from swarmnode.rollout.engine import SamplingParams
+
+    rollout = settings.config.rollout
+    sampling = SamplingParams(rollout.max_tokens, rollout.temperature, rollout.top_p)
+    with ExitStack() as stack:
+        tasks = start_tasks(stack, settings.config.tasks, settings.paths.home)
+        with Screen() as screen:
+            local, _ = open_policy(
+                settings.config, settings.model, settings.paths,
+                base=True, best=False, progress=screen.progress,
+            )  # fmt: skip
+        return first_answers(
+            try_tasks(
+                local.engine, local.renderer, tasks, sampling, settings.config,
+                examples=FIRST_EXAMPLES, samples=samples, seed=0,
+            )
+        )  # fmt: skip
+
+
+def _of_first_answers(found: "FirstAnswers") -> str:
+    passed = ", ".join(f"pass@{k} {share:.1%}" for k, share in found.pass_at.items())
+    return f"  untrained         {found.answers} answers: {passed or 'none was judged'}. {found.follows}"
+
+
+def _describe(report: "TaskReport") -> Iterator[str]:
+    """What was measured, what was found, and what to do about it."""
+    yield f"task {report.task}, version {report.version}"
+    if report.sample is not None:
+        yield f"  first example     {_asked(report.sample)}  {dict(report.sample.columns)}"
+    yield f"  drawn             {report.drawn} examples, {_number(report.draws_per_s, ',.0f')} per second"
+    again = "" if report.rows is None else f" of the {report.rows} that every seed draws"
+    yield f"  distinct prompts  {_number(report.distinct_share, '.1%')}{again}"
+    yield f"  held out          {_number(report.held_out_share, '.1%')} (for evaluation, never trained on)"
+    yield f"  scored            {_number(report.scores_per_s, ',.0f')} completions per second"
+    yield f"  lets through      {_let_through(report)}"
+    if (episode := report.episode) is not None:
+        alike = "answered the same each time"
+        if not episode.same:
+            alike = f"not answered the same each time: {episode.difference}"
+        yield f"  episode           {len(episode.turns)} turns, {alike}"
+    for finding in report.findings:
+        yield f"  {finding.level}: {finding.what}. {finding.advice}"
+    if not report.ok:
+        yield "not ready: see the errors above"
+    elif not report.teaches:
+        yield "it can be trained on, but teaches little: see the warnings above"
+    else:
+        yield "ready to train on"
+
+
+def _let_through(report: "TaskReport") -> str:
+    if report.lets_through is None:
+        return "unknown (no right answer is known)"
+    through = [f"{name} ({share:.0%})" for name, share in report.lets_through.items() if share > 0]
+    return ", ".join(through) or "nothing besides the answer, of what was tried"
+
+
+def _number(value: float | None, spec: str) -> str:
+    return "unknown" if value is None else format(value, spec)
+
+
+def _portray(portrait: "TaskPortrait") -> Iterator[str]:
+    yield f"task {portrait.name}, version {portrait.version}"
+    yield f"  rewards   {', '.join(portrait.rewards)}"
+    share = f"{portrait.held_out_share:.1%} of {portrait.drawn} examples"
+    yield f"  held out  {share} (for evaluation, never trained on)"
+    peers = "a peer can draw it again and judge it" if portrait.exchangeable else "its rollouts stay at home"
+    yield f"  exchange  {peers}"
+    if portrait.most_turns is not None:
+        tools = f", tools: {', '.join(portrait.tools)}" if portrait.tools else ""
+        yield f"  turns     at most {portrait.most_turns}{tools}"
+    for sample in portrait.samples:
+        held_out = "  (held out)" if sample.held_out else ""
+        yield f"  {_asked(sample)}  {dict(sample.columns)}{held_out}"
+
+
+def _played(tried: "TriedExample") -> Iterator[str]:
+    """A question with its answers, each with its rewards. What a model writes may move a cursor."""
+    from swarmnode.printable import printable
+
+    held_out = "  (held out)" if tried.held_out else ""
+    yield f"\n{tried.task}: {_asked(tried)}  {dict(tried.columns)}{held_out}"
+    for answer in tried.answers:
+        several = ", ".join(f"{name} {_number(value, 'g')}" for name, value in answer.scores.items())
+        cut = "  (cut off)" if answer.finish == "length" else ""
+        yield f"  {_number(answer.reward, 'g'):>8}  {printable(repr(answer.text))}{cut}  [{several}]"
+
+
+def _asked(one: "Example | ShownExample | TriedExample") -> str:
+    from swarmnode.chat import asked_of
+
+    return repr(asked_of(one.prompt))
+
+
+def _settings_for(
+    task: str, home: Path | None, preset: str | None, config: Path | None, set_: list[str] | None
+) -> "TasksConfig":
+    """What a node that has only this task would do with it."""
+    settings = load_settings(
+        home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
+    )
+    return settings.config.tasks
+
+
+def _only(task: str) -> dict[str, Any]:
+    """The settings that name this task and no other."""
+    return {"tasks.names": (task,), "tasks.mixes": ()}
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    # A task's columns may hold what JSON has no word for.
+    typer.echo(msgspec.json.encode(value, enc_hook=repr).decode())

@@ -1,0 +1,1 @@
+"""What the heart does without: each folder registers itself, and nothing outside of it imports it."""

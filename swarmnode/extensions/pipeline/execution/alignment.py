@@ -1,0 +1,217 @@
+"""Packs the state of a stage after each step, offers it to others, and makes it equal among its replicas.
+
+step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> agreement.py (who is right)
+                                      |
+       the state: into Offer (runtime/assigned_stage.py: others may fetch it), its digest into StepDone
+
+What is decided, and what a liar can gain, is in agreement.py. Here it is done: stay, take over the state of
+those that are right, or go back to the one before the step. What comes from another replica must have the
+digest that it was voted for by.
+
+A large state (full training) is packed with the optimizer's moments every tenth step only, and whenever
+replicas differ; between, its digest is that of the weights.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import CheckpointError, NetworkError
+from swarmnode.extensions.pipeline.execution.context import StageContext
+from swarmnode.extensions.pipeline.execution.member_records import Reload
+from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange, StageIteration
+from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, is_near
+from swarmnode.extensions.pipeline.stages.packed_state import (
+    MOMENTS,
+    StageState,
+    matching_moments,
+    matching_tensors,
+    pack_state,
+    unpack_states,
+)
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+
+logger = logging.getLogger(__name__)
+
+SMALL_STATE_BYTES = 64 * 2**20
+"""A state of this size is packed whole and copied after every step, a larger one (full training) seldom."""
+RARE_STEPS = 10
+
+OfferState = Callable[[int, StageState], object]
+"""(optimizer steps, state with the optimizer's moments). A second offer for the same number of steps replaces
+the first."""
+
+
+def offer_to_none(steps: int, state: StageState) -> None:
+    """An `OfferState` that does nothing, for a member that no other fetches a state from."""
+
+
+def is_whole(model: StageModel, steps: int) -> bool:
+    """Return True if the optimizer's moments are packed with the weights after this number of steps."""
+    small = sum(p.nbytes for p in model.trainable().values()) * len(MOMENTS) <= SMALL_STATE_BYTES
+    return small or steps % RARE_STEPS == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """The state of a stage after the step was compared with its replicas."""
+
+    digest: str
+    agrees: bool
+    """True if our weights were right, by the vote of the replicas."""
+    undone: bool = False
+    """True if the step does not count: all replicas went back to the state before it."""
+    is_right: bool = True
+    """False if our weights are wrong and the right ones cannot be fetched."""
+
+
+class Alignment:
+    """Keeps a stage equal among its replicas, step after step of one assignment."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        optimizer: torch.optim.Optimizer,
+        averager: GradientExchange,
+        reload: Reload | None,
+        *,
+        start: StageState | None,
+        offer: OfferState,
+    ) -> None:
+        """`start`: the state at the assignment's first iteration, None where it may not be the pipeline's."""
+        self._context = context
+        self._optimizer = optimizer
+        self._averager = averager
+        self._reload = reload
+        self._before = start
+        self._offer = offer
+
+    async def align(self) -> Aligned:
+        """Compare the weights after the iteration's step, and replace them with those of the majority if they
+        differ."""
+        context, steps = self._context, self._context.iteration + 1
+        whole = is_whole(context.worker.model, steps)
+        packed = await self._packed(whole=whole)
+        if whole:
+            self._offer(steps, packed)
+        agreement = await self._compared(packed.digest)
+        if not agreement.differs and agreement.agrees:
+            self._before = packed if whole else self._before
+            return Aligned(packed.digest, agrees=True)
+        full = packed if whole else await self._packed(whole=True)
+        if not whole:
+            # Others want to see it.
+            self._offer(steps, full)
+        if agreement.agrees:
+            self._before = full
+            return Aligned(packed.digest, agrees=True)
+        if agreement.rivals:
+            return await self._settle(agreement, packed, full)
+        tensors = await self._theirs(agreement.ask, {agreement.digest}, whole=whole)
+        if tensors is None:
+            return Aligned(packed.digest, agrees=False, is_right=False)
+        return await self._adopted(tensors, whole=whole)
+
+    async def _settle(self, agreement: ReplicaVote, packed: StageState, full: StageState) -> Aligned:
+        """Resolve a vote without a majority. `packed`: the state that was compared. `full`: the same with
+        Adam's moments."""
+        context, before = self._context, self._before
+        whole, names = packed is full, [", ".join(side.peers) for side in agreement.rivals]
+        assert before is not None, "who does not know where it stands has no rivals"
+        # Who comes over to us meanwhile gives what we have.
+        found = [
+            await self._unpacked(full)
+            if side.digest == packed.digest
+            else await self._theirs(side.peers, {side.digest, packed.digest}, whole=whole)
+            for side in agreement.rivals
+        ]
+        states = [tensors for tensors in found if tensors is not None]
+        if len(states) == len(found):
+            states.append(await self._unpacked(full))
+            if await asyncio.to_thread(_all_near, states, await self._unpacked(before)):
+                if agreement.rivals[0].digest == packed.digest:
+                    self._before = full
+                    return Aligned(packed.digest, agrees=True)
+                logger.info("our weights are those of %s but for rounding: we take theirs", names[0])
+                return await self._adopted(states[0], whole=whole)
+        if {side.before for side in agreement.rivals} == {before.digest}:
+            logger.warning(
+                "step %d is undone: the weights of %s differ, and nothing tells which are right. "
+                "If that goes on, leave one out (pipeline.members)",
+                context.iteration + 1, " and ".join(names),
+            )  # fmt: skip
+            return replace(await self._adopted(await self._unpacked(before), whole=whole), undone=True)
+        logger.warning(
+            "the weights of %s differ and did so before step %d: each keeps its own",
+            " and ".join(names), context.iteration + 1,
+        )  # fmt: skip
+        self._before = full
+        return Aligned(packed.digest, agrees=False)
+
+    async def _theirs(
+        self, peers: tuple[str, ...], digests: set[str], *, whole: bool
+    ) -> dict[str, Tensor] | None:
+        """Fetch the tensors of these replicas after the step. Returns None if none of them gives a state with
+        one of these digests."""
+        context = self._context
+        if self._reload is None or not peers:
+            return None
+        try:
+            async with asyncio.timeout(context.settings.close_timeout_s):
+                tensors = await self._reload(peers, context.assignment.stage, context.iteration + 1)
+            return await asyncio.to_thread(_checked, tensors, context.worker.model, digests, whole=whole)
+        except (NetworkError, CheckpointError, TimeoutError) as error:
+            logger.warning("the weights of %s are not to be had: %s", ", ".join(peers), error)
+            return None
+
+    async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> Aligned:
+        """Load this state, continue from it, and offer it to other members."""
+        context = self._context
+        await context.queue.call(context.worker.load_state, tensors, self._optimizer)
+        self._before = state = await self._packed(whole=True)
+        self._offer(context.iteration + 1, state)
+        return Aligned((state if whole else await self._packed(whole=False)).digest, agrees=False)
+
+    async def _unpacked(self, state: StageState) -> dict[str, Tensor]:
+        return await asyncio.to_thread(unpack_states, [state], max_bytes=len(state.data))
+
+    async def _packed(self, *, whole: bool) -> StageState:
+        return await self._context.queue.call(self._context.worker.state, self._optimizer if whole else None)
+
+    async def _compared(self, digest: str) -> ReplicaVote:
+        context, assignment = self._context, self._context.assignment
+        try:
+            async with asyncio.timeout(context.settings.close_timeout_s):
+                return await self._averager.compare(
+                    digest,
+                    StageIteration(assignment.digest, assignment.stage, context.iteration),
+                    assignment.replicas,
+                    before=self._before.digest if self._before is not None else "",
+                )
+        except (NetworkError, TimeoutError) as error:
+            logger.warning("the replicas' weights were not compared: %s", error)
+            return ReplicaVote(agrees=True, digest=digest)
+
+
+def _checked(
+    tensors: Mapping[str, Tensor], model: StageModel, digests: set[str], *, whole: bool
+) -> dict[str, Tensor]:
+    """Return the tensors of this stage from a fetched state, checked to fit and to have one of these digests.
+    Raises CheckpointError."""
+    parameters = model.trainable()
+    own = {name: t for name, t in tensors.items() if (name.partition("/")[2] or name) in parameters}
+    compared = own if whole else {name: t for name, t in own.items() if name in parameters}
+    if pack_state(compared).digest not in digests:
+        raise CheckpointError("a replica gives other weights than it told of", hint="ask another one")
+    matching_tensors(own, parameters)
+    matching_moments(own, parameters)
+    return own
+
+
+def _all_near(states: Sequence[Mapping[str, Tensor]], before: Mapping[str, Tensor]) -> bool:
+    """Return True if every state equals the first one except for rounding."""
+    return all(is_near(states[0], other, before) for other in states[1:])

@@ -1,0 +1,351 @@
+"""A data node's own micro-batches: started, sent along their paths, brought home, and repaired on the way.
+
+Feed -> [MicroBatchDriver] -> stage_queue.py (forward, loss, backward), message_sender.py -> the path, and back
+                                                                            -> step_barrier.py
+
+An agent takes one micro-batch after the other along its path, as many as there are waves. Where a node of
+the path is lost, has no slot or takes too long, the path is repaired (recovery.py) and the micro-batch starts
+again from its input, as a new attempt: members with the very same input hand their output on without
+computing. What an older attempt still brings is refused, so it counts nowhere.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.execution.context import StageContext, attempt_of
+from swarmnode.extensions.pipeline.execution.member_records import Feed, RoundTrip
+from swarmnode.extensions.pipeline.execution.own_micro_batches import (
+    HopFailure,
+    InFlightMicroBatch,
+    IterationOutcome,
+)
+from swarmnode.extensions.pipeline.plans.recovery import deadline_s, predicted_s, repaired_path
+from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
+from swarmnode.extensions.pipeline.stages.objectives import LossInputs
+from swarmnode.extensions.pipeline.wire.hop_messages import (
+    MAX_ATTEMPTS,
+    Abandoned,
+    BackwardHop,
+    Finished,
+    ForwardHop,
+    Hop,
+    Lost,
+    Passed,
+    Refusal,
+    Trouble,
+)
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 3.0
+"""Time limit of the short answer to the question where a micro-batch is."""
+
+FULL_PAUSE_S, MAX_FULL_PAUSE_S = 0.2, 2.0
+"""Pause before members that had no slot for a micro-batch are asked again: each time twice as long."""
+
+
+class MicroBatchDriver:
+    """The agents of one data node under one plan."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._plan = context.assignment.plan
+        self.agents = tuple(agent for agent, path in enumerate(self._plan.paths) if path[0] == context.own)
+        self._in_flight: dict[int, InFlightMicroBatch] = {}
+        self._load: Counter[int] = Counter()
+        """Our micro-batches that hold a slot, by node."""
+        self._outcome = IterationOutcome(0.0)
+
+    async def run(self, feed: Feed) -> IterationOutcome:
+        """Bring the micro-batches of one iteration along their paths until each is back or given up."""
+        clock = asyncio.get_running_loop().time
+        self._outcome = IterationOutcome(clock())
+        async with asyncio.TaskGroup() as agents:
+            for rank, agent in enumerate(self.agents):
+                agents.create_task(self._run_agent(agent, rank, feed))
+        self._outcome.ended_s = clock()
+        self._in_flight.clear()
+        return self._outcome
+
+    def admit(self, message: Hop) -> None:
+        """Raises Rejected: unknown_work for a message that is not awaited now; wrong_shape."""
+        self._awaiting(message)
+
+    def take(self, message: Hop, values: Tensor) -> None:
+        """Accept the tensor that was awaited. Raises Rejected as `admit` does."""
+        self._awaiting(message).settle(values)
+
+    def hear_of(self, peer_id: str, message: Lost) -> None:
+        """Handle the report that a micro-batch does not get past a node. Raises Rejected: unknown_work,
+        wrong_route."""
+        for in_flight in self._in_flight.values():
+            if in_flight.micro_batch != message.micro_batch or in_flight.attempt.number != message.attempt:
+                continue
+            if not 0 < message.position < len(in_flight.path):
+                break
+            near = in_flight.path[message.position - 1 : message.position + 2]
+            if peer_id not in {self._context.assignment.peers[node] for node in near}:
+                raise Rejected(Refusal.WRONG_ROUTE, f"node {message.position} is not a neighbour's")
+            in_flight.settle(HopFailure(message.position, message.fault))
+            return
+        raise Rejected(
+            Refusal.UNKNOWN_WORK, f"this attempt at micro-batch {message.micro_batch} is not in flight"
+        )
+
+    def lose(self, node: int) -> None:
+        """Stop waiting for micro-batches whose path contains a node that is gone."""
+        for in_flight in self._in_flight.values():
+            if node in in_flight.path[1:]:
+                in_flight.settle(HopFailure(in_flight.path.index(node), "silent"))
+
+    def finished(self, node: int) -> Finished:
+        """Return the message that tells a member which micro-batches of the ended iteration came back past
+        it."""
+        back = [(number, j.attempt.number) for number, j in self._outcome.back.items() if node in j.path]
+        return Finished(
+            plan=self._context.assignment.digest,
+            iteration=self._context.iteration,
+            deadline_s=self._context.sender.deadline_s(node),
+            node=self._context.own,
+            back=tuple(sorted(back)),
+        )
+
+    def _awaiting(self, message: Hop) -> InFlightMicroBatch:
+        in_flight = self._in_flight.get(message.agent)
+        if (
+            in_flight is None
+            or in_flight.awaits is not type(message)
+            or (in_flight.attempt, in_flight.path) != (attempt_of(message), message.path)
+        ):
+            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt_of(message)} is not awaited here")
+        if message.tensor.shape != in_flight.shape:
+            raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {list(in_flight.shape)}")
+        return in_flight
+
+    async def _run_agent(self, agent: int, rank: int, feed: Feed) -> None:
+        """Bring an agent's waves, one after the other. `rank`: the agent's number among those of this data
+        node."""
+        instance = self._plan.instance
+        await asyncio.sleep(rank * self._context.release_s)
+        for wave in range(instance.waves):
+            path = self._living(self._plan.paths[agent])
+            inputs = feed.take(agent, wave, tuple(instance.stage_of[node] for node in path))
+            if inputs is None:
+                return
+            await self._bring(agent, wave, path, inputs, feed)
+
+    def _living(self, path: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the path without nodes that are known to be lost."""
+        if self._context.lost.isdisjoint(path):
+            return path
+        return repaired_path(self._plan, path, self._context.lost, (), self._load) or path
+
+    async def _bring(
+        self, agent: int, wave: int, path: tuple[int, ...], inputs: LossInputs, feed: Feed
+    ) -> None:
+        """Bring one micro-batch along its path, attempt after attempt."""
+        context, outcome, tried = self._context, self._outcome, set[int]()
+        clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
+        number, visited, pause_s = context.micro_batch(agent, wave), set[int](), FULL_PAUSE_S
+        for attempt in range(min(context.settings.max_attempts, MAX_ATTEMPTS)):
+            visited.update(path[1:])
+            began_s = clock()
+            if began_s > outcome.began_s + context.budget_s:
+                break
+            shape = torch.Size((*inputs.batch.input_ids_BT.shape, context.worker.model.hidden_size))
+            in_flight = InFlightMicroBatch(
+                MicroBatchAttempt(agent, context.iteration, wave, attempt), number, path, shape
+            )
+            self._in_flight[agent] = in_flight
+            self._load.update(path)
+            try:
+                failure = await self._attempt(in_flight, inputs, feed)
+            finally:
+                self._load.subtract(path)
+                in_flight.awaits = None
+            if failure is None:
+                outcome.tokens += inputs.tokens
+                self._note_skips(agent, path)
+                if path == planned and attempt == 0:
+                    took_s, wanted_s = clock() - began_s, predicted_s(self._plan)[agent][wave]
+                    outcome.round_trips.append(RoundTrip(path, took_s / context.scale, wanted_s))
+                return
+            outcome.retried += 1
+            node = path[failure.position]
+            logger.info("micro-batch %d does not pass node %d: %s", number, node, failure.trouble)
+            if failure.position == 0:
+                break  # Our own layers, or the loss, have no finite numbers for it.
+            if failure.trouble == "silent":
+                outcome.lost.add(node)
+                context.has_lost(node, f"micro-batch {number} did not get past it")
+            tried.add(node)
+            again = repaired_path(self._plan, path, context.lost, tried - context.lost, self._load)
+            if again is None:
+                # All that live were tried: their slots are free when their own micro-batches have passed.
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_FULL_PAUSE_S)
+                tried.clear()
+                again = repaired_path(self._plan, path, context.lost, (), self._load)
+            if again is None:
+                break
+            path = again
+        outcome.given_up += 1
+        self._in_flight.pop(agent, None)
+        for node in visited - context.lost:
+            context.spawn(self._abandon(node, number))
+
+    async def _attempt(
+        self, in_flight: InFlightMicroBatch, inputs: LossInputs, feed: Feed
+    ) -> HopFailure | None:
+        """Make one attempt, there and back. Returns None if the micro-batch is back and counts."""
+        context, attempt = self._context, in_flight.attempt
+        worker, queue, batch = context.worker, context.queue, inputs.batch
+        item = StageInput(attempt, batch.input_ids_BT, inputs.tokens, batch.layout)
+        stages = tuple(self._plan.instance.stage_of[node] for node in in_flight.path)
+        inputs, objective = replace(inputs, path=stages), feed.objective
+
+        def forward() -> Tensor:
+            worker.reserve(attempt.agent)
+            return worker.forward(item)
+
+        def backward(gradient_BTD: Tensor) -> None:
+            worker.backward(attempt, gradient_BTD)
+            worker.commit(attempt)
+
+        limit_s = self._limit_s(attempt)
+        homeward = False
+        try:
+            async with asyncio.timeout(limit_s):
+                hidden_BTD = await queue.perform("forward", attempt.agent, forward, begins=True)
+                arrived = await self._there(in_flight, hidden_BTD, inputs)
+                if isinstance(arrived, HopFailure):
+                    return arrived
+                found = await queue.perform(
+                    "loss",
+                    attempt.agent,
+                    lambda: worker.loss(
+                        attempt, arrived, lambda hidden: objective(worker.model, hidden, inputs)
+                    ),
+                )
+                homeward = True
+                gradient = await self._back(in_flight, found.gradient_BTD)
+                if isinstance(gradient, HopFailure):
+                    return gradient
+        except Rejected as rejected:
+            logger.warning("micro-batch %d is given up: %s", in_flight.micro_batch, rejected)
+            return HopFailure(0, "refused")
+        except TimeoutError:
+            return await self._culprit(in_flight, homeward=homeward)
+        # From here on the others count it, so it is back whatever becomes of our own part.
+        self._outcome.back[in_flight.micro_batch] = in_flight
+        try:
+            await queue.perform("backward", attempt.agent, lambda: backward(gradient))
+        except Rejected as rejected:
+            logger.warning("our part of micro-batch %d is dropped: %s", in_flight.micro_batch, rejected)
+        self._outcome.outputs.append(found.output)
+        return None
+
+    def _limit_s(self, attempt: MicroBatchAttempt) -> float:
+        """Return the time limit of an attempt. It is long enough for a silent neighbour to be noticed
+        before."""
+        settings = self._context.settings
+        limit_s = deadline_s(self._plan, attempt.agent, attempt.wave, slack=settings.slack, floor_s=0.0)
+        return limit_s * self._context.scale + settings.hop_timeout_s + settings.grace_s
+
+    async def _there(
+        self, in_flight: InFlightMicroBatch, hidden_BTD: Tensor, inputs: LossInputs
+    ) -> Tensor | HopFailure:
+        """Send hidden states along the path. Returns them as they are behind its end."""
+        if len(in_flight.path) == 1:
+            return hidden_BTD
+        layout = inputs.batch.layout
+        shares = layout is not None and any(prompt is not None for prompt in layout.prompts)
+        sending = self._context.sender.forward(
+            in_flight,
+            1,
+            hidden_BTD,
+            tokens=inputs.tokens,
+            lengths=layout.lengths if layout is not None else (),
+            prompts=layout.prompts if layout is not None and shares else (),
+        )
+        return await self._answer_to(in_flight, 1, sending, ForwardHop)
+
+    async def _back(self, in_flight: InFlightMicroBatch, gradient_BTD: Tensor) -> Tensor | HopFailure:
+        """Send the loss's gradient along the path in reverse. Returns the gradient of what we handed on."""
+        last = len(in_flight.path) - 1
+        if last == 0:
+            return gradient_BTD
+        sending = self._context.sender.backward(in_flight, last, gradient_BTD)
+        return await self._answer_to(in_flight, last, sending, BackwardHop)
+
+    async def _answer_to(
+        self,
+        in_flight: InFlightMicroBatch,
+        position: int,
+        sending: Coroutine[Any, Any, Trouble | None],
+        kind: type[Hop],
+    ) -> Tensor | HopFailure:
+        """Return the tensor that comes home after `sending` to the node at `position`. Does not wait until
+        the deadline for a node that is known to be gone."""
+        arrival = in_flight.expect(kind)
+
+        async def send() -> None:
+            trouble = await sending
+            if trouble is not None and not arrival.done():
+                in_flight.settle(HopFailure(position, trouble))
+
+        task = self._context.spawn(send())
+        try:
+            found = await arrival
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if isinstance(found, HopFailure):
+            task.cancel()
+        return found
+
+    async def _culprit(self, in_flight: InFlightMicroBatch, *, homeward: bool) -> HopFailure:
+        """Ask all nodes of the path about an overdue micro-batch. The first that has not handed it on is at
+        fault."""
+        in_flight.awaits = None
+        positions = range(1, len(in_flight.path))
+        async with asyncio.TaskGroup() as asking:
+            answers = [
+                asking.create_task(self._has_passed(in_flight, position, homeward)) for position in positions
+            ]
+        passed = [answer.result() for answer in answers]
+        order = list(zip(positions, passed, strict=True))
+        if homeward:
+            order.reverse()
+        guilty = next((position for position, has in order if not has), order[-1][0] if order else 0)
+        return HopFailure(guilty, "silent" if guilty else "refused")
+
+    async def _has_passed(self, in_flight: InFlightMicroBatch, position: int, homeward: bool) -> bool:
+        attempt = in_flight.attempt
+        question = Passed(
+            plan=self._context.assignment.digest, iteration=attempt.iteration, attempt=attempt.number,
+            deadline_s=min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s),
+            micro_batch=in_flight.micro_batch, position=position, homeward=homeward,
+        )  # fmt: skip
+        return await self._context.sender.message(in_flight.path[position], question) is None
+
+    async def _abandon(self, node: int, micro_batch: int) -> None:
+        message = Abandoned(
+            plan=self._context.assignment.digest,
+            iteration=self._context.iteration,
+            deadline_s=self._context.sender.deadline_s(node),
+            micro_batch=micro_batch,
+        )
+        await self._context.sender.message(node, message)
+
+    def _note_skips(self, agent: int, path: tuple[int, ...]) -> None:
+        visited = {self._plan.instance.stage_of[node] for node in path}
+        self._outcome.skipped.update(set(self._plan.stages(agent)) - visited)

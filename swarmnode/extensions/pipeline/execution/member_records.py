@@ -1,0 +1,160 @@
+"""The records that a pipeline member works from, and its report of an iteration.
+
+membership.py -> [Assignment] -> member.py (relay.py, iteration_driver.py, step_barrier.py) -> [IterationReport] -> node
+sources.py, rollout_feed.py -> [Feed] -> iteration_driver.py
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from swarmnode.extensions.pipeline.plans.plan import Plan
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+from swarmnode.extensions.pipeline.stages.objectives import LossInputs, Objective
+from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A member's position in a plan, from an iteration on."""
+
+    plan: Plan
+    digest: str
+    """Digest of the plan (plan.digest)."""
+    peers: tuple[str, ...]
+    """The peer id of each node of the plan's instance."""
+    own: int
+    """The number of our node."""
+    iteration: int
+    """The first iteration that runs under this plan: optimizer steps taken before it."""
+
+    @property
+    def stage(self) -> int:
+        return self.plan.instance.stage_of[self.own]
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Peer ids of the members of our stage, our own among them."""
+        return tuple(self.peers[node] for node in self.plan.instance.stages[self.stage])
+
+    @property
+    def data_nodes(self) -> frozenset[int]:
+        """Nodes that start micro-batches under this plan."""
+        return frozenset(path[0] for path in self.plan.paths)
+
+
+CLOSE_TIMEOUT_S = 60.0
+"""Longest wait for others at the end of an iteration; who comes later is left out of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """Time limits, codecs and clipping of one member. All times are real seconds."""
+
+    activations: CodecName = "fp16"
+    """Codec of hidden states (codec.py)."""
+    gradients: CodecName = "fp16"
+    """Codec of the gradients of hidden states."""
+    max_norm: float = 1.0
+    """Norm that the gradients of a stage are clipped to."""
+    hop_timeout_s: float = 10.0
+    """Time in which a neighbour must take a message, in addition to `slack` times the hop time of the
+    plan."""
+    reconnect_s: float = 1.0
+    """Time for which a peer that cannot be reached is tried again."""
+    slack: float = 3.0
+    """Factor on every time that the plan predicts."""
+    grace_s: float = 5.0
+    """Time added to the predicted time of a micro-batch before its path is repaired."""
+    max_attempts: int = 8
+    """Attempts after which a micro-batch is given up."""
+    close_timeout_s: float = CLOSE_TIMEOUT_S
+    """Limit of each exchange among the replicas at the end of an iteration."""
+
+
+class Feed(Protocol):
+    """The source of a data node's micro-batches in one iteration."""
+
+    def take(self, agent: int, wave: int, path: StagePath) -> LossInputs | None:
+        """Return the next micro-batch of an agent whose path has these stages, or None if it has no more."""
+        ...
+
+    @property
+    def objective(self) -> Objective:
+        """The loss, undivided: a sum over what is learned from. `LossInputs.tokens` is the number of its
+        terms."""
+        ...
+
+
+Reload = Callable[[tuple[str, ...], int, int], Awaitable[Mapping[str, Tensor]]]
+"""(peers to ask, stage, optimizer steps taken) -> a stage's tensors for `StageWorker.load_state`, from a
+member whose weights are those of the majority (state_service.py). Raises NetworkError, CheckpointError."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSums:
+    """Undivided sums of the losses over the micro-batches that came back."""
+
+    loss: float = 0.0
+    clipped: int = 0
+    kl: float | None = None
+    """None without a reference model."""
+    entropy: float | None = None
+    """None if it was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """One micro-batch that came back along the path that the plan has for it."""
+
+    path: tuple[int, ...]
+    """Nodes, the data node first."""
+    took_s: float
+    """Time between the start of its forward pass and the end of its backward pass, in seconds of the plan."""
+    planned_s: float
+    """Predicted time of the same round trip in seconds of the plan, waiting for others included."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationReport:
+    """The report of one iteration by its data node."""
+
+    iteration: int
+    """The iteration that ended: optimizer steps taken before it."""
+    makespan_s: float
+    """Real seconds between the start of its first micro-batch and the return of the last."""
+    closing_s: float
+    """Real seconds between the return of the last micro-batch and the optimizer step: the step barrier."""
+    micro_batches: int
+    """Micro-batches that came back."""
+    tokens: int
+    """Sum of the weights of those micro-batches: tokens, or answers."""
+    sums: LossSums
+    retried: int
+    """Attempts beyond the first of each micro-batch."""
+    given_up: int
+    """Micro-batches that never came back."""
+    skipped: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By stage, micro-batches that left it out although the plan has it on their path."""
+    lost: tuple[int, ...] = ()
+    """Nodes that did not answer."""
+    round_trips: tuple[RoundTrip, ...] = ()
+    """Round trips of the micro-batches that needed no repair."""
+    stragglers: int = 0
+    """Micro-batches of others that were still at this member when the iteration was closed, and were
+    dropped."""
+    busy_share: float = 0.0
+    """Share of the whole iteration in which this member's stage computed."""
+    contributors: tuple[str, ...] = ()
+    """Peers whose gradients are in the step of this stage."""
+    rejected: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Replicas whose gradients are not in the step, with the reason."""
+    stepped: bool = True
+    """True if the optimizer of this stage took a step."""
+    grad_norm: float | None = None
+    """Norm of this stage's gradient, before clipping. None: no step."""
+    agrees: bool = True
+    """True if the weights here were those of the majority of replicas. If False, they have been replaced by
+    them."""

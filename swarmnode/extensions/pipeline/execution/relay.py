@@ -1,0 +1,332 @@
+"""Other members' micro-batches at one member: received, passed through its stage, and gradients sent back.
+
+member.py (admit, take) -> [Relay] -> stage_queue.py (forward, backward) -> message_sender.py -> the next or former node
+
+A micro-batch has a slot here from before its forward pass until after its backward pass. Agents of the plan
+have theirs until their last wave of an iteration is back; another one, whose path was repaired, gets one that
+is free or is refused at once. So nobody holds a slot while it waits for one, and nothing can deadlock,
+whatever the order of stages.
+
+A gradient counts when the node before us has taken the answer. Where it refused, the data node goes another
+way and somebody else's counts; where we cannot know, the end of the iteration tells (step_barrier.py).
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from torch import Tensor
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.execution.context import StageContext, attempt_of
+from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
+from swarmnode.extensions.pipeline.wire.hop_messages import (
+    Abandoned,
+    BackwardHop,
+    ForwardHop,
+    Lost,
+    Passed,
+    Refusal,
+    Trouble,
+)
+from swarmnode.model.attention import packed_layout
+
+logger = logging.getLogger(__name__)
+
+
+class RelayPhase(IntEnum):
+    """Progress of a micro-batch at this member, in this order."""
+
+    WAITING = 0
+    """It waits for its forward pass."""
+    GOING = 1
+    """It is being sent to the next node."""
+    GONE = 2
+    """The next node has taken it."""
+    BACK = 3
+    """Its gradient has arrived here."""
+    ANSWERED = 4
+    """The node before us has taken its gradient."""
+
+
+@dataclass(slots=True, eq=False)
+class RelayedMicroBatch:
+    """One attempt at a micro-batch, in flight through this member."""
+
+    attempt: MicroBatchAttempt
+    micro_batch: int
+    path: tuple[int, ...]
+    position: int
+    """Our position on the path."""
+    shape: tuple[int, ...]
+    """Shape of its hidden states."""
+    phase: RelayPhase = RelayPhase.WAITING
+    task: asyncio.Task[None] | None = None
+    """The task that brings it to the next node. Its way back is not to be interrupted."""
+
+
+class AgentSlots:
+    """Slots for micro-batches: reserved for the plan's agents until their last wave is back, free for
+    others."""
+
+    def __init__(self, capacity: int, planned: Iterable[int]) -> None:
+        self._capacity = capacity
+        self._planned = frozenset(planned)
+        self._others: set[int] = set()
+        self._passed: set[int] = set()
+        """Planned agents that have no further micro-batch in this iteration."""
+
+    @property
+    def taken(self) -> int:
+        return len(self._planned) - len(self._passed) + len(self._others)
+
+    def may_have(self, agent: int, *, early: bool = False) -> bool:
+        """Return True if the agent has a slot or would get one. `early`: for the next iteration."""
+        planned = self._planned if early else self._planned - self._passed
+        return agent in planned or len(planned) + len(self._others - {agent}) < self._capacity
+
+    def take(self, agent: int, *, early: bool = False) -> None:
+        """Take a slot for the agent. Raises Rejected: no_slot."""
+        if not self.may_have(agent, early=early):
+            raise Rejected(Refusal.NO_SLOT, f"{self.taken} of {self._capacity} are taken")
+        if agent not in self._planned:
+            self._others.add(agent)
+        elif not early:
+            self._passed.discard(agent)
+
+    def give_back(self, agent: int, *, passed: bool = False) -> bool:
+        """Return True if the slot is free now. A planned agent keeps its slot until its last micro-batch has
+        `passed`."""
+        self._others.discard(agent)
+        if passed and agent in self._planned:
+            self._passed.add(agent)
+        return passed or agent not in self._planned
+
+    def begin_iteration(self) -> None:
+        """Reserve slots for all planned agents again."""
+        self._passed.clear()
+
+
+class Relay:
+    """Other members' micro-batches at this member, under one plan."""
+
+    def __init__(self, context: StageContext) -> None:
+        plan = context.assignment.plan
+        self._context = context
+        self.slots = AgentSlots(
+            plan.instance.memory[context.own],
+            (agent for agent, path in enumerate(plan.paths) if context.own in path),
+        )
+        self._relayed: dict[int, RelayedMicroBatch] = {}
+        """The newest attempt of each agent."""
+        self._early: dict[int, tuple[ForwardHop, Tensor]] = {}
+        """Each agent's micro-batch that belongs to the next iteration."""
+        self.stragglers = 0
+        """Micro-batches that were still here when their iteration was closed, since the start."""
+        self.troubles: Counter[Trouble] = Counter()
+        """Reasons why micro-batches did not get through or past this member, counted."""
+
+    def admit(self, message: ForwardHop | BackwardHop) -> None:
+        """Raises Rejected: no_slot; unknown_work for a micro-batch that is over or was never sent from
+        here."""
+        if isinstance(message, BackwardHop):
+            self._expecting(message)
+            return
+        attempt, newest = attempt_of(message), self._relayed.get(message.agent)
+        if message.iteration != self._context.iteration:
+            early = self._early.get(message.agent)
+            if early is not None and attempt <= attempt_of(early[0]):
+                raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {attempt_of(early[0])}")
+        elif newest is not None and attempt <= newest.attempt:
+            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {newest.attempt}")
+        early = message.iteration != self._context.iteration
+        if not self.slots.may_have(message.agent, early=early):
+            self._free_slots_of_the_lost()
+        if not self.slots.may_have(message.agent, early=early):
+            raise Rejected(Refusal.NO_SLOT, f"for agent {message.agent}")
+
+    def take(self, message: ForwardHop | BackwardHop, values: Tensor) -> None:
+        """Begin the work of a message. Raises Rejected as `admit` does: the state may have changed since it
+        was admitted."""
+        self.admit(message)
+        if isinstance(message, BackwardHop):
+            relayed = self._expecting(message)
+            relayed.phase = RelayPhase.BACK
+            self._context.spawn(self._homeward(relayed, values))
+            return
+        self.slots.take(message.agent, early=message.iteration != self._context.iteration)
+        if message.iteration == self._context.iteration:
+            self._begin(message, values)
+        else:
+            self._early[message.agent] = message, values
+
+    def abandon(self, message: Abandoned) -> None:
+        """Drop a micro-batch that its data node has given up."""
+        for agent, relayed in self._relayed.items():
+            if relayed.micro_batch == message.micro_batch and relayed.phase < RelayPhase.BACK:
+                self._stop(relayed)
+                self._leave(agent, relayed)
+
+    def asked(self, message: Passed) -> None:
+        """Return if the micro-batch was handed on. Raises Rejected: too_slow while it is here, unknown_work
+        if it is not."""
+        for relayed in self._relayed.values():
+            if relayed.micro_batch == message.micro_batch and relayed.attempt.number == message.attempt:
+                if relayed.phase >= (RelayPhase.ANSWERED if message.homeward else RelayPhase.GONE):
+                    return
+                if relayed.phase >= RelayPhase.BACK or not message.homeward:
+                    raise Rejected(Refusal.TOO_SLOW)
+        raise Rejected(Refusal.UNKNOWN_WORK)
+
+    def close(self) -> None:
+        """End the iteration: drop the micro-batches that are still here."""
+        for agent, relayed in self._relayed.items():
+            self.stragglers += relayed.phase < RelayPhase.BACK
+            self._stop(relayed)
+            if agent not in self._early and self.slots.give_back(agent):
+                self._context.queue.post(self._context.worker.release, agent)
+        self._relayed.clear()
+
+    def begin_iteration(self) -> bool:
+        """Begin micro-batches that came early. Returns True if there were any. The context's iteration has
+        been raised before."""
+        self.slots.begin_iteration()
+        early, self._early = self._early, {}
+        for message, values in early.values():
+            if message.iteration == self._context.iteration:
+                self._begin(message, values)
+        return bool(early)
+
+    def _expecting(self, message: BackwardHop) -> RelayedMicroBatch:
+        relayed = self._relayed.get(message.agent)
+        expected = (
+            relayed is not None
+            and relayed.attempt == attempt_of(message)
+            and (relayed.path, relayed.position) == (message.path, message.position)
+            and relayed.phase in (RelayPhase.GOING, RelayPhase.GONE)
+        )
+        if relayed is None or not expected:
+            raise Rejected(Refusal.UNKNOWN_WORK, f"no gradient is awaited for {attempt_of(message)}")
+        if message.tensor.shape != relayed.shape:
+            raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {relayed.shape}")
+        return relayed
+
+    def _begin(self, message: ForwardHop, values: Tensor) -> None:
+        former = self._relayed.get(message.agent)
+        if former is not None:
+            self._stop(former)
+        relayed = RelayedMicroBatch(
+            attempt_of(message), message.micro_batch, message.path, message.position, message.tensor.shape
+        )
+        self._relayed[message.agent] = relayed
+        relayed.task = self._context.spawn(self._onward(relayed, message, values))
+
+    def _stop(self, relayed: RelayedMicroBatch) -> None:
+        if relayed.task is not None and relayed.phase < RelayPhase.BACK:
+            relayed.task.cancel()
+
+    async def _onward(self, relayed: RelayedMicroBatch, message: ForwardHop, values: Tensor) -> None:
+        context, agent = self._context, message.agent
+
+        def forward() -> Tensor:
+            prompts = message.prompts or None
+            device = context.worker.model.device
+            layout = packed_layout(message.lengths, device, prompts) if message.lengths else None
+            context.worker.reserve(agent)
+            return context.worker.forward(StageInput(relayed.attempt, values, message.tokens, layout))
+
+        try:
+            output_BTD = await context.queue.perform("forward", agent, forward)
+        except Exception as error:  # noqa: BLE001  a peer's numbers must not end the member
+            _log_failure("forward", relayed.attempt, error)
+            self._leave(agent, relayed)
+            await self._tell(relayed, relayed.position, "refused")
+            return
+        relayed.phase = RelayPhase.GOING
+        target = (relayed.position + 1) % len(relayed.path)
+        trouble = await context.sender.forward(
+            relayed,
+            relayed.position + 1,
+            output_BTD,
+            tokens=message.tokens,
+            lengths=message.lengths,
+            prompts=message.prompts,
+            signature=message.signature,
+        )
+        if trouble is None and relayed.phase == RelayPhase.GOING:
+            relayed.phase = RelayPhase.GONE
+        elif trouble is not None and relayed.phase == RelayPhase.GOING:
+            await self._tell(relayed, target, trouble)
+
+    async def _homeward(self, relayed: RelayedMicroBatch, gradient_BTD: Tensor) -> None:
+        context, attempt = self._context, relayed.attempt
+        try:
+            answer_BTD = await context.queue.perform(
+                "backward", attempt.agent, lambda: context.worker.backward(attempt, gradient_BTD)
+            )
+            assert answer_BTD is not None  # Only ids have no gradient, and they do not come from elsewhere.
+        except Exception as error:  # noqa: BLE001  a peer's numbers must not end the member
+            _log_failure("backward", attempt, error)
+            self._leave(attempt.agent, relayed)
+            await self._tell(relayed, relayed.position, "refused")
+            return
+        trouble = await context.sender.backward(relayed, relayed.position - 1, answer_BTD)
+        if trouble is None:
+            relayed.phase = RelayPhase.ANSWERED
+            context.queue.post(context.worker.commit, attempt)
+        elif trouble != "silent":
+            context.queue.post(context.worker.discard, attempt)
+        self._leave(attempt.agent, relayed)
+        if trouble is not None:
+            await self._tell(relayed, relayed.position - 1, trouble)
+
+    def _free_slots_of_the_lost(self) -> None:
+        """Free the slots of agents whose data node is gone: no more of their micro-batches come in this
+        iteration."""
+        for agent, path in enumerate(self._context.assignment.plan.paths):
+            if path[0] not in self._context.lost or self._context.own not in path:
+                continue
+            relayed = self._relayed.get(agent)
+            if relayed is None or relayed.phase != RelayPhase.BACK:
+                if relayed is not None:
+                    self._stop(relayed)
+                if self.slots.give_back(agent, passed=True):
+                    self._context.queue.post(self._context.worker.release, agent)
+
+    def _leave(self, agent: int, relayed: RelayedMicroBatch) -> None:
+        """Free the slot of a micro-batch if nothing more is to come in it, unless its agent has sent another
+        meanwhile."""
+        if self._relayed.get(agent) is not relayed or agent in self._early:
+            return
+        is_last = relayed.attempt.wave == self._context.assignment.plan.instance.waves - 1
+        if self.slots.give_back(agent, passed=is_last and relayed.phase == RelayPhase.ANSWERED):
+            self._context.queue.post(self._context.worker.release, agent)
+
+    async def _tell(self, relayed: RelayedMicroBatch, position: int, trouble: Trouble) -> None:
+        """Tell the data node, which decides what becomes of a micro-batch, that it does not get past a
+        node."""
+        context, node, data_node = self._context, relayed.path[position], relayed.path[0]
+        self.troubles[trouble] += 1
+        if trouble == "silent":
+            context.has_lost(node, "did not take a tensor in time")
+        if node == data_node or self._relayed.get(relayed.attempt.agent) is not relayed:
+            return
+        message = Lost(
+            plan=context.assignment.digest, iteration=relayed.attempt.iteration,
+            attempt=relayed.attempt.number, deadline_s=context.sender.deadline_s(data_node),
+            micro_batch=relayed.micro_batch, position=position, fault=trouble,
+        )  # fmt: skip
+        if await context.sender.message(data_node, message) == "silent":
+            context.has_lost(data_node, "did not take the news of a lost member")
+
+
+def _log_failure(kind: str, attempt: MicroBatchAttempt, error: Exception) -> None:
+    """Log a refusal as information and any other exception, a fault of ours or of the machine, as an
+    error."""
+    if isinstance(error, Rejected):
+        logger.info("%s has no %s pass here: %s", attempt, kind, error)
+    else:
+        logger.error("the %s pass of %s failed", kind, attempt, exc_info=error)

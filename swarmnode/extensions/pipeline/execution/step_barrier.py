@@ -1,0 +1,291 @@
+"""The end of an iteration at one member: decide which micro-batches count, average with replicas, step.
+
+Finished of the data nodes -> [StepBarrier] -> GradientExchange (replica_exchange.py) -> StageWorker.apply
+                                                                               -> alignment.py -> StepDone
+
+An iteration ends when every data node that lives has said so, or at a deadline; a member that has heard of
+none by then has lost track (it was frozen, or cut off) and does not step alone. Every data node says which
+micro-batches came back past us. What is undecided of them counts then, the rest does not; and where we have
+counted one that came back another way, a replica has counted it too, so the whole sum is left out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from swarmnode.errors import NetworkError, Rejected
+from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
+from swarmnode.extensions.pipeline.execution.context import StageContext
+from swarmnode.extensions.pipeline.execution.member_records import IterationReport, Reload
+from swarmnode.extensions.pipeline.execution.own_micro_batches import IterationOutcome
+from swarmnode.extensions.pipeline.replication.gradient_exchange import (
+    Combined,
+    ContributionBounds,
+    GradientExchange,
+    SoloExchange,
+    StageIteration,
+)
+from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
+from swarmnode.extensions.pipeline.stages.packed_state import StageState
+from swarmnode.extensions.pipeline.wire.hop_messages import MAX_DEADLINE_S, Finished, Passed, StepDone
+
+logger = logging.getLogger(__name__)
+
+NOTHING = GradientSum({}, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierResult:
+    """The end of an iteration at this member."""
+
+    contributors: tuple[str, ...] = ()
+    rejected: Mapping[str, str] = field(default_factory=dict[str, str])
+    grad_norm: float | None = None
+    """None if no step was taken, or if it was undone."""
+    digest: str = ""
+    """Digest of the weights after the iteration (alignment.py)."""
+    agrees: bool = True
+    """True if the weights here were those of the majority of replicas."""
+    lost_track: bool = False
+    """True if the end was not heard of, or the right weights cannot be fetched: this member needs a new
+    assignment."""
+
+
+def counted_elsewhere(
+    counted: Collection[tuple[int, int]], finished: Mapping[int, Finished], data_node: Sequence[int]
+) -> set[int]:
+    """Return the micro-batches among (agent, number) pairs that were counted here and came back another way.
+
+    `finished`: reports by data node; of others nothing is known. `data_node`: by agent.
+    """
+    agents_back = {node: {number for number, _ in message.back} for node, message in finished.items()}
+    return {
+        number
+        for agent, number in counted
+        if data_node[agent] in agents_back and number not in agents_back[data_node[agent]]
+    }
+
+
+class StepBarrier:
+    """Ends the iterations of one assignment, one after the other."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        optimizer: torch.optim.Optimizer,
+        averager: GradientExchange,
+        reload: Reload | None,
+        *,
+        start: StageState | None = None,
+        offer: OfferState = offer_to_none,
+    ) -> None:
+        """`start`, `offer`: as for `Alignment`."""
+        self._context = context
+        self._optimizer = optimizer
+        self._averager = averager if len(context.assignment.replicas) > 1 else SoloExchange()
+        self._alignment = Alignment(context, optimizer, self._averager, reload, start=start, offer=offer)
+        self._finished: dict[int, dict[int, Finished]] = {}
+        """By iteration, the report of each data node."""
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        """Start the deadline of the running iteration: its first message has arrived."""
+        self._begun.set()
+
+    def hear(self, message: Finished) -> None:
+        """Record that a data node has done its part."""
+        self._finished.setdefault(message.iteration, {})[message.node] = message
+        if message.iteration == self._context.iteration:
+            self._begun.set()
+            self._context.news.set()
+
+    def is_under_way(self, iteration: int) -> bool:
+        """Return True if we are a data node and have not finished our part of this iteration."""
+        context = self._context
+        over = context.iteration > iteration or context.own in self._finished.get(iteration, {})
+        return context.own in context.assignment.data_nodes and not over
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds after the first message of an iteration, or after the last word of a data node that is
+        still busy, in which all data nodes must finish."""
+        return min(2 * self._context.budget_s + self._context.settings.close_timeout_s, MAX_DEADLINE_S)
+
+    async def ended(self) -> bool:
+        """Wait for the end of the iteration. Returns False if no data node has reported it in time."""
+        context = self._context
+        await self._begun.wait()
+        try:
+            async with asyncio.timeout(self.limit_s) as limit, asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self._watch(limit))
+                while not self._heard_all():
+                    context.news.clear()
+                    await context.news.wait()
+                watching.cancel()
+        except TimeoutError:
+            for node in context.assignment.data_nodes - self._heard.keys():
+                context.has_lost(node, f"did not finish iteration {context.iteration}")
+        return bool(self._heard)
+
+    async def close(self) -> BarrierResult:
+        """Settle, average, step, and compare the weights. Raises the context's iteration by one."""
+        context, iteration = self._context, self._context.iteration
+        own = await context.queue.call(self._settle, dict(self._heard))
+        combined = await self._combined(own)
+        grad_norm = await context.queue.call(self._step, combined.sum)
+        aligned = await self._alignment.align()
+        self._finished = {late: heard for late, heard in self._finished.items() if late > iteration}
+        self._begun.clear()
+        if self._finished:
+            self._begun.set()
+        context.iteration += 1
+        if aligned.is_right:
+            self._report(iteration, own, aligned.digest)
+        return BarrierResult(
+            contributors=combined.contributors,
+            rejected={peer: str(fault) for peer, fault in combined.rejected.items()},
+            grad_norm=None if aligned.undone else grad_norm,
+            digest=aligned.digest,
+            agrees=aligned.agrees,
+            lost_track=not aligned.is_right,
+        )
+
+    async def _watch(self, limit: asyncio.Timeout) -> None:
+        """Ask each data node that has not finished if it is still at work, and extend the deadline if it is.
+
+        No other message may be exchanged for long: one data node may make rollouts while another has begun.
+        The deadline is extended by at most MAX_DEADLINE_S.
+        """
+        context = self._context
+        latest_s = asyncio.get_running_loop().time() + MAX_DEADLINE_S
+        while True:
+            await asyncio.sleep(min(context.settings.hop_timeout_s, self.limit_s / 2))
+            for node in sorted(context.assignment.data_nodes - self._heard.keys() - context.lost):
+                if node == context.own:
+                    self._renew(limit, latest_s)
+                    continue
+                question = Passed(
+                    plan=context.assignment.digest,
+                    iteration=context.iteration,
+                    deadline_s=context.sender.deadline_s(node),
+                    micro_batch=0,
+                    homeward=False,
+                )
+                trouble = await context.sender.message(node, question)
+                if trouble is None:
+                    self._renew(limit, latest_s)
+                elif trouble == "silent" and self._heard:
+                    context.has_lost(node, "does not answer at the end of an iteration")
+
+    def _renew(self, limit: asyncio.Timeout, latest_s: float) -> None:
+        if not limit.expired():
+            limit.reschedule(min(asyncio.get_running_loop().time() + self.limit_s, latest_s))
+
+    @property
+    def _heard(self) -> dict[int, Finished]:
+        return self._finished.get(self._context.iteration, {})
+
+    def _heard_all(self) -> bool:
+        context = self._context
+        return not context.assignment.data_nodes - self._heard.keys() - context.lost
+
+    def _settle(self, finished: Mapping[int, Finished]) -> GradientSum:
+        """Decide which micro-batches count here, and sum their gradients. To be called in the worker
+        thread."""
+        worker, plan = self._context.worker, self._context.assignment.plan
+        waves = plan.instance.waves
+        for message in finished.values():
+            for number, attempt in message.back:
+                agent = number // waves
+                if agent >= len(plan.paths) or plan.paths[agent][0] != message.node:
+                    continue  # Another's: only its own data node says what came back.
+                worker.commit(MicroBatchAttempt(agent, worker.iteration, number % waves, attempt))
+        counted = [(agent, agent * waves + wave) for agent, _, wave in worker.counted]
+        astray = counted_elsewhere(counted, finished, [path[0] for path in plan.paths])
+        own = worker.take_gradients()
+        if astray:
+            logger.warning("our gradients are left out: %d micro-batches came back another way", len(astray))
+            return NOTHING
+        return own
+
+    def _step(self, total: GradientSum) -> float | None:
+        """Take one step of the optimizer. To be called in the worker thread."""
+        context = self._context
+        try:
+            return context.worker.apply(total.of_step(1), self._optimizer, max_norm=context.settings.max_norm)
+        except Rejected as rejected:
+            logger.warning("no step in iteration %d: %s", context.iteration, rejected)
+            return None
+
+    async def _combined(self, own: GradientSum) -> Combined:
+        context, assignment = self._context, self._context.assignment
+        us = assignment.peers[assignment.own]
+        most = assignment.plan.micro_batches
+        expected = ContributionBounds.of(
+            context.worker.model.trainable(), max_tokens=most * context.worker.max_tokens, max_visits=most
+        )
+        try:
+            # It bounds itself; ended from here, the survivors would step on different sums.
+            return await self._averager.combine(
+                own,
+                StageIteration(assignment.digest, assignment.stage, context.iteration),
+                assignment.replicas,
+                expected,
+            )
+        except NetworkError as error:
+            # Where the others did without us, the next comparison of weights brings us back to theirs.
+            logger.warning("stepping on our own gradients alone: %s", error)
+            return Combined(own, (us,), {}, agreed=False)
+
+    def _report(self, iteration: int, own: GradientSum, digest: str) -> None:
+        context, assignment = self._context, self._context.assignment
+        for node in assignment.data_nodes - {assignment.own}:
+            message = StepDone(
+                plan=assignment.digest,
+                iteration=iteration,
+                deadline_s=context.sender.deadline_s(node),
+                stage=assignment.stage,
+                tokens=own.tokens,
+                visits=own.visits,
+                digest=digest,
+            )
+            context.spawn(self._tell(node, message))
+
+    async def _tell(self, node: int, message: StepDone) -> None:
+        await self._context.sender.message(node, message)
+
+
+def report_of(
+    iteration: int,
+    outcome: IterationOutcome,
+    closed: BarrierResult,
+    *,
+    ended_s: float,
+    busy_s: float,
+    stragglers: int,
+) -> IterationReport:
+    """Return a data node's report of an iteration. `ended_s`: event loop time at which its step was taken."""
+    whole_s = ended_s - outcome.began_s
+    return IterationReport(
+        iteration=iteration,
+        makespan_s=outcome.ended_s - outcome.began_s,
+        closing_s=ended_s - outcome.ended_s,
+        micro_batches=len(outcome.back),
+        tokens=outcome.tokens,
+        sums=outcome.sums,
+        retried=outcome.retried,
+        given_up=outcome.given_up,
+        skipped=dict(outcome.skipped),
+        lost=tuple(sorted(outcome.lost)),
+        round_trips=tuple(outcome.round_trips),
+        stragglers=stragglers,
+        busy_share=busy_s / whole_s if whole_s > 0 else 0.0,
+        contributors=closed.contributors,
+        rejected=closed.rejected,
+        stepped=closed.grad_norm is not None,
+        grad_norm=closed.grad_norm,
+        agrees=closed.agrees,
+    )

@@ -1,0 +1,99 @@
+"""Carries out the jobs of a change of plan at this member, one at a time: plan, load, take the assignment.
+
+follower.py (next job) -> [JobRunner] -> planning.compute_plan, on_agreed -> follower.py (it is done)
+
+A job that fails fails its epoch, and nothing else. A convener that keeps us from working is passed over.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from swarmnode.errors import SwarmnodeError
+from swarmnode.extensions.pipeline.membership.follower import Follower, Job, PlanJob, PrepareJob, TakeJob
+from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
+from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, compute_plan
+
+logger = logging.getLogger(__name__)
+
+OnAgreed = Callable[[AgreedPlan], Awaitable[None]]
+
+
+class JobRunner:
+    """Runs the jobs that the follower returns."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        members: KnownMembers,
+        news: ChangeSignal,
+        *,
+        look: Callable[[Iterable[str]], Awaitable[None]],
+        prepare: OnAgreed | None,
+        on_agreed: OnAgreed,
+    ) -> None:
+        """`look`: asks these members for their status. `prepare`, `on_agreed`: as for Membership."""
+        self._follower = follower
+        self._members = members
+        self._news = news
+        self._look = look
+        self.prepare = prepare
+        self.on_agreed = on_agreed
+
+    async def run(self) -> None:
+        """Run one job after the other until cancelled."""
+        follower, settings = self._follower, self._members.settings
+        while True:
+            self._give_up_waiting()
+            job = follower.job(_now_s(), self._members.living())
+            if job is None:
+                await self._news.pause(settings.poll_s)
+                continue
+            epoch = job.inputs.epoch if isinstance(job, PlanJob) else job.agreed.epoch
+            try:
+                await self._do(job)
+            except (SwarmnodeError, TimeoutError) as error:
+                why = str(error) or "it took too long"
+                logger.warning("epoch %d of pipeline %s: %s", epoch, settings.name, why)
+                follower.failed(epoch, why)
+            except Exception:
+                # What others sent is behind it: one job fails, not the node.
+                logger.exception("epoch %d of pipeline %s", epoch, settings.name)
+                follower.failed(epoch, "internal error, see the log of this member")
+            self._news.tell()
+
+    async def _do(self, job: Job) -> None:
+        follower, settings = self._follower, self._members.settings
+        match job:
+            case PlanJob(inputs):
+                loop = asyncio.get_running_loop()
+                agreed = await loop.run_in_executor(None, compute_plan, inputs)
+                follower.planned(inputs, agreed)
+                await self._look(peer for peer in self._members.living() if peer in agreed.members)
+            case PrepareJob(agreed):
+                if self.prepare is not None:
+                    async with asyncio.timeout(settings.prepare_s):
+                        await self.prepare(agreed)
+                follower.prepared(agreed)
+            case TakeJob(agreed):
+                follower.taking()
+                async with asyncio.timeout(settings.assignment_s):
+                    await self.on_agreed(agreed)
+                follower.taken(agreed)
+                place = agreed.place_of(self._members.own)
+                logger.info("epoch %d from iteration %d: %s", agreed.epoch, agreed.iteration, place)
+
+    def _give_up_waiting(self) -> None:
+        """Pass over a convener that lives but has not finished a change of plan in time."""
+        settings, follower, since_s = self._members.settings, self._follower, self._follower.stopped_since_s
+        longest_s = settings.iteration_s + 2 * (settings.assignment_s + settings.catch_up_s)
+        if since_s is not None and _now_s() - since_s > longest_s:
+            why = f"it left changes of plan half-way for {longest_s:.0f} s"
+            self._members.pass_over(follower.by, why, _now_s())
+            follower.failed(follower.epoch, f"{follower.by}: {why}")
+            self._news.tell()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

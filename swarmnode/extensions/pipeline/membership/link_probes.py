@@ -1,0 +1,274 @@
+"""Short measurements between members, and of our own device.
+
+Host.serve <- [ProbeService]            Host.request <- [LinkProber] -> LinkCosts -> announced (costs.py)
+a stage's forward and backward -> [time_stage] -> StageTiming -> announced
+
+A probe is random bytes; the answer is their hash, so nobody can answer before all of them have arrived.
+Latency is half the median round trip of tiny probes. Bandwidth comes from one bulk transfer, which grows
+until it takes long enough to tell the line from its latency. What we answer is bounded by size and rate.
+"""
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeVar
+
+from swarmnode.errors import NetworkError, PeerUnreachable
+from swarmnode.exchange.reputation import TokenBucket
+from swarmnode.extensions.pipeline.plans.costs import (
+    LEAST_TOKEN_S,
+    MAX_BYTES_PER_S,
+    MAX_LATENCY_S,
+    MAX_TOKEN_S,
+    MIN_BYTES_PER_S,
+    LinkCosts,
+    Smoothed,
+    StageTiming,
+    smoothed,
+)
+from swarmnode.network.host import Host
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = "/swarmnode/pipeline-probe/1"
+DIGEST_BYTES = 16
+MAX_PROBE_BYTES = 4 * 1024 * 1024
+"""0.2 s of a line of 170 Mbit/s: faster lines are not what a plan has to be careful about."""
+FIRST_BULK_BYTES = 64 * 1024
+BULK_GROWTH = 4
+ECHO_BYTES = 16
+LEAST_TRANSFER_S = 1e-4
+"""Time below which a transfer cannot be told from the noise of the clock."""
+BYTES_PER_S = 512 * 1024.0
+BURST_BYTES = 8.0 * 1024 * 1024
+"""Bytes that one peer may send at once: two full probes, and one more every eight seconds."""
+ECHOES_PER_S = 2.0
+BURST_ECHOES = 64.0
+MAX_TRACKED_PEERS = 1024
+"""Bound of the tracked peers: as many as could be members. The one that was not heard of for longest is
+forgotten."""
+TICK_S = 1.0
+
+Kept = TypeVar("Kept")
+"""The result of a forward pass that its backward pass needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSettings:
+    """Numbers and time limits of the measurements of links."""
+
+    echoes: int = 7
+    """Round trips of which the median is taken."""
+    long_enough_s: float = 0.2
+    """Time beyond the round trip from which a bulk transfer tells the bandwidth."""
+    timeout_s: float = 10.0
+    """Limit of each request."""
+    refresh_s: float = 300.0
+    """Time after which a link is measured again, also when it failed."""
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """Token buckets of one peer: bytes and number of probes."""
+
+    bulk: TokenBucket = field(default_factory=lambda: TokenBucket(rate_per_s=BYTES_PER_S, burst=BURST_BYTES))
+    echoes: TokenBucket = field(
+        default_factory=lambda: TokenBucket(rate_per_s=ECHOES_PER_S, burst=BURST_ECHOES)
+    )
+
+
+class ProbeService:
+    """Answers the probes of others by their hash, or by nothing for a peer beyond its allowance."""
+
+    def __init__(self, host: Host, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._clock = clock
+        self._peers: OrderedDict[str, _Allowance] = OrderedDict()
+        self.refused = 0
+        """Probes beyond a peer's allowance."""
+
+    async def serve(self) -> None:
+        """Answer the probes of others. To be called once the host is up."""
+        await self._host.serve(PROTOCOL, self.answer, max_request_bytes=MAX_PROBE_BYTES)
+
+    async def answer(self, peer_id: str, request: bytes) -> bytes:
+        allowance = self._peers.setdefault(peer_id, _Allowance())
+        self._peers.move_to_end(peer_id)
+        if len(self._peers) > MAX_TRACKED_PEERS:
+            self._peers.popitem(last=False)
+        now = self._clock()
+        if not (allowance.echoes.take(now=now) and allowance.bulk.take(len(request), now=now)):
+            self.refused += 1
+            return b""
+        return _digest(request)
+
+
+@dataclass(slots=True)
+class _Link:
+    """Our measurements of the link to one peer."""
+
+    latency_s: Smoothed | None = None
+    byte_s: Smoothed | None = None
+    """Seconds for one byte. Times add up, so times are averaged and not bandwidths."""
+    due_at_s: float = 0.0
+    failures: int = 0
+    """Failed probes in a row."""
+
+
+class LinkProber:
+    """Measures our links to other members, one at a time, so that probes do not slow each other down.
+
+    prober = LinkProber(host, rng=random.Random(1))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(prober.run(lambda: members))
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        rng: random.Random,
+        settings: ProbeSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`rng` makes the probes' bytes, `clock` tells seconds."""
+        self._host = host
+        self._rng = rng
+        self._settings = settings or ProbeSettings()
+        self._clock = clock
+        self._links: dict[str, _Link] = {}
+
+    async def run(self, members: Callable[[], Sequence[str]]) -> None:
+        """Keep the links to `members` measured, until cancelled."""
+        while True:
+            await self.refresh(members())
+            await asyncio.sleep(TICK_S)
+
+    async def refresh(self, members: Sequence[str]) -> None:
+        """Measure the links that are due, and forget those to strangers. A peer that does not answer keeps
+        its last figures."""
+        others = [peer_id for peer_id in members if peer_id != self._host.peer_id]
+        self._links = {peer_id: self._links.get(peer_id) or _Link() for peer_id in others}
+        for peer_id in others:
+            link = self._links[peer_id]
+            if self._clock() < link.due_at_s:
+                continue
+            try:
+                self._remember(link, await self.measure(peer_id))
+            except NetworkError as error:
+                link.failures += 1
+                logger.debug("no probe of %s came through (%d in a row): %s", peer_id, link.failures, error)
+            link.due_at_s = self._clock() + self._settings.refresh_s
+
+    def links(self) -> dict[str, LinkCosts]:
+        """Return the link to each peer that is fresh enough to be announced."""
+        now = self._clock()
+        found: dict[str, LinkCosts] = {}
+        for peer_id, link in self._links.items():
+            if link.latency_s and link.byte_s and link.latency_s.is_fresh(now):
+                found[peer_id] = _link_costs(link.latency_s.value, 1 / link.byte_s.value)
+        return found
+
+    async def measure(self, peer_id: str) -> LinkCosts:
+        """Return one measurement, not smoothed. Raises NetworkError: no answer, a wrong one, or a refusal."""
+        trips = [await self._timed(peer_id, ECHO_BYTES) for _ in range(self._settings.echoes)]
+        trip_s = median(trips)
+        size_bytes = FIRST_BULK_BYTES
+        while True:
+            beyond_s = await self._timed(peer_id, size_bytes) - trip_s
+            if beyond_s >= self._settings.long_enough_s or size_bytes >= MAX_PROBE_BYTES:
+                return _link_costs(trip_s / 2, size_bytes / max(beyond_s, LEAST_TRANSFER_S))
+            size_bytes = min(size_bytes * BULK_GROWTH, MAX_PROBE_BYTES)
+
+    def _remember(self, link: _Link, costs: LinkCosts) -> None:
+        now = self._clock()
+        link.latency_s = smoothed(link.latency_s, costs.latency_s, at_s=now)
+        link.byte_s = smoothed(link.byte_s, 1 / costs.bytes_per_s, at_s=now)
+        link.failures = 0
+
+    async def _timed(self, peer_id: str, size_bytes: int) -> float:
+        """Return the seconds until this many bytes have arrived and the answer is back."""
+        probe = self._rng.randbytes(size_bytes)
+        start = self._clock()
+        answer = await self._host.request(
+            peer_id, PROTOCOL, probe, timeout_s=self._settings.timeout_s, max_response_bytes=DIGEST_BYTES
+        )
+        elapsed_s = self._clock() - start
+        if answer != _digest(probe):
+            raise PeerUnreachable(f"{peer_id} {'refused' if not answer else 'answered wrongly to'} a probe")
+        return elapsed_s
+
+
+def time_stage(
+    layers: int,
+    forward: Callable[[int], Kept],
+    backward: Callable[[Kept], object],
+    *,
+    token_counts: Sequence[int],
+    micro_batch_tokens: int,
+    repeats: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StageTiming:
+    """Measure the time of a token of a micro-batch by timing several sizes: a call has a cost, and so has
+    each token.
+
+    `forward` takes a number of tokens and returns what `backward` needs; both return when the device is done.
+    A first call of each size is not counted. The least-squares line through the medians is read at
+    `micro_batch_tokens`. Raises ValueError for an empty list of token counts or numbers that are not
+    positive.
+    """
+    if not token_counts or min(token_counts) < 1 or repeats < 1 or micro_batch_tokens < 1:
+        raise ValueError(f"cannot time {repeats} calls of {list(token_counts)} tokens")
+    forwards: list[tuple[int, float]] = []
+    backwards: list[tuple[int, float]] = []
+    for tokens in token_counts:
+        backward(forward(tokens))
+        times = [_timed_pass(tokens, forward, backward, clock) for _ in range(repeats)]
+        forwards.append((tokens, median(first for first, _ in times)))
+        backwards.append((tokens, median(second for _, second in times)))
+    return StageTiming(
+        layers, _per_token(forwards, micro_batch_tokens), _per_token(backwards, micro_batch_tokens)
+    )
+
+
+def _timed_pass(
+    tokens: int,
+    forward: Callable[[int], Kept],
+    backward: Callable[[Kept], object],
+    clock: Callable[[], float],
+) -> tuple[float, float]:
+    start_s = clock()
+    kept = forward(tokens)
+    middle_s = clock()
+    backward(kept)
+    return middle_s - start_s, clock() - middle_s
+
+
+def _per_token(points: Sequence[tuple[int, float]], tokens: int) -> float:
+    """Return the seconds of one of `tokens` tokens on the line through the points, within the bounds of an
+    announcement."""
+    mean_t = sum(t for t, _ in points) / len(points)
+    mean_s = sum(s for _, s in points) / len(points)
+    spread = sum((t - mean_t) ** 2 for t, _ in points)
+    slope = sum((t - mean_t) * (s - mean_s) for t, s in points) / spread if spread else mean_s / mean_t
+    # Noise can tilt the line until it costs nothing: no slope below zero, no cost of a call below zero.
+    slope = min(max(slope, 0.0), mean_s / mean_t)
+    seconds = (mean_s + slope * (tokens - mean_t)) / tokens
+    return min(max(seconds, LEAST_TOKEN_S), MAX_TOKEN_S)
+
+
+def _digest(probe: bytes) -> bytes:
+    return hashlib.blake2b(probe, digest_size=DIGEST_BYTES).digest()
+
+
+def _link_costs(latency_s: float, bytes_per_s: float) -> LinkCosts:
+    """Return the costs of a link, clamped to the bounds of an announcement."""
+    return LinkCosts(
+        min(max(latency_s, 0.0), MAX_LATENCY_S), min(max(bytes_per_s, MIN_BYTES_PER_S), MAX_BYTES_PER_S)
+    )

@@ -1,0 +1,149 @@
+"""Detects members that are gone: pings them, checks reported losses, and notices silence.
+
+membership.py, known_members.py -> [LivenessMonitor] -> Ping, Suspect -> KnownMembers.lost -> the next plan
+
+A report of a loss is a reason to look, never a proof: a member that answers stays, and what another one says
+about it is checked by asking it. Looking takes no turn behind pings that wait for the frozen.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from swarmnode.errors import NetworkError, PeerUnreachable
+from swarmnode.extensions.pipeline.membership.control import Ping, Request, Status, Suspect
+from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
+from swarmnode.extensions.pipeline.membership.member_requests import MemberRefused
+
+logger = logging.getLogger(__name__)
+
+MAX_ASKED_AT_ONCE = 16
+LOOKS_PER_PING = 4
+
+AskWithin = Callable[[str, Request, float], Awaitable[Status]]
+"""Sends a member a request with a deadline in seconds. Raises MemberRefused, NetworkError."""
+
+
+class ChangeSignal:
+    """Wakes all waiting tasks at a change. No change between two waits is missed by a task that looks at the
+    state first."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._changed.wait()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait until something changes, at most for this time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+
+class LivenessMonitor:
+    """Keeps the liveness of `members` up to date while it runs."""
+
+    def __init__(
+        self,
+        members: KnownMembers,
+        ask: AskWithin,
+        status: Callable[[], Status],
+        turn: Callable[[], str],
+        news: ChangeSignal,
+    ) -> None:
+        """`turn`: returns the peer id of the convener, which is told of losses first."""
+        self._members = members
+        self._ask = ask
+        self._status = status
+        self._turn = turn
+        self._news = news
+        self._suspects: dict[str, str] = {}
+        self._reported = asyncio.Event()
+
+    async def run(self) -> None:
+        """Ping the members and check suspected ones until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._ping_forever())
+            tasks.create_task(self._confirm_forever())
+
+    def suspect(self, peer_id: str, why: str) -> None:
+        """Check at once if this member lives. Reports about strangers are ignored."""
+        if peer_id in self._members.living():
+            self._suspects[peer_id] = why
+            self._reported.set()
+
+    async def look(self, peers: Iterable[str]) -> None:
+        """Exchange status with these members, all at once and with a short deadline."""
+        async with asyncio.TaskGroup() as tasks:
+            for peer in peers:
+                tasks.create_task(self._look(peer))
+
+    async def _look(self, peer: str) -> None:
+        try:
+            await self._ask(peer, Ping(self._status()), self._members.settings.confirm_s)
+        except (NetworkError, MemberRefused) as error:
+            logger.debug("%s does not say where it stands: %s", peer, error)
+
+    async def _ping_forever(self) -> None:
+        settings = self._members.settings
+        asking = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
+        while True:
+            async with asyncio.TaskGroup() as tasks:
+                for peer in self._members.due(_now_s()):
+                    tasks.create_task(self._ping(peer, asking))
+            for peer in self._members.silent(_now_s()):
+                self._gone(peer, f"silent for {settings.silence_s:.0f} s")
+            await self._news.pause(settings.ping_s / LOOKS_PER_PING)
+
+    async def _confirm_forever(self) -> None:
+        while True:
+            await self._reported.wait()
+            self._reported.clear()
+            suspects, self._suspects = self._suspects, {}
+            async with asyncio.TaskGroup() as tasks:
+                for peer, why in suspects.items():
+                    tasks.create_task(self._confirm(peer, why))
+
+    async def _ping(self, peer: str, asking: asyncio.Semaphore) -> None:
+        async with asking:
+            try:
+                await self._ask(peer, Ping(self._status()), self._members.settings.answer_s)
+            except PeerUnreachable as error:
+                # Nobody listens there: no need to wait as long as for somebody who is slow.
+                if self._members.unreachable(peer, _now_s()):
+                    self.suspect(peer, str(error))
+            except (NetworkError, MemberRefused) as error:
+                logger.debug("no answer to a ping: %s", error)
+
+    async def _confirm(self, peer: str, why: str) -> None:
+        settings = self._members.settings
+        try:
+            await self._ask(peer, Ping(self._status()), settings.confirm_s)
+        except MemberRefused as error:
+            logger.debug("%s lives, though reported lost (%s): %s", peer, why, error)
+        except NetworkError as error:
+            if self._gone(peer, f"{why}; {error}") and self._turn() != self._members.own:
+                await self._tell(self._turn(), Suspect(peer))
+
+    async def _tell(self, peer: str, request: Request) -> None:
+        try:
+            await self._ask(peer, request, self._members.settings.answer_s)
+        except (NetworkError, MemberRefused) as error:
+            logger.debug("%s was not told: %s", peer, error)
+
+    def _gone(self, peer: str, why: str) -> bool:
+        gone = self._members.lost(peer, why, _now_s())
+        if gone:
+            self._news.tell()
+        return gone
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

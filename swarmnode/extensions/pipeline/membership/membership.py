@@ -1,0 +1,346 @@
+"""A member's part in a pipeline: knows the others, agrees with them on plans, and reports each change.
+
+link_probes.py, costs -> announcements, pings -> [Membership] -> on_agreed -> stages; agreed(k) -> drivers
+
+There is no coordinator. Everyone announces itself, everyone pings everyone; the living member with the
+smallest peer id convenes (proposal_round.py), all follow (follower.py), and if it falls silent the next one does.
+Plans change between iterations only: training goes on under the former plan while the next one is computed
+and its weights are loaded. After a partition both sides go on alone, and meet again under one plan, with the
+highest epoch; who was then behind by iterations is told so by `AgreedPlan.iteration`.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from statistics import median_low
+from types import TracebackType
+from typing import Self
+
+from swarmnode.errors import ModelError, NetworkError, Rejected
+from swarmnode.extensions.pipeline.membership.control import (
+    MAX_REQUEST_BYTES,
+    PROTOCOL,
+    Begin,
+    Hold,
+    Introduce,
+    Leave,
+    Ping,
+    Propose,
+    RefusalReason,
+    Request,
+    Status,
+    StatusReply,
+    Suspect,
+    TakeAssignment,
+    decode_request,
+    encode,
+    topic_of,
+)
+from swarmnode.extensions.pipeline.membership.convener import Convener
+from swarmnode.extensions.pipeline.membership.follower import Follower
+from swarmnode.extensions.pipeline.membership.job_runner import JobRunner, OnAgreed
+from swarmnode.extensions.pipeline.membership.known_members import (
+    KnownMembers,
+    MemberClaim,
+    MembershipSettings,
+)
+from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
+from swarmnode.extensions.pipeline.membership.member_requests import (
+    MemberRefused,
+    OwnPresence,
+    as_refusal,
+    ask,
+)
+from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
+from swarmnode.extensions.pipeline.plans.costs import LinkCosts, MemberCosts, Observation
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings, plan_terms
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.host import Host, Subscription
+
+logger = logging.getLogger(__name__)
+
+QUEUED_MESSAGES = 256
+
+
+class Membership:
+    """Membership in a pipeline for as long as it is entered.
+
+    async with Membership(host, key, settings=..., plan=..., model="qwen", costs=..., links=prober.links,
+                          on_agreed=node.take_place) as membership:
+        plan = await membership.agreed(worker.iteration)
+
+    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member.
+    It may raise SwarmnodeError. If `agreed.iteration` differs from that of our weights, they are fetched from
+    a replica (state_service.py), or kept if no replica has others. If `part_of(own)` is None, we are a spare member.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        key: NodeKey,
+        *,
+        settings: MembershipSettings,
+        plan: PlanSettings,
+        model: str,
+        costs: Callable[[], MemberCosts],
+        links: Callable[[], Mapping[str, LinkCosts]],
+        on_agreed: OnAgreed,
+        prepare: OnAgreed | None = None,
+        observed: Callable[[], Mapping[str, Observation]] = dict[str, Observation],
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        """`model` names the weights, so that two members with different ones do not mix. `costs`, `links` and
+        `observed` are called for each announcement; `free_bytes` is all that we give to the pipeline, a stage
+        that we hold included. `prepare` is called before `on_agreed`, while training goes on, if there are
+        weights to load. `wall_s`: returns the seconds since the epoch."""
+        self._host = host
+        self._settings = settings
+        self._wall_s = wall_s
+        named = plan_terms(plan, model)
+        self._topic = topic_of(settings.swarm, settings.name)
+        self._members = KnownMembers(host.peer_id, settings, self._topic, named)
+        self._follower = Follower(host.peer_id, catch_up_s=settings.catch_up_s)
+        self._own = OwnPresence(key, self._topic, named, costs, links, observed, wall_s)
+        self._news = ChangeSignal()
+        self._convener = Convener(
+            self._members, self._follower, self._own, self._ask, self.status, wall_s, self.lost
+        )
+        self._liveness = LivenessMonitor(
+            self._members, self._ask_within, self.status, self._convener.turn, self._news
+        )
+        self._jobs = JobRunner(
+            self._follower, self._members, self._news,
+            look=self._liveness.look, prepare=prepare, on_agreed=on_agreed,
+        )  # fmt: skip
+        self._proposals = ProposalChecker(self._members, self._own, plan, self._convener.turn, wall_s)
+        self._group: asyncio.TaskGroup | None = None
+        self._running: list[asyncio.Task[None]] = []
+        self._has_left = False
+        self._heard: Subscription | None = None
+        self.refused: Counter[str] = Counter()
+        """Messages of others that were refused, by reason."""
+
+    async def __aenter__(self) -> Self:
+        self._own.renew()
+        self._convener.start()
+        heard = self._heard = await self._host.subscribe(self._topic, queue_size=QUEUED_MESSAGES)
+        await self._host.serve(PROTOCOL, self._answer, max_request_bytes=MAX_REQUEST_BYTES)
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        settings = self._settings
+        announcing = self._own.publish(self._host, settings.announce_s, settings.ping_s, self._members.living)
+        work = (self._listen(heard), announcing, self._liveness.run(), self._jobs.run(), self._convene())
+        self._running = [self._group.create_task(each) for each in work]
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Tell the others that we leave, so that they need not wait for our silence."""
+        if self._group is None:
+            return
+        for task in self._running:
+            task.cancel()
+        self._running, self._has_left = [], True
+        self._news.tell()
+        try:
+            await self._group.__aexit__(exc_type, exc, tb)
+        finally:
+            if self._heard is not None:
+                await self._heard.aclose()
+            async with asyncio.TaskGroup() as tasks:
+                for peer in self._members.living():
+                    tasks.create_task(self._try(peer, Leave()))
+
+    async def agreed(self, iteration: int) -> AgreedPlan:
+        """Return the plan for this iteration, in which we are a data node. The iteration counts as running
+        from now on.
+
+        Returns at once if nothing changed, otherwise when all members have an assignment under the new plan.
+        Raises ModelError if this membership ends first.
+        """
+        self.rests()
+        self.stepped(iteration, self._follower.weights)
+        said = False
+        while not (self._follower.may_begin(iteration) and not self._is_outdated()):
+            if self._has_left:
+                raise ModelError("this membership has ended", hint="ask the one that came after it")
+            if not said:
+                logger.info("iteration %d waits for a plan: %s", iteration, self._why_waiting())
+                said = True
+            await self._news.wait()
+        plan = self._follower.in_force
+        assert plan is not None
+        self._follower.busy = True
+        if said:
+            logger.info(
+                "iteration %d goes on under plan %s, epoch %d", iteration, plan.digest[:8], plan.epoch
+            )
+        return plan
+
+    def rests(self) -> None:
+        """Declare that the iteration that `agreed` was called for does not run here after all."""
+        self._follower.busy = False
+        self._news.tell()
+
+    def stepped(self, iteration: int, weights: str = "") -> None:
+        """Record that our weights are at this iteration. `weights`: their digest. To be called by every
+        member."""
+        self._follower.stepped(iteration, weights, self._now_s())
+        self._news.tell()
+
+    def lost(self, peer_id: str, why: str) -> None:
+        """Check at once if a member that did not answer the pipeline lives, and tell the convener if not."""
+        self._liveness.suspect(peer_id, why)
+
+    def members(self) -> tuple[str, ...]:
+        """Return the peer ids of living members, ours included; sorted."""
+        return tuple(sorted((self._host.peer_id, *self._members.living())))
+
+    def claims(self) -> dict[str, MemberClaim]:
+        """Return the claims of the other living members."""
+        return self._members.claims()
+
+    def status(self) -> Status:
+        """Return our status, as it is sent to others."""
+        follower, plan = self._follower, self._follower.in_force
+        stage = plan.stage_of(self._host.peer_id) if plan else None
+        return Status(
+            session=self._own.session,
+            sequence=self._own.sequence,
+            iteration=follower.iteration,
+            busy=follower.busy,
+            in_force=plan.epoch if plan else 0,
+            plan=plan.digest if plan else "",
+            stage=-1 if stage is None else stage,
+            ends=plan.former.ends if plan else (),
+            weights=follower.weights,
+            epoch=follower.epoch,
+            progress=follower.progress,
+            proposed=follower.proposed.digest if follower.proposed else "",
+            detail=follower.detail,
+            resigned=self._convener.is_resigned,
+        )
+
+    # What is heard.
+
+    async def _listen(self, heard: Subscription) -> None:
+        async for message in heard:
+            try:
+                self._members.allow(message.sender, self._now_s())
+                if message.oversized:
+                    raise Rejected(RefusalReason.TOO_LARGE, "a gossip message over the bound of the network")
+                self._introduce(message.data, message.sender)
+            except Rejected as error:
+                self._refuse(message.sender, error)
+
+    async def _answer(self, peer_id: str, data: bytes) -> bytes:
+        try:
+            if not self._running:
+                raise Rejected(RefusalReason.LEFT, f"no part in pipeline {self._settings.name} any more")
+            self._members.allow(peer_id, self._now_s())
+            self._take(peer_id, decode_request(data))
+        except Rejected as error:
+            self._refuse(peer_id, error)
+            return encode(as_refusal(error))
+        return encode(StatusReply(self.status()))
+
+    def _take(self, sender: str, request: Request) -> None:
+        """Carry out a request of a member, possibly our own. Raises Rejected."""
+        now_s, follower = self._now_s(), self._follower
+        if isinstance(request, Introduce):
+            self._introduce(request.presence, sender)
+        elif sender != self._host.peer_id and sender not in self._members:
+            raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself first")
+        match request:
+            case Ping() if sender != self._host.peer_id:
+                if not self._members.heard(sender, request.status, now_s):
+                    raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself again")
+                follower.hear(sender, request.status, now_s)
+            case Propose():
+                self._propose(sender, request, now_s)
+            case Hold():
+                follower.hold(sender, request.epoch, request.iteration, now_s)
+            case TakeAssignment():
+                follower.take(sender, request.epoch, request.iteration, now_s)
+            case Begin():
+                follower.begin(sender, request.epoch, now_s)
+            case Suspect():
+                self.lost(request.peer_id, f"{sender} could not reach it")
+            case Leave():
+                self._members.left(sender, now_s)
+            case _:
+                pass
+        self._news.tell()
+
+    def _introduce(self, sealed: bytes, sender: str) -> None:
+        news = self._members.introduce(sealed, sender=sender, wall_s=self._wall_s(), now_s=self._now_s())
+        if news:
+            self._news.tell()
+
+    def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
+        members, follower = self._members, self._follower
+        inputs = self._proposals.checked(sender, proposal, now_s)
+        heard = {peer: members[peer].status for peer in members.living()}
+        epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
+        follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)
+        for peer, status in heard.items():
+            # Who was told before us may have computed it already.
+            if status is not None:
+                follower.hear(peer, status, now_s)
+
+    def _refuse(self, peer_id: str, error: Rejected) -> None:
+        self.refused[error.reason] += 1
+        logger.debug("refused what %s sent: %s", peer_id, error)
+
+    # What is asked.
+
+    async def _ask(self, peer_id: str, request: Request) -> Status:
+        """Send a member, possibly ourselves, a request. Raises MemberRefused, NetworkError."""
+        if peer_id == self._host.peer_id:
+            try:
+                self._take(peer_id, request)
+            except Rejected as error:
+                raise MemberRefused(as_refusal(error)) from error
+            return self.status()
+        return await self._ask_within(peer_id, request, self._settings.answer_s)
+
+    async def _ask_within(self, peer_id: str, request: Request, timeout_s: float) -> Status:
+        status = await ask(self._host, peer_id, request, self._own.sealed, timeout_s=timeout_s)
+        self._members.heard(peer_id, status, self._now_s())
+        self._follower.hear(peer_id, status, self._now_s())
+        return status
+
+    async def _try(self, peer_id: str, request: Request) -> None:
+        try:
+            await ask(self._host, peer_id, request, self._own.sealed, timeout_s=self._settings.answer_s)
+        except (NetworkError, MemberRefused) as error:
+            logger.debug("%s was not told: %s", peer_id, error)
+
+    # What goes on all the time.
+
+    async def _convene(self) -> None:
+        while True:
+            await self._news.pause(self._settings.poll_s)
+            if await self._convener.run():
+                self._news.tell()
+
+    def _is_outdated(self) -> bool:
+        """Return True if most others follow a newer plan, so that we were left out and wait to be taken in
+        again."""
+        plan = self._follower.in_force
+        return plan is not None and self._members.most_are_past(plan.epoch)
+
+    def _why_waiting(self) -> str:
+        follower = self._follower
+        if follower.in_force is None:
+            others = len(self._members.living())
+            return f"no assignment yet, {others} other members, {self._convener.turn()} convenes"
+        if follower.is_waiting:
+            return f"{follower.by} is changing it, epoch {follower.epoch}"
+        return "the others go by a newer one" if self._is_outdated() else "we are spare in the present one"
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()

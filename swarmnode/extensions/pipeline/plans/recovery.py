@@ -1,0 +1,185 @@
+"""Reactions to the loss of a member while an iteration runs: another path, the keeper of a copy, a deadline.
+
+Plan, who is lost -> [recovery] -> the driver's next attempt, state_service.py (whom copies go to), deadlines
+
+Pure: every member comes to the same answer from the same facts. A path is repaired in place: a lost node
+becomes a living replica of its stage that has a slot free, else the stage is left out, which the model is
+trained for. What was visited in order is still visited in order, and nobody waits for a slot that another
+micro-batch holds, so a repair cannot deadlock.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+
+from swarmnode.extensions.pipeline.plans.instance import Instance
+from swarmnode.extensions.pipeline.plans.plan import Plan
+from swarmnode.extensions.pipeline.plans.simulator import simulate
+
+SLACK = 3.0
+"""Factor of the predicted time of a micro-batch: home machines and lines vary by about this much."""
+
+FLOOR_S = 5.0
+"""Seconds added to it: below this a busy machine or a hanging line decides, not the plan."""
+
+Path = tuple[int, ...]
+
+
+def repaired_path(
+    plan: Plan, path: Path, lost: Collection[int], tried: Collection[int], load: Mapping[int, int]
+) -> Path | None:
+    """Return the path of the next attempt at a micro-batch that went along `path`, or None.
+
+    `lost`: nodes that are gone or did not answer. `tried`: nodes that live but had no slot for it. Both are
+    replaced by the replica of their stage that is nearest (hops to and from it, its work) among those with a
+    slot free, or left out. `load`: by node, visits that it holds now, as far as known; the slots of the
+    plan's own agents are reserved whether in use or not.
+
+    A path keeps at least two stages while a node of another stage lives and was not tried; it is the data
+    node alone when none lives. None: the data node is lost, or all that live have been tried; then it is
+    worth another attempt later with `tried` empty, or given up.
+
+    >>> link = tuple(tuple(float(i != j) for j in range(4)) for i in range(4))
+    >>> four = Instance(("a", "b", "c", "d"), (1.0,) * 4, link, (2,) * 4, ((0,), (1, 2), (3,)), 3, waves=1)
+    >>> repaired_path(Plan(four, ((0, 1, 3),)), (0, 1, 3), lost={1}, tried=(), load={})
+    (0, 2, 3)
+    """
+    gone = {*lost, *tried}
+    if not path or path[0] in lost:
+        return None
+    instance = plan.instance
+    stage_of, taken = instance.stage_of, _taken(plan, load)
+    repaired = [path[0]]
+    for position, node in enumerate(path[1:], 1):
+        if node not in gone:
+            repaired.append(node)
+            continue
+        after = next((later for later in path[position + 1 :] if later not in gone), path[0])
+        free = [
+            other
+            for other in instance.stages[stage_of[node]]
+            if other not in gone and taken[other] < instance.memory[other]
+        ]
+        if free:
+            repaired.append(_nearest(instance, repaired[-1], after, free))
+    if len(repaired) > 1:
+        return tuple(repaired)
+    return _shortest(instance, path[0], lost, gone, taken)
+
+
+def _taken(plan: Plan, load: Mapping[int, int]) -> Counter[int]:
+    """Return the taken slots of each node: those of the plan's agents, or more if more are in use."""
+    taken = Counter(node for path in plan.paths for node in path)
+    for node, visits in load.items():
+        taken[node] = max(taken[node], visits)
+    return taken
+
+
+def _nearest(instance: Instance, before: int, after: int, nodes: Sequence[int]) -> int:
+    """Return the node that costs least between two others; of equals the first."""
+    hop_s = instance.hop_s
+    return min(
+        nodes, key=lambda node: (hop_s[before][node] + hop_s[node][after] + instance.forward_s[node], node)
+    )
+
+
+def _shortest(
+    instance: Instance, data_node: int, lost: Collection[int], gone: Collection[int], taken: Mapping[int, int]
+) -> Path | None:
+    """Return a path of two stages over what is left, preferably to a node with a free slot as far as
+    known."""
+    others = [node for nodes in instance.stages[1:] for node in nodes if node not in lost]
+    if not others:
+        return (data_node,)
+    willing = [node for node in others if node not in gone]
+    free = [node for node in willing if taken[node] < instance.memory[node]]
+    if not willing:
+        return None
+    return (data_node, _nearest(instance, data_node, data_node, free or willing))
+
+
+def neighbour_of(plan: Plan, node: int) -> int | None:
+    """Return the node that keeps a copy of this node's state: one of another stage, as near as possible.
+
+    Copies are spread so that every node has a keeper: one each, unless a stage has more than half of the
+    members. None if the node is in no stage, or if there is no other stage.
+    """
+    return neighbours(plan.instance)[node]
+
+
+@lru_cache(maxsize=8)
+def neighbours(instance: Instance) -> tuple[int | None, ...]:
+    """Return `neighbour_of` for every node.
+
+    Nodes choose in turn, nearest first. A node that finds all near keepers busy makes one of them hand a copy
+    over to its owner's next choice (augmenting paths, as in Kuhn's bipartite matching).
+    """
+    placed = [node for nodes in instance.stages for node in nodes]
+    largest = max(len(nodes) for nodes in instance.stages)
+    if largest == len(placed):
+        return (None,) * instance.node_count
+    most = -(-largest // (len(placed) - largest))
+    stage_of, hop_s = instance.stage_of, instance.hop_s
+    choices = {
+        node: sorted(
+            (other for other in placed if stage_of[other] != stage_of[node]),
+            key=lambda other: (hop_s[node][other] + hop_s[other][node], other),
+        )
+        for node in placed
+    }
+    keeps: dict[int, list[int]] = {node: [] for node in placed}
+    for node in sorted(placed):
+        _assign_keeper(node, choices, keeps, most, set())
+    keeper = {owner: node for node, owners in keeps.items() for owner in owners}
+    return tuple(keeper.get(node) for node in range(instance.node_count))
+
+
+def _assign_keeper(
+    node: int, choices: Mapping[int, Sequence[int]], keeps: dict[int, list[int]], most: int, seen: set[int]
+) -> bool:
+    """Find a keeper for the node, moving others where that is needed."""
+    near = [keeper for keeper in choices[node] if keeper not in seen]
+    for keeper in near:
+        if len(keeps[keeper]) < most:
+            keeps[keeper].append(node)
+            return True
+    for keeper in near:
+        if keeper in seen:
+            continue
+        seen.add(keeper)
+        for owner in tuple(keeps[keeper]):
+            if _assign_keeper(owner, choices, keeps, most, seen):
+                keeps[keeper].remove(owner)
+                keeps[keeper].append(node)
+                return True
+    return False
+
+
+def deadline_s(plan: Plan, agent: int, wave: int, *, slack: float = SLACK, floor_s: float = FLOOR_S) -> float:
+    """Return the seconds that a micro-batch may take, from its start, before its data node repairs its path.
+
+    They are its predicted time, waiting for others included, times `slack`, plus `floor_s`.
+    """
+    return predicted_s(plan)[agent][wave] * slack + floor_s
+
+
+@lru_cache(maxsize=8)
+def predicted_s(plan: Plan) -> tuple[tuple[float, ...], ...]:
+    """Return [agent][wave]: seconds from the start of a micro-batch's first forward to the end of its last
+    backward.
+
+    >>> link = ((0.0, 1.0), (1.0, 0.0))
+    >>> two = Instance(("a", "b"), (1.0, 1.0), link, (1, 1), ((0,), (1,)), path_length=2, waves=1)
+    >>> predicted_s(Plan(two, paths=((0, 1),)))
+    ((9.25,),)
+    """
+    waves = plan.instance.waves
+    starts = [[float("inf")] * waves for _ in plan.paths]
+    ends = [[0.0] * waves for _ in plan.paths]
+    for task in simulate(plan).tasks:
+        starts[task.agent][task.wave] = min(starts[task.agent][task.wave], task.start_s)
+        ends[task.agent][task.wave] = max(ends[task.agent][task.wave], task.end_s)
+    return tuple(
+        tuple(end - start for start, end in zip(first, last, strict=True))
+        for first, last in zip(starts, ends, strict=True)
+    )

@@ -1,0 +1,230 @@
+"""Fills the existing stages with members: those that stay, those that fill a gap, and newcomers.
+
+planning.py: former stages, costs of those who are left -> [refill_stages] -> Partition -> schedule.py
+
+A stage without members gets a newcomer, or else a member of the stage that loses least; every other newcomer
+takes the stage where it saves most time, by the simulator on the first paths there are. Stage 0 counts for
+more than its time: each data node starts as many micro-batches as it has slots, so with a data node less a
+step is taken on fewer tokens. Where it lacks some, replicas of other stages move there. Nobody else moves:
+changing the stage means loading weights. None of this asks for the time or the order of announcements.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from swarmnode.errors import ConfigError
+from swarmnode.extensions.pipeline.plans.costs import LinkCosts, MemberCosts, forward_s
+from swarmnode.extensions.pipeline.plans.instance import Instance, agents
+from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings, instance_from
+from swarmnode.extensions.pipeline.plans.micro_batch_routes import first_paths
+from swarmnode.extensions.pipeline.plans.partition import (
+    ModelCosts,
+    Partition,
+    PipelineWorkload,
+    PlannedStage,
+    path_length,
+)
+from swarmnode.extensions.pipeline.plans.placement_moves import PlacementTable
+from swarmnode.extensions.pipeline.plans.simulator import Simulator
+
+HARM = 1.1
+"""Factor of slowdown from which a newcomer stays spare: it would slow every micro-batch by it in any
+stage."""
+
+LACK = 0.5
+"""Weight of a missing data node, as a share of the time of a micro-batch. One missing of two halves the
+tokens of a step: to have them back, a micro-batch may take half as long again."""
+
+Groups = list[list[str]]
+"""Peer ids of each stage's replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningCosts:
+    """Costs of members, links and the model, independent of who holds what."""
+
+    costs: Mapping[str, MemberCosts]
+    """Costs of each peer id, sorted, corrected by observations of others."""
+    links: Mapping[tuple[str, str], LinkCosts]
+    """Costs of the link from one peer id to another."""
+    model: ModelCosts
+    work: PipelineWorkload
+    iteration: IterationSettings
+    gradient_bytes: int | None
+    """Bytes that are averaged for each layer."""
+
+    def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
+        """Return the instance of this partition, and the costs of each member in every other stage.
+
+        Raises ConfigError if no link was measured, or if a member cannot hold a micro-batch of its stage.
+        """
+        iteration = self.iteration
+        if self.gradient_bytes is not None:
+            sizes = tuple(self.gradient_bytes * (part.end - part.first) for part in parts.stages)
+            iteration = replace(iteration, gradient_bytes=sizes)
+        return instance_from(self.costs.values(), self.links, parts, self.work, iteration)
+
+    def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
+        """Return the partition with these stages and replicas. Members in no group are spare."""
+        model, stages = self.model, list[PlannedStage]()
+        for first, end, group in zip((0, *ends), ends, groups, strict=False):
+            layers = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
+            stages.append(
+                PlannedStage(
+                    first,
+                    end,
+                    held_bytes=sum(cost.held_bytes for cost in layers),
+                    slot_bytes=sum(cost.activation_bytes for cost in layers) * self.work.micro_batch_tokens,
+                    forward_s=sum(cost.forward_s for cost in layers),
+                    peers=tuple(sorted(group)),
+                )
+            )
+        placed = {peer for group in groups for peer in group}
+        spare = tuple(sorted(peer for peer in self.costs if peer not in placed))
+        return Partition(tuple(stages), path_length(len(ends), self.work.skip), spare)
+
+
+def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
+    """Return the former stages with every member at its former place, gaps filled and newcomers placed.
+
+    None if the last stage does not end where the model does, or if these members cannot fill the stages.
+    """
+    if not ends or ends[-1] != len(scene.model.layers) or len(scene.costs) < len(ends):
+        return None
+    map_ = _Map(scene, ends)
+    newcomers = [peer for peer in scene.costs if not map_.stays(peer, stage_of.get(peer))]
+    gaps = [stage for stage, group in enumerate(map_.groups) if not group]
+    # The stage that fewest can hold goes first: for want of data, or of memory.
+    for stage in sorted(gaps, key=lambda stage: (map_.count_able(stage), stage)):
+        if not map_.fill(stage, newcomers):
+            return None
+    for peer in newcomers:
+        map_.join(peer)
+    map_.mend()
+    found = scene.parts(ends, map_.groups)
+    return found if map_.share_s(map_.groups) < inf else None
+
+
+class _Map:
+    """The stages while they are being filled."""
+
+    def __init__(self, scene: PlanningCosts, ends: Sequence[int]) -> None:
+        self._scene = scene
+        self._ends = tuple(ends)
+        self.groups: Groups = [[] for _ in ends]
+        self.parts = scene.parts(ends, self.groups)
+
+    def stays(self, peer: str, stage: int | None) -> bool:
+        """Leave a member in its former stage. Returns False if it had none or can no longer hold it."""
+        if stage is None or not self._can(peer, stage):
+            return False
+        self.groups[stage].append(peer)
+        return True
+
+    def fill(self, gap: int, newcomers: list[str]) -> bool:
+        """Give an empty stage a member, preferably a newcomer, which is removed from the list. Returns False
+        if none can hold it."""
+        able = [peer for peer in newcomers if self._can(peer, gap)]
+        if not able:
+            able = [peer for group in self.groups if len(group) > 1 for peer in group if self._can(peer, gap)]
+        if not able:
+            return False
+        found = [self._moved(peer, gap) for peer in able]
+        _, chosen = min(zip(self._prices(found), able, strict=True))
+        self.groups = self._moved(chosen, gap)
+        if chosen in newcomers:
+            newcomers.remove(chosen)
+        return True
+
+    def join(self, peer: str) -> None:
+        """Add a newcomer to the stage where it saves most, unless it only harms."""
+        able = [stage for stage in range(len(self.groups)) if self._can(peer, stage)]
+        if not able:
+            return
+        without, *prices = self._prices([self.groups, *(self._moved(peer, stage) for stage in able)])
+        price, stage = min(zip(prices, able, strict=True))
+        if price[0] <= HARM * without[0]:
+            self.groups = self._moved(peer, stage)
+
+    def mend(self) -> None:
+        """Move replicas to stage 0 while it lacks data nodes and that is worth the time it costs."""
+        while self._lacks_data(self.groups):
+            able = [
+                peer
+                for group in self.groups[1:]
+                if len(group) > len(self.groups[0])
+                for peer in group
+                if self._can(peer, 0)
+                and self._micro_batches(self._moved(peer, 0)) > self._micro_batches(self.groups)
+            ]
+            if not able:
+                return
+            present, *prices = self._prices([self.groups, *(self._moved(peer, 0) for peer in able)])
+            price, chosen = min(zip(prices, able, strict=True))
+            if price[0] >= present[0]:
+                return
+            self.groups = self._moved(chosen, 0)
+
+    def count_able(self, stage: int) -> int:
+        """Return the number of members that could hold this stage."""
+        return sum(self._can(peer, stage) for peer in self._scene.costs)
+
+    def share_s(self, groups: Groups) -> float:
+        """Return the seconds of an iteration per micro-batch; infinite while a stage is empty or short of
+        slots."""
+        instance = self._instance(groups)
+        if instance is None:
+            return inf
+        try:
+            paths = [first_paths(instance, use_links=use_links) for use_links in (True, False)]
+        except ConfigError:
+            return inf
+        simulator = Simulator(instance)
+        return min(simulator.run(each).makespan_s / len(each) for each in paths)
+
+    def _prices(self, choices: Sequence[Groups]) -> list[tuple[float, float]]:
+        """Return two prices of each map: simulated seconds, if possible, weighed by the tokens of a step; and
+        the load of the busiest stage, for maps with gaps."""
+        starts = [self._micro_batches(groups) for groups in choices]
+        prices: list[tuple[float, float]] = []
+        for groups, started in zip(choices, starts, strict=True):
+            weight = 1 + LACK if started < max(starts) and self._lacks_data(groups) else 1.0
+            load = max(self._load(stage, group) for stage, group in enumerate(groups))
+            prices.append((weight * self.share_s(groups), load))
+        return prices
+
+    def _lacks_data(self, groups: Groups) -> bool:
+        """Return True if stage 0 has fewer data nodes than the other stages have replicas on average."""
+        return len(groups[0]) * (len(groups) - 1) < sum(map(len, groups[1:]))
+
+    def _micro_batches(self, groups: Groups) -> int:
+        """Return the micro-batches in flight at once, as the slots of data nodes and other stages allow; 0
+        with a gap."""
+        instance = self._instance(groups)
+        return len(agents(instance)) if instance is not None else 0
+
+    def _instance(self, groups: Groups) -> Instance | None:
+        """Return the instance of these groups; None if a stage is empty or no link was measured."""
+        try:
+            return self._scene.measured(self._scene.parts(self._ends, groups))[0] if all(groups) else None
+        except ConfigError:
+            return None
+
+    def _load(self, stage: int, group: Sequence[str]) -> float:
+        part = self.parts.stages[stage]
+        speed = sum(1 / forward_s(self._scene.costs[peer], part.end - part.first) for peer in group)
+        visits = 1.0 if stage == 0 else (self.parts.path_length - 1) / (len(self._ends) - 1)
+        return visits / speed if speed else 0.0
+
+    def _moved(self, peer: str, stage: int) -> Groups:
+        groups = [[other for other in group if other != peer] for group in self.groups]
+        groups[stage].append(peer)
+        return groups
+
+    def _can(self, peer: str, stage: int) -> bool:
+        """Return True if a member has the memory for a stage and one micro-batch, and holds data for stage
+        0."""
+        member, part = self._scene.costs[peer], self.parts.stages[stage]
+        fits = member.free_bytes >= part.held_bytes + part.slot_bytes
+        return fits and (stage > 0 or member.holds_data)

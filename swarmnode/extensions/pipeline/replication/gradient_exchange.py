@@ -1,0 +1,155 @@
+"""The interface by which a stage's replicas agree before and after a step; replica_exchange.py implements it.
+
+member (GradientSum of its own) -> [GradientExchange.combine] -> Combined -> StageWorker.apply
+member (digest of its weights) -> [GradientExchange.compare] -> ReplicaVote (replica_vote.py) -> alignment.py
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from torch import Tensor
+
+from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote
+from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
+from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
+
+
+class ContributionFault(StrEnum):
+    """Reason why a replica's gradients are not in the sum."""
+
+    SILENT = "silent"
+    """Dead, frozen, or too late for the deadline."""
+    MALFORMED = "malformed"
+    BAD_SIGNATURE = "bad_signature"
+    BAD_DIGEST = "bad_digest"
+    """Its bytes do not have the digest that it signed."""
+    WRONG_SHAPE = "wrong_shape"
+    WEIGHT = "weight"
+    """More tokens or micro-batches than the plan gives it."""
+    NOT_FINITE = "not_finite"
+    NORM = "norm"
+    EQUIVOCATION = "equivocation"
+    """It signed two different contributions to one iteration."""
+    LATE = "late"
+    """Only for ourselves: the others had closed without us."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionBounds:
+    """Bounds of one replica's contribution, equal for all replicas of a stage under a plan."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of the stage's parameters, by global name. They determine the size and order of a
+    contribution."""
+    max_tokens: int
+    """Bound of the tokens that one replica learns from in one iteration: visiting agents x waves x bound of a
+    micro-batch."""
+    max_visits: int
+    """Bound of the micro-batches of one replica in one iteration, including those it takes over from a lost
+    one."""
+
+    @classmethod
+    def of(
+        cls, parameters: Mapping[str, Tensor], *, max_tokens: int, max_visits: int
+    ) -> "ContributionBounds":
+        """Return the bounds for these parameters. `parameters`: `StageModel.trainable()`."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        return cls(shapes, max_tokens, max_visits)
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """The combined gradients of a stage in one iteration."""
+
+    sum: GradientSum
+    """Sum of the contributors' gradients, bitwise equal at every replica with the same contributors."""
+    contributors: tuple[str, ...]
+    """Peer ids of the contributors, sorted. Our own may be missing."""
+    rejected: Mapping[str, ContributionFault]
+    """The replicas that did not contribute, with the reason."""
+    agreed: bool = True
+    """True if all replicas that answered reported the same set. If False, `compare` finds out about the
+    consequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class AveragingSettings:
+    codec: CodecName = "none"
+    """Codec of the gradients. fp16 halves the bytes; sums beyond 65504 are clamped to it."""
+    max_norm_ratio: float = 16.0
+    """Largest ratio of a replica's gradient norm a token to the (lower) median of all replicas. Means over
+    few micro-batches of unequal size differ by single digits."""
+    contribution_timeout_s: float = 30.0
+    """Time that a replica may be behind another with its iteration, and that a fetch may take in addition to
+    its bytes."""
+    round_timeout_s: float = 10.0
+    """Limit of one answer without gradients."""
+    least_bytes_per_s: float = 250_000.0
+    """Slowest line (2 Mbit/s) over which a contribution is fetched."""
+
+
+@dataclass(slots=True)
+class ExchangeCounters:
+    """Counters of averaging since the start."""
+
+    combined: int = 0
+    rejected: Counter[ContributionFault] = field(default_factory=Counter[ContributionFault])
+    stragglers: int = 0
+    """Replicas that asked after an exchange was closed without them."""
+    disagreements: int = 0
+    """Exchanges at whose end replicas held different sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageIteration:
+    """One iteration of one stage under one plan."""
+
+    plan: str
+    """Digest of the plan."""
+    stage: int
+    iteration: int
+
+
+class GradientExchange(Protocol):
+    """Averages gradients among the replicas of one stage. `replicas` are peer ids, our own among them."""
+
+    async def combine(
+        self,
+        own: GradientSum,
+        exchange: StageIteration,
+        replicas: Sequence[str],
+        expected: ContributionBounds,
+    ) -> Combined:
+        """Return the sum over all replicas whose contribution is sound. Bounded in time whatever they do."""
+        ...
+
+    async def compare(
+        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+    ) -> ReplicaVote:
+        """Compare the state after the step with the other replicas.
+
+        `digest`: of the state after the step. `before`: of the state that we can go back to; empty if we do
+        not know that the pipeline was there.
+        """
+        ...
+
+
+class SoloExchange:
+    """The exchange of a stage without replicas."""
+
+    async def combine(
+        self,
+        own: GradientSum,
+        exchange: StageIteration,
+        replicas: Sequence[str],
+        expected: ContributionBounds,
+    ) -> Combined:
+        return Combined(own, tuple(replicas[:1]), {})
+
+    async def compare(
+        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+    ) -> ReplicaVote:
+        return ReplicaVote(agrees=True, digest=digest)

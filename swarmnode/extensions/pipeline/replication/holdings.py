@@ -1,0 +1,233 @@
+"""Stage states that the members hold, and the choice of those that together make up another stage.
+
+state_service.py (what each member says it holds) -> [covering] -> what to fetch, from whom
+
+Pure. Layers are named globally, so states of any partition cover the layers of any other; those of one
+iteration only, since layers of different iterations make a model that nobody trained.
+
+Anyone may say that it holds anything. So what counts first is who may be expected to hold it: the members of
+that stage under the plans that were run, and the keepers of their copies (`LayerAssignments`). Their word is
+taken before any other's, then that of the larger number; how far a state reaches decides only among equals.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from torch import Tensor
+
+from swarmnode.extensions.pipeline.stages.packed_state import StageState
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart
+from swarmnode.extensions.pipeline.wire.hop_messages import Count, Digest
+
+MAX_LAYERS = 4096
+Layer = Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
+
+_LAYER = re.compile(r"\.layers\.(\d{1,4})\.")
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
+    """Description of one stage's state after a number of steps."""
+
+    first_layer: Layer
+    end_layer: Layer
+    """One past the last layer."""
+    has_ends: bool
+    """True if it includes embedding, final norm and head."""
+    iteration: Count
+    """Optimizer steps in the state."""
+    size_bytes: Count
+    digest: Digest
+    """SHA-256 of the bytes (packed_state.py)."""
+
+    def __post_init__(self) -> None:
+        if self.end_layer < self.first_layer:
+            raise ValueError(f"no layers are [{self.first_layer}, {self.end_layer})")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """A holding with its bytes."""
+
+    holding: Holding
+    state: StageState
+
+    @classmethod
+    def of(cls, part: StagePart, iteration: int, state: StageState) -> "HeldState":
+        holding = Holding(
+            part.first_layer, part.end_layer, part.has_ends, iteration, len(state.data), state.digest
+        )
+        return cls(holding, state)
+
+
+class HolderCredibility(IntEnum):
+    """Evidence that a member which says it holds a state may be expected to."""
+
+    NONE = 0
+    FITS = 1
+    """The layers are those of one stage."""
+    KEEPER = 2
+    """The member was to keep a copy of such a stage."""
+    ASSIGNED = 3
+    """The member is assigned to that stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAssignments:
+    """The layers of each member under a plan, and the keeper of each member's copy."""
+
+    ranges: Mapping[str, tuple[int, int]]
+    """By peer id, its first layer and one past its last."""
+    keepers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Peer id of the member that keeps a copy, by the peer id of its owner."""
+
+    def credibility(self, peer_id: str, holding: Holding) -> HolderCredibility:
+        layers = holding.first_layer, holding.end_layer
+        if self.ranges.get(peer_id) == layers:
+            return HolderCredibility.ASSIGNED
+        stage = [peer for peer, held in self.ranges.items() if held == layers]
+        if any(self.keepers.get(peer) == peer_id for peer in stage):
+            return HolderCredibility.KEEPER
+        return HolderCredibility.FITS if stage else HolderCredibility.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A holding and the members that have it."""
+
+    holding: Holding
+    holders: tuple[str, ...]
+    """Peer ids of the holders, in the order in which they are to be asked."""
+    credibility: HolderCredibility = HolderCredibility.NONE
+    """The highest credibility of its holders."""
+    backers: int = 1
+    """Number of holders with that credibility."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The tensors of a part of the model, by global name."""
+
+    tensors: dict[str, Tensor]
+    iteration: int
+    """Iteration of the oldest tensors, if they are mixed."""
+
+
+def layer_of(name: str) -> int | None:
+    """Return the layer that a tensor belongs to, by its global name, also for Adam's moments; None for the
+    ends.
+
+    >>> layer_of("exp_avg/base_model.model.model.layers.7.mlp.up_proj.lora_A.weight")
+    7
+    """
+    found = _LAYER.search(name)
+    return int(found.group(1)) if found else None
+
+
+def of_part(tensors: Mapping[str, Tensor], part: StagePart) -> dict[str, Tensor]:
+    """Return the tensors that belong to a part of the model."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if (
+            part.has_ends if (layer := layer_of(name)) is None else part.first_layer <= layer < part.end_layer
+        )
+    }
+
+
+def offers(
+    told: Mapping[str, Collection[Holding]], assignments: Sequence[LayerAssignments] = ()
+) -> list[Offer]:
+    """Return the reported holdings, by peer id, as offers. `assignments`: those of the plans that were run.
+
+    Of two digests of the same layers and iteration, the one with the higher credibility counts, then the one
+    with more holders of that credibility, then the one with the smallest peer id. Replicas compare their
+    digests after every step, so differing digests are the exception.
+    """
+    holders: dict[Holding, list[tuple[HolderCredibility, str]]] = {}
+    for peer_id in sorted(told):
+        for holding in set(told[peer_id]):
+            credibility = max(
+                (each.credibility(peer_id, holding) for each in assignments), default=HolderCredibility.NONE
+            )
+            holders.setdefault(holding, []).append((credibility, peer_id))
+    best: dict[tuple[int, int, bool, int], Offer] = {}
+    found = [_offer(holding, those) for holding, those in holders.items()]
+    for offer in sorted(found, key=lambda o: (-o.credibility, -o.backers, o.holders, o.holding)):
+        holding = offer.holding
+        what = (holding.first_layer, holding.end_layer, holding.has_ends, holding.iteration)
+        best.setdefault(what, offer)
+    return sorted(best.values(), key=lambda offer: offer.holding)
+
+
+def _offer(holding: Holding, holders: Sequence[tuple[HolderCredibility, str]]) -> Offer:
+    best = max(credibility for credibility, _ in holders)
+    asked = sorted(holders, key=lambda each: (-each[0], each[1]))
+    backers = sum(credibility == best for credibility, _ in holders)
+    return Offer(holding, tuple(peer for _, peer in asked), best, backers)
+
+
+def covering(
+    offered: Sequence[Offer],
+    part: StagePart,
+    *,
+    needs_ends: bool,
+    at_least: int,
+    at_most: int,
+    mixed: bool = False,
+) -> list[Offer] | None:
+    """Return offers of one iteration that together hold the whole part, or None.
+
+    The newest iteration held by members that may be expected to hold it; only if there is none, the newest
+    that any member reports. `needs_ends`: the ends are trained, and the part has them. `at_most`: needed
+    because a holder may report any number. `mixed`: the newest of each layer instead. If the only member of
+    some layers has died, they are some steps behind; training mends that sooner than if the others went back
+    as far.
+    """
+    within = [offer for offer in offered if at_least <= offer.holding.iteration <= at_most]
+    for credibility in (HolderCredibility.KEEPER, HolderCredibility.FITS, HolderCredibility.NONE):
+        trusted = [offer for offer in within if offer.credibility >= credibility]
+        iterations = sorted({offer.holding.iteration for offer in trusted}, reverse=True)
+        of_one = ([o for o in trusted if o.holding.iteration == each] for each in iterations)
+        for chosen in [trusted] if mixed else of_one:
+            if (found := _cover(chosen, part, needs_ends)) is not None:
+                return found
+    return None
+
+
+def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[Offer] | None:
+    """Return offers that cover the part from the left, always the newest. Of equals, choose the most credible
+    one, then the one that reaches farthest."""
+    chosen: list[Offer] = []
+    at = part.first_layer
+    while at < part.end_layer:
+        reaching = [o for o in offered if o.holding.first_layer <= at < o.holding.end_layer]
+        if not reaching:
+            return None
+        best = max(
+            reaching,
+            key=lambda o: (
+                o.holding.iteration,
+                o.credibility,
+                o.backers,
+                o.holding.end_layer,
+                -o.holding.size_bytes,
+            ),
+        )
+        chosen.append(best)
+        at = best.holding.end_layer
+    if needs_ends and not any(offer.holding.has_ends for offer in chosen):
+        with_ends = [offer for offer in offered if offer.holding.has_ends]
+        if not with_ends:
+            return None
+        chosen.append(
+            min(
+                with_ends,
+                key=lambda o: (-o.holding.iteration, -o.credibility, -o.backers, o.holding.size_bytes),
+            )
+        )
+    return chosen

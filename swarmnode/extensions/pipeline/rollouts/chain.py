@@ -1,0 +1,142 @@
+"""The interface between an engine and the stages: token ids go in, hidden states come out.
+
+pipeline_engine.py -> [Chain] -> remote_chain.py (members of a pipeline) | extensions/pipeline/testing/local_chain.py (all in one process)
+
+A chain decides nothing: it says who stopped a feed and why, and the engine chooses what to do about it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.rollouts.routing import Route
+from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.rollout.decode.adapters.adapter import LoraPair
+from swarmnode.rollout.engine import PolicyUpdate
+
+MAX_FEED_TOKENS = 4096
+"""Default bound of the tokens of one feed: a longer prompt comes in pieces."""
+
+
+class StopReason(StrEnum):
+    """Reason why a feed did not come through."""
+
+    LOST = "lost"
+    """A node does not answer, or gives an answer that no sound node gives: do not ask it again."""
+    FORGOTTEN = "forgotten"
+    """A node does not have the session, or not the plan: send everything again."""
+    OTHER_PLAN = "other_plan"
+    """A node has its stage under another plan, or none: wait until it has come to ours, or we to another."""
+    OTHER_POLICY = "other_policy"
+    """The weights of a node are of another version."""
+    NO_MEMORY = "no_memory"
+    """A node has no room for this many tokens."""
+    NOT_FINITE = "not_finite"
+    """Our own stage computes NaN or infinity from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A feed that did not come through. Tokens that nodes before the stop have kept may be sent again."""
+
+    why: StopReason
+    node: int | None
+    """The node at which it stopped; None if unknown."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFeed:
+    """One step of one session along one route."""
+
+    route: Route
+    session: int
+    ids: tuple[int, ...]
+    """All tokens, end to end."""
+    segments: Segments
+    version: int
+    """Version of the policy that the tokens must be computed under."""
+
+
+class Chain(Protocol):
+    """The stages of a model, as one caller uses them. Calls block."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def max_feed_tokens(self) -> int:
+        """Bound of the tokens of one feed."""
+        ...
+
+    @property
+    def takes_policies(self) -> bool:
+        """True if `adopt` brings weights to the stages. If False, the stages train, and a version only names
+        their weights."""
+        ...
+
+    def route(self, path: StagePath) -> Route | None:
+        """Return the nodes that take a path now, perhaps without a stage that no node holds. None if it is no
+        path here."""
+        ...
+
+    def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
+        """Run the feeds side by side, each along its route. Returns the hidden states [sum of tails, D] of
+        the wanted tokens."""
+        ...
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Return final norm and head applied: [N, vocabulary] in float32."""
+        ...
+
+    def give_up(self, node: int, why: str) -> None:
+        """Stop asking this node until the plan changes."""
+        ...
+
+    def close_session(self, route: Route, session: int) -> None:
+        """Let nodes forget a session, without waiting for it."""
+        ...
+
+    def check(self, update: PolicyUpdate) -> Mapping[str, LoraPair]:
+        """Return the tensors of a policy that `adopt` has to bring to the stages. Raises EngineError for a
+        policy that this chain cannot have."""
+        ...
+
+    def adopt(self, pairs: Mapping[str, LoraPair]) -> None:
+        """Sample from another policy from now on."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def embedded(stage: StageModel, ids: Sequence[int]) -> Tensor:
+    """Return the hidden states [N, D] of token ids that lie end to end."""
+    return stage.embed(torch.tensor(ids, device=stage.device)[None])[0]
+
+
+def logits_of(stage: StageModel, hidden_ND: Tensor) -> Tensor:
+    """Return the logits in float32 of hidden states behind the last stage. On the data stage only."""
+    return stage.head(stage.final_norm(hidden_ND)).float()
+
+
+def stopped_by(rejected: Rejected, node: int | None) -> Stopped:
+    """Return the stop that the refusal of a stage means for the engine."""
+    why = {
+        Refusal.UNKNOWN_WORK: StopReason.FORGOTTEN,
+        Refusal.UNKNOWN_PLAN: StopReason.FORGOTTEN,
+        Refusal.NO_MEMORY: StopReason.NO_MEMORY,
+        Refusal.NO_SLOT: StopReason.NO_MEMORY,
+        Refusal.NOT_FINITE: StopReason.NOT_FINITE,
+    }.get(Refusal(rejected.reason), StopReason.LOST)
+    return Stopped(why, node, str(rejected))

@@ -1,0 +1,202 @@
+"""Frames that are sent along a path while sequences are generated, bounded before anything is allocated.
+
+stage_decode.py -> [decode_messages] -> wire -> [decode_messages] -> stage_decode.py
+
+A frame is one byte of version and a msgpack array; hidden states follow a `DecodeStep` as raw bytes
+(codec.py). Nothing is answered: the data node hears from the last node of the path, or from one that could
+not go on.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.wire.hop_messages import (
+    MAX_DEADLINE_S,
+    MAX_PATH,
+    Count,
+    Digest,
+    Index,
+    Refusal,
+    TensorHeader,
+)
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+
+VERSION = 1
+
+MAX_SEQUENCES = 1024
+"""Bound of the sequences of one step, and of the cells of a session."""
+
+MAX_POSITIONS = 1 << 20
+MAX_FRAME_BYTES = 32 * 1024
+"""Bound of a frame without its tensor: cells, starts, counts, tails and forks of MAX_SEQUENCES are most of
+it."""
+
+MAX_DETAIL = 200
+
+Cell = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
+Position = Annotated[int, Meta(ge=0, lt=MAX_POSITIONS)]
+Path = Annotated[tuple[Index, ...], Meta(min_length=2, max_length=MAX_PATH)]
+PathPosition = Annotated[int, Meta(ge=1, le=MAX_PATH)]
+Cells = Annotated[tuple[Cell, ...], Meta(max_length=MAX_SEQUENCES)]
+Positions = Annotated[tuple[Position, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
+Forks = Annotated[tuple[tuple[Cell, Cell, Position], ...], Meta(max_length=MAX_SEQUENCES)]
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+    plan: Digest
+    session: Count
+    """The data node's number of the session; 0 if nothing is kept."""
+    path: Path
+    """Nodes in order of visit, the data node first."""
+    position: PathPosition
+    """Position of the receiver on the path; behind its end it is the data node again."""
+
+    def __post_init__(self) -> None:
+        if self.position > len(self.path) or len(set(self.path)) < len(self.path):
+            raise ValueError(f"position {self.position} of a path {self.path}")
+
+    @property
+    def target(self) -> int:
+        return self.path[self.position % len(self.path)]
+
+
+class DecodeStep(_Frame, frozen=True, kw_only=True, tag="step"):
+    """Hidden states of the tokens of one step, for the node at `position`. Behind the end of the path, only
+    those of the tails."""
+
+    number: Count
+    """Number of the feed. A data node never uses one twice."""
+    version: Count
+    """Policy version that must compute it."""
+    deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
+    """Seconds for which it is of use, counted from its arrival."""
+    cells: Cells
+    starts: Positions
+    counts: Positions
+    tails: Positions
+    forks: Forks = ()
+    tensor: TensorHeader
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (fault := self.segments.fault()) is not None:
+            raise ValueError(fault)
+        rows = sum(self.tails) if self.position == len(self.path) else sum(self.counts)
+        if len(self.tensor.shape) != 2 or self.tensor.shape[0] != rows:
+            raise ValueError(f"a tensor {self.tensor.shape} for {rows} tokens")
+
+    @property
+    def segments(self) -> Segments:
+        return Segments(self.cells, self.starts, self.counts, self.tails, self.forks)
+
+
+class Halted(_Frame, frozen=True, kw_only=True, tag="halted"):
+    """Tells the data node that one of its feeds does not come. `position` is that of the node at fault."""
+
+    number: Count
+    why: StopReason
+    detail: Annotated[str, Meta(max_length=MAX_DETAIL)] = ""
+
+    @property
+    def stopped(self) -> Stopped:
+        """The reason and the node of the stop. A position behind the end is the data node, which the last
+        node of the path did not reach."""
+        if self.position == len(self.path):
+            return Stopped(StopReason.FORGOTTEN, None, self.detail)
+        return Stopped(self.why, self.path[self.position], self.detail)
+
+
+class Closed(_Frame, frozen=True, kw_only=True, tag="closed"):
+    """Tells a node to forget a session that is over, and to tell the next node."""
+
+
+Frame = DecodeStep | Halted | Closed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+class FeedQuestion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A data node's question: how far did this feed of mine come at your node?"""
+
+    plan: Digest
+    number: Count
+
+
+class StepProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The answer to a question about a feed."""
+
+    came: bool
+    went: bool
+    assigned: bool = True
+    """True if the stage here is held under the plan that was asked about."""
+
+
+MAX_ASKED_BYTES = 128
+MAX_PROGRESS_BYTES = 16
+
+
+def encode_frame(frame: Frame) -> bytes:
+    return bytes([VERSION]) + _encoder.encode(frame)
+
+
+def decode_frame(data: bytes) -> Frame:
+    """Decode a frame within every bound. Raises Rejected: too_large, other_version, malformed."""
+    if len(data) > MAX_FRAME_BYTES:
+        raise Rejected(Refusal.TOO_LARGE, f"{len(data)} bytes, at most {MAX_FRAME_BYTES}")
+    if data[:1] != bytes([VERSION]):
+        raise Rejected(Refusal.OTHER_VERSION if data else Refusal.MALFORMED)
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected(Refusal.MALFORMED, str(error)) from error
+
+
+def check_frame(frame: Frame, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:
+    """Return the members of the frame's plan. Raises Rejected if this peer may not send us this frame:
+    unknown_plan, not_a_member, wrong_route.
+
+    A step comes from the node before us on its path. A halt comes from the node that it concerns or from a
+    neighbour on the path, so that a member cannot accuse others.
+    """
+    members = plans.get(frame.plan)
+    if members is None:
+        raise Rejected(Refusal.UNKNOWN_PLAN)
+    if peer_id not in members.peers:
+        raise Rejected(Refusal.NOT_A_MEMBER)
+    if max(frame.path) >= len(members.peers):
+        raise Rejected(Refusal.WRONG_ROUTE, "a node that the plan does not have")
+    if isinstance(frame, Halted):
+        to_us = frame.path[0] == members.own
+        near = frame.path[max(frame.position - 1, 1) : frame.position + 2]
+        from_path = any(members.peers[node] == peer_id for node in near)
+    else:
+        to_us = frame.target == members.own
+        from_path = members.peers[frame.path[frame.position - 1]] == peer_id
+    if not to_us or not from_path:
+        raise Rejected(Refusal.WRONG_ROUTE, f"{type(frame).__name__} on path {frame.path}")
+    return members
+
+
+def who_stopped(path: tuple[int, ...], answers: Mapping[int, StepProgress | None]) -> int | None:
+    """Return the node at which a lost feed stands, or None if it was lost between two nodes that answer.
+
+    It is the first node that does not answer, else the first one that has the feed and did not send it on.
+
+    >>> who_stopped((0, 3, 5), {3: StepProgress(True, True), 5: None})
+    5
+    """
+    silent = [node for node in path[1:] if answers.get(node) is None]
+    if silent:
+        return silent[0]
+    for node in path[1:]:
+        progress = answers[node]
+        if progress is not None and progress.came and not progress.went:
+            return node
+    return None

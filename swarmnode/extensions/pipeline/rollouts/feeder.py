@@ -1,0 +1,306 @@
+"""Determines which tokens of each sequence the stages still need, so that its next token can be sampled.
+
+pipeline_engine.py: rows and their tokens -> [Feeder] -> Feed -> chain.py -> hidden state of each row's newest token
+
+One rule covers everything: a sequence has tokens, `fed` of them are in a cell at each stage of its route, and
+the others are brought. A new prompt, a resumed answer, one token more, and all of it again after a node was
+lost: the difference is only in `fed`. Sequences with one prompt share it: the first brings it, the others
+get a copy of its columns and bring their own rest, its last token at least.
+"""
+
+import logging
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from swarmnode.errors import EngineError
+from swarmnode.extensions.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath, Route
+from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 16
+"""Rounds of failed feeds after which a step is given up: nodes can be lost one after the other."""
+
+
+@dataclass(slots=True)
+class RecoveryCounts:
+    """Lost nodes and tokens computed again, since the engine was made."""
+
+    lost_nodes: int = 0
+    refed_tokens: int = 0
+    """Tokens whose keys and values were computed again because a node had lost them."""
+    rerouted: int = 0
+    """Sequences that went on without a stage that no node holds any more."""
+    feeds: int = 0
+    """Messages sent around, each for all sequences of a path."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    ids: list[int]
+    prompt: tuple[int, ...]
+    path: StagePath
+    fed: int = 0
+    cell: int | None = None
+    lends: bool = True
+    """True if the columns of its prompt were computed under the newest policy, so that others may copy
+    them."""
+
+
+@dataclass(slots=True)
+class _Session:
+    number: int
+    route: Route
+    cells: set[int] = field(default_factory=set[int])
+    """The cells in use."""
+
+    def take_cell(self) -> int:
+        cell = next(number for number in range(len(self.cells) + 1) if number not in self.cells)
+        self.cells.add(cell)
+        return cell
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """Failures of the feeds of one step."""
+
+    rounds: int = 0
+    rows: set[int] = field(default_factory=set[int])
+    tokens: int = 0
+    causes: dict[str, None] = field(default_factory=dict[str, None])
+    """Each cause once, in order of its first occurrence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    path: StagePath
+    feed: ChainFeed
+    rows: tuple[int, ...]
+
+
+class Feeder:
+    """The sequences by row, and the sessions that hold their keys and values."""
+
+    def __init__(self, chain: Chain, choose_path: ChoosePath) -> None:
+        self.counts = RecoveryCounts()
+        self._chain = chain
+        self._choose_path = choose_path
+        self._sequences: dict[int, _Sequence] = {}
+        self._sessions: dict[StagePath, _Session] = {}
+        # A number that a former engine of this node had would find its session at the stages.
+        self._numbers = secrets.randbits(40)
+
+    def path_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> StagePath:
+        """Return the path for a sequence with this prompt: the wanted one, or the one chosen for the prompt,
+        without stages that no node holds. Raises EngineError if neither is a path here."""
+        for path in (wanted, self._choose_path(prompt_ids)):
+            if path and (route := self._chain.route(path)) is not None:
+                return route.stages
+        raise EngineError(
+            f"{self._choose_path(prompt_ids)} is no path through this pipeline",
+            hint="it begins at stage 0 and visits no stage twice",
+        )
+
+    def add(self, row: int, prompt: tuple[int, ...], sampled: Sequence[int], path: StagePath) -> None:
+        self._sequences[row] = _Sequence([*prompt, *sampled], prompt, path)
+
+    def append(self, row: int, token: int) -> None:
+        self._sequences[row].ids.append(token)
+
+    def path(self, row: int) -> StagePath:
+        """Return the path along which the row's next token is sampled."""
+        return self._sequences[row].path
+
+    def drop(self, rows: Iterable[int]) -> None:
+        """Remove sequences that have ended. A session without sequences is closed."""
+        for row in rows:
+            sequence = self._sequences.pop(row)
+            session = self._sessions.get(sequence.path)
+            if session is None or sequence.cell is None:
+                continue
+            session.cells.discard(sequence.cell)
+            if not session.cells:
+                self._close(sequence.path)
+
+    def renumber(self, kept: Sequence[int]) -> None:
+        """Renumber the rows: row i becomes the former row `kept[i]`."""
+        self._sequences = {row: self._sequences[former] for row, former in enumerate(kept)}
+
+    def policy_moved(self) -> None:
+        """Stop lending the columns of present sequences to new ones: they are an earlier policy's."""
+        for sequence in self._sequences.values():
+            sequence.lends = False
+
+    def clear(self) -> None:
+        self._sequences.clear()
+        for path in list(self._sessions):
+            self._close(path)
+
+    def bring(self, version: int) -> dict[int, Tensor] | Stopped:
+        """Feed all sequences to their ends. Returns the hidden state [D] of each row's newest token.
+
+        Lost and forgetful nodes are worked around. Any other stop is returned: everything that was fed stays
+        fed, and the next call goes on from there. Raises EngineError if working around fails too often.
+        """
+        trouble, rerouted = _Trouble(), self.counts.rerouted
+        try:
+            return self._bring(version, trouble)
+        finally:
+            if trouble.causes:
+                logger.info(
+                    "%d of %d sequences were resumed (%d tokens), %d go along fewer stages: %s",
+                    len(trouble.rows), len(self._sequences), trouble.tokens,
+                    self.counts.rerouted - rerouted, "; ".join(trouble.causes),
+                )  # fmt: skip
+
+    def _bring(self, version: int, trouble: _Trouble) -> dict[int, Tensor] | Stopped:
+        found: dict[int, Tensor] = {}
+        while waiting := self._sequences.keys() - found.keys():
+            loads = self._loads(waiting, version)
+            self.counts.feeds += len(loads)
+            results = self._chain.run([load.feed for load in loads])
+            failed: list[tuple[_Load, Stopped]] = []
+            unhelpful: Stopped | None = None
+            for load, result in zip(loads, results, strict=True):
+                if not isinstance(result, Stopped):
+                    found |= self._fed(load, result)
+                elif result.why in (StopReason.LOST, StopReason.FORGOTTEN):
+                    failed.append((load, result))
+                else:
+                    unhelpful = result
+            self._restart_failed(failed, trouble)
+            if unhelpful is not None:
+                return unhelpful
+            # What was forgotten is brought again, also where its newest token had come through.
+            found = {row: hidden for row, hidden in found.items() if self._sequences[row].fed}
+        return found
+
+    # Planning
+
+    def _loads(self, waiting: Collection[int], version: int) -> list[_Load]:
+        """Return one load for each path, with as many tokens as a feed may have."""
+        by_path: dict[StagePath, list[int]] = {}
+        for row in waiting:
+            by_path.setdefault(self._settled(self._sequences[row]), []).append(row)
+        return [self._load(path, rows, version) for path, rows in by_path.items()]
+
+    def _settled(self, sequence: _Sequence) -> StagePath:
+        """Give the sequence an open session and a cell. Returns its path."""
+        session = self._sessions.get(sequence.path)
+        if session is None:
+            path = self.path_for(sequence.prompt, sequence.path)
+            self.counts.rerouted += path != sequence.path
+            sequence.path = path
+            session = self._sessions.get(path) or self._open(path)
+        if sequence.cell is None:
+            sequence.cell = session.take_cell()
+        return sequence.path
+
+    def _open(self, path: StagePath) -> _Session:
+        route = self._chain.route(path)
+        assert route is not None  # path_for has found it
+        self._numbers += 1
+        self._sessions[path] = session = _Session(self._numbers, route)
+        return session
+
+    def _load(self, path: StagePath, rows: Sequence[int], version: int) -> _Load:
+        """Make the feed of one path. Cells are in order, so that a stage need not gather them; sequences that
+        are fed further go first."""
+        session = self._sessions[path]
+        lenders = self._lenders(path)
+        left = self._chain.max_feed_tokens
+        begun: set[tuple[int, ...]] = set()
+        chosen: list[tuple[int, int, list[int]]] = []
+        forks: list[tuple[int, int, int]] = []
+        for row in sorted(rows, key=lambda row: (self._sequences[row].fed == 0, self._cell(row))):
+            sequence = self._sequences[row]
+            # The newest token comes again where its hidden state was not used after all.
+            start, lender = min(sequence.fed, len(sequence.ids) - 1), None
+            if start == 0 and len(sequence.prompt) > 1:
+                if sequence.prompt in begun:
+                    continue  # its prompt is on its way with another: the next load copies it
+                if (lender := lenders.get(sequence.prompt)) is not None:
+                    start = min(len(sequence.prompt), len(sequence.ids) - 1)
+            brought = sequence.ids[start : start + left]
+            if not brought:
+                break  # no room is left in this feed
+            if lender is not None:
+                forks.append((lender, self._cell(row), start))
+            elif start == 0:
+                begun.add(sequence.prompt)
+            left -= len(brought)
+            chosen.append((row, start, brought))
+        segments = Segments(
+            cells=tuple(self._cell(row) for row, _, _ in chosen),
+            starts=tuple(start for _, start, _ in chosen),
+            counts=tuple(len(brought) for _, _, brought in chosen),
+            tails=(1,) * len(chosen),
+            forks=tuple(forks),
+        )
+        ids = tuple(token for _, _, brought in chosen for token in brought)
+        feed = ChainFeed(session.route, session.number, ids, segments, version)
+        return _Load(path, feed, tuple(row for row, _, _ in chosen))
+
+    def _lenders(self, path: StagePath) -> dict[tuple[int, ...], int]:
+        """Return the cell that holds each prompt completely."""
+        return {
+            sequence.prompt: sequence.cell
+            for sequence in self._sequences.values()
+            if sequence.path == path
+            and sequence.lends
+            and sequence.cell is not None
+            and sequence.fed >= len(sequence.prompt)
+        }
+
+    def _cell(self, row: int) -> int:
+        cell = self._sequences[row].cell
+        assert cell is not None
+        return cell
+
+    # Results
+
+    def _fed(self, load: _Load, hidden_ND: Tensor) -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
+        segments = load.feed.segments
+        for place, row in enumerate(load.rows):
+            sequence = self._sequences[row]
+            sequence.fed = segments.starts[place] + segments.counts[place]
+            if sequence.fed == len(sequence.ids):
+                found[row] = hidden_ND[place]
+        return found
+
+    def _restart_failed(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
+        """Close the sessions of failed feeds, so that everything is sent again, along other routes if need
+        be."""
+        trouble.rounds += bool(failed)
+        for load, stopped in failed:
+            if trouble.rounds > MAX_FAILURES:
+                raise EngineError(
+                    f"messages through the pipeline failed {trouble.rounds} times, last: {stopped.why}, "
+                    f"{stopped.detail}",
+                    hint="what was sampled is kept; look at the members of the pipeline",
+                )
+            if stopped.why is StopReason.LOST and stopped.node is not None:
+                self._chain.give_up(stopped.node, stopped.detail)
+                self.counts.lost_nodes += 1
+            where = "" if stopped.node is None else f"node {stopped.node} "
+            trouble.causes[f"{where}{stopped.why} ({stopped.detail})"] = None
+            self._forget(load.path, trouble)
+
+    def _forget(self, path: StagePath, trouble: _Trouble) -> None:
+        for row, sequence in self._sequences.items():
+            if sequence.path == path:
+                trouble.rows |= {row} if sequence.fed else set()
+                trouble.tokens += sequence.fed
+                self.counts.refed_tokens += sequence.fed
+                sequence.fed, sequence.cell, sequence.lends = 0, None, True
+        self._close(path)
+
+    def _close(self, path: StagePath) -> None:
+        session = self._sessions.pop(path)
+        self._chain.close_session(session.route, session.number)

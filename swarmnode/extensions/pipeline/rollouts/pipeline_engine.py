@@ -1,0 +1,318 @@
+"""A rollout engine whose model is held in stages: the pipeline samples as one node with a bigger policy.
+
+partial.py -> [PipelineEngine] -> feeder.py -> chain.py -> the stages, here or at other members
+
+Requests join and leave at every step; each step is one message around each path in use, for all sequences on
+it. The sampling is that of the other engines, on the node that drives: seeds, log-probabilities, abort and
+resume are exact.
+
+The path is part of the policy. A request goes along the one it was sampled on before, else along the one
+that `choose_path` gives for its prompt, and says so in `Sampled.path`. When a stage is held by nobody any
+more, what was on it goes on along the rest, and its path is then that one: its last tokens were sampled so.
+
+The weights are at the stages. `set_policy` brings them a policy where the chain can (one process); between
+members it only names the version that they must have come to, which is the pipeline's iteration: a feed of
+another version is refused, `step` then raises EngineError with everything as before, and goes on once
+`set_policy` has named the new one. There is one policy at a time, so nothing can be pinned.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import ConfigError, EngineError
+from swarmnode.extensions.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.feeder import Feeder, RecoveryCounts
+from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
+from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+from swarmnode.rollout.decode.running import LOGITS_AT_ONCE, DecodePolicy
+from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
+from swarmnode.rollout.decode.weights import Layers
+from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Output, PolicyUpdate, Request
+from swarmnode.rollout.requests import not_finite
+
+SCORE_ATTEMPTS = 4
+"""Routes tried for one batch to score."""
+
+
+class PipelineEngine(TorchEngine):
+    """An `Engine` for a model in stages.
+
+    >>> chain = LocalChain(stages, max_cache_bytes=1 << 30)                                # doctest: +SKIP
+    >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))          # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        eos_token_ids: Sequence[int],
+        *,
+        choose_path: ChoosePath,
+        max_running: int = 64,
+        max_length: int = 2048,
+        version: int = 0,
+        newest: Callable[[], int] | None = None,
+    ) -> None:
+        """`version`: policy version of the stages now. `newest`: returns the version of our own stage and is
+        called before every step, where it may move on without us; running requests then go on under it, as
+        with "keep". Raises ConfigError."""
+        if max_length > chain.max_feed_tokens:
+            raise ConfigError(
+                f"sequences of {max_length} tokens, one message through this pipeline has at most "
+                f"{chain.max_feed_tokens}",
+                hint="shorten rollout.max_tokens or the prompts",
+            )
+        capabilities = Capabilities(
+            name="pipeline",
+            inflight=frozenset({"keep", "recompute", "abort"}),
+            max_versions=1,
+            max_running=max_running,
+            max_length=max_length,
+            exact_resume=True,
+        )
+        first = DecodePolicy(version, [], is_base=version == 0)
+        super().__init__(capabilities, eos_token_ids, chain.vocabulary, first, chain.device)
+        self._chain = chain
+        self._newest_version = newest
+        self._feeder = Feeder(chain, choose_path)
+        self._clock = 0
+        self._tokens: dict[int, list[int]] = {}
+        self._logprobs: dict[int, list[float]] = {}
+        self._fitting = max_running
+
+    @property
+    def recovery(self) -> RecoveryCounts:
+        """Counters of the cost of lost nodes."""
+        return self._feeder.counts
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        asked = list(requests)
+        if any(request.version == BASE_VERSION for request in asked):
+            # In use from now on, so that no update can take it away before these have started.
+            self._policy(BASE_VERSION)
+        super().submit(asked)
+
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+        outputs = super().set_policy(update, inflight)
+        self._feeder.policy_moved()
+        return outputs
+
+    def close(self) -> None:
+        super().close()
+        self._chain.close()
+
+    # One step
+
+    @property
+    def _tick(self) -> int:
+        return self._clock
+
+    def _step(self) -> Sequence[Output]:
+        version = self._version_now()
+        if version != self._newest.version:
+            self.set_policy(PolicyUpdate(version, {}, 1.0), "keep")
+        self._admit()
+        hidden = self._feeder.bring(self._newest.version)
+        self._record_paths()
+        if isinstance(hidden, Stopped):
+            self._handle_stop(hidden)
+            return ()
+        tokens, logprobs = self._sampler.sample(self._logits_by_row(hidden))
+        self._clock += 1
+        self._append(tokens.tolist(), logprobs.tolist())
+        outputs = self._finish(self._ended(tokens))
+        self._close_up()
+        return outputs
+
+    def _version_now(self) -> int:
+        return self._newest.version if self._newest_version is None else self._newest_version()
+
+    def _admit(self) -> None:
+        """Start waiting requests in free rows."""
+        if not self._running:
+            self._fitting = self.capabilities.max_running
+        requests = [
+            self._on_path(request) for request in self._queue.take(self._fitting - len(self._running))
+        ]
+        free = (row for row in range(self.capabilities.max_running) if row not in self._running)
+        rows = [row for row, _ in zip(free, requests, strict=False)]
+        if not requests:
+            return
+        self._start(rows, requests)
+        for row, request in zip(rows, requests, strict=True):
+            self._tokens[row], self._logprobs[row] = [], []
+            self._feeder.add(row, request.prompt_ids, request.sampled.token_ids, request.sampled.path)
+
+    def _on_path(self, request: Request) -> Request:
+        path = self._feeder.path_for(request.prompt_ids, request.sampled.path)
+        return request.resumed(replace(request.sampled, path=path))
+
+    def _record_paths(self) -> None:
+        """Record the path of each sequence, which may have lost a stage."""
+        for row, running in self._running.items():
+            sampled = running.request.sampled
+            if sampled.path != (path := self._feeder.path(row)):
+                request = running.request.resumed(replace(sampled, path=path))
+                self._running[row] = replace(running, request=request)
+
+    def _handle_stop(self, stopped: Stopped) -> None:
+        """Handle a step that was stopped before anything was sampled: put requests back, wait for the next
+        step, or raise EngineError."""
+        if stopped.why is StopReason.NOT_FINITE:
+            version = self._newest.version
+            self._drop_everything()
+            raise not_finite(version)
+        if stopped.why is StopReason.OTHER_POLICY and self._version_now() != self._newest.version:
+            # The pipeline has moved on while the step was under way, so the next step goes on with it.
+            return
+        if stopped.why is StopReason.NO_MEMORY and len(self._running) > 1:
+            # The last to start wait for room.
+            rows = sorted(self._running, key=lambda row: self._running[row].first_tick)
+            self._fitting = (len(rows) + 1) // 2
+            self._put_back(rows[self._fitting :])
+            return
+        hint = (
+            "lower rollout.max_tokens" if stopped.why is StopReason.NO_MEMORY else "set_policy to what it has"
+        )
+        raise EngineError(f"node {stopped.node} of the pipeline: {stopped.why}, {stopped.detail}", hint=hint)
+
+    def _logits_by_row(self, hidden: dict[int, Tensor]) -> Tensor:
+        """Return logits [rows, vocabulary], with zeros in rows without a sequence."""
+        order = list(hidden)
+        logits = self._chain.logits(torch.stack([hidden[row] for row in order]))
+        count = max(order) + 1
+        if order == list(range(count)):
+            return logits
+        spread = logits.new_zeros(count, logits.shape[1])
+        spread[order] = logits
+        return spread
+
+    def _append(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        for row in self._running:
+            self._tokens[row].append(tokens[row])
+            self._logprobs[row].append(logprobs[row])
+            self._feeder.append(row, tokens[row])
+        self._counters.generated_tokens += len(self._running)
+
+    def _close_up(self) -> None:
+        """Move the running rows together: the sampler computes all rows up to the last."""
+        kept = sorted(self._running)
+        if not kept or kept[-1] + 1 == len(kept) or len(self._queue):
+            return
+        index = torch.tensor(kept, device=self._device)
+        self._sampler.keep(index)
+        self._stops.keep(index)
+        self._feeder.renumber(kept)
+        for table in (self._running, self._tokens, self._logprobs):
+            moved = {row: table[former] for row, former in enumerate(kept)}
+            table.clear()
+            table.update(moved)  # type: ignore[arg-type]
+
+    # Rows
+
+    def _harvest(self, rows: Sequence[int], since: int) -> tuple[list[list[int]], list[list[float]]]:
+        before = [self._running[row].first_tick - since for row in rows]
+        return (
+            [[0] * ticks + self._tokens[row] for ticks, row in zip(before, rows, strict=True)],
+            [[0.0] * ticks + self._logprobs[row] for ticks, row in zip(before, rows, strict=True)],
+        )
+
+    def _release(self, rows: Sequence[int]) -> None:
+        self._feeder.drop(rows)
+        for row in rows:
+            del self._tokens[row], self._logprobs[row]
+
+    def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
+        """Do nothing: keys and values are at the stages, which drop those of sequences that have ended."""
+
+    def _clear(self) -> None:
+        self._feeder.clear()
+        self._tokens.clear()
+        self._logprobs.clear()
+
+    def _line_up(self, requests: Iterable[Request]) -> None:
+        """Do nothing: waiting requests need no preparation."""
+
+    def _leave_line(self, requests: Iterable[Request]) -> None:
+        """Do nothing: waiting requests were not prepared."""
+
+    # Policies
+
+    def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
+        for policy in staying:
+            raise EngineError(
+                f"a request in flight stays on policy {policy.version}, and a pipeline has one at a time",
+                hint="let it end or abort it, then update",
+            )
+
+    def _pairs(self, update: PolicyUpdate) -> LoraPairs:
+        return self._chain.check(update)
+
+    def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
+        self._chain.adopt(pairs)
+        return []
+
+    def _base(self) -> DecodePolicy:
+        is_base = self._newest.is_base if self._chain.takes_policies else self._newest.version == 0
+        if not is_base:
+            raise EngineError(
+                f"the stages carry policy {self._newest.version}, so the base cannot be sampled from",
+                hint="update to a policy without tensors first",
+            )
+        return DecodePolicy(BASE_VERSION, [], is_base=True)
+
+    # Scores
+
+    def _logits(
+        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+    ) -> Iterator[Tensor]:
+        by_path: dict[StagePath, list[int]] = {}
+        for place, (ids, tail) in enumerate(zip(sequences, tails, strict=True)):
+            prompt = ids[: len(ids) - tail + 1]
+            by_path.setdefault(self._feeder.path_for(prompt), []).append(place)
+        hidden: dict[int, Tensor] = {}
+        for path, places in by_path.items():
+            for some in _within(places, [len(ids) for ids in sequences], self._chain.max_feed_tokens):
+                feed = [sequences[place] for place in some], [tails[place] for place in some]
+                hidden |= zip(some, self._passed(path, *feed), strict=True)
+        in_order = torch.cat([hidden[place] for place in range(len(sequences))])
+        for piece in in_order.split(max(1, LOGITS_AT_ONCE // self._vocab)):
+            yield self._chain.logits(piece)
+
+    def _passed(
+        self, path: StagePath, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+    ) -> Sequence[Tensor]:
+        """Return the hidden states of the last `tails[i]` tokens of each sequence, keeping nothing at the
+        stages."""
+        counts = tuple(map(len, sequences))
+        segments = Segments((), (0,) * len(counts), counts, tuple(tails))
+        ids = tuple(token for sequence in sequences for token in sequence)
+        stopped = None
+        for _ in range(SCORE_ATTEMPTS):
+            route = self._chain.route(path)
+            if route is None or route.stages != path:
+                break
+            (found,) = self._chain.run([ChainFeed(route, 0, ids, segments, self._newest.version)])
+            if not isinstance(found, Stopped):
+                return found.split(list(tails))
+            stopped = found
+            if found.why is StopReason.NOT_FINITE:
+                raise not_finite(self._newest.version)
+            if found.why is StopReason.LOST and found.node is not None:
+                self._chain.give_up(found.node, found.detail)
+        raise EngineError(f"nothing can be scored along {path}: {stopped or 'a stage is held by nobody'}")
+
+
+def _within(places: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Split the places into consecutive runs of at most `most` tokens each."""
+    some: list[int] = []
+    for place in places:
+        if some and sum(lengths[other] for other in some) + lengths[place] > most:
+            yield some
+            some = []
+        some.append(place)
+    if some:
+        yield some

@@ -1,0 +1,224 @@
+"""The stages at other members, for an engine that is driven by a thread.
+
+pipeline_engine.py (a worker thread) -> [RemoteChain] -> stage_decode.py (the event loop) -> the members on the path
+                                    |
+                     own stage and head, in the thread of the stage
+
+The engine's thread waits with a deadline for what the event loop does; all paths of a step are in flight
+at once. While our own stage changes, nothing is: what was in flight ends, and is brought again under the next
+plan. The weights are the pipeline's: a policy is its version here, and nothing is brought to the stages.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import EngineError
+from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, embedded, logits_of
+from swarmnode.extensions.pipeline.rollouts.decode_streams import DecodeLimits
+from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
+from swarmnode.extensions.pipeline.rollouts.stage_cache import StageCaches, tails_of
+from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.wire.hop_messages import MAX_TENSOR_BYTES
+from swarmnode.rollout.decode.adapters.adapter import LoraPair
+from swarmnode.rollout.engine import PolicyUpdate
+
+SPARE_S = 5.0
+"""Time that the engine's thread waits in addition to the limit of the work on the event loop."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSettings:
+    """Time limits and bounds of generation through the pipeline."""
+
+    step_timeout_s: float = 20.0
+    """Time after which a step that has not come around is looked for."""
+    max_feed_tokens: int = 4096
+    """Bound of the tokens of one message: a longer prompt comes in pieces."""
+    settle_timeout_s: float = 300.0
+    """Limit of the change of our own stage to the next plan, its weights included."""
+
+
+class RemoteChain:
+    """A `Chain` over the network, for the data node whose `DecodeNode` this is.
+
+    >>> chain = RemoteChain(node, asyncio.get_running_loop(), members, on_lost=print)     # doctest: +SKIP
+    >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))         # doctest: +SKIP
+    >>> outputs = await asyncio.to_thread(engine.step)                                    # doctest: +SKIP
+    """
+
+    takes_policies = False
+
+    def __init__(
+        self,
+        node: DecodeNode,
+        loop: asyncio.AbstractEventLoop,
+        members: StageHolders,
+        *,
+        on_lost: Callable[[str, str], None],
+        settings: ChainSettings | None = None,
+    ) -> None:
+        """`node` holds the own stage, with both ends. `on_lost(peer_id, why)` is called on the event loop."""
+        self._node = node
+        self._loop = loop
+        self._members = members
+        self._lost: frozenset[int] = frozenset()
+        self._on_lost = on_lost
+        self._settings = settings or ChainSettings()
+        model = self._caches.model
+        self._ends: StageModel | None = None
+        self.device: torch.device = model.device
+        self.vocabulary: int = model.vocabulary
+        token_bytes = model.hidden_size * model.settings.dtype.itemsize
+        self.max_feed_tokens = min(self._settings.max_feed_tokens, MAX_TENSOR_BYTES // token_bytes)
+
+    def adopt_members(self, members: StageHolders) -> None:
+        """Use another plan, in which no node is lost yet. From any thread; steps under way are sent again."""
+        self._members, self._lost = members, frozenset()
+
+    def route(self, path: StagePath) -> Route | None:
+        return route_along(self._members, path, self._lost)
+
+    def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
+        self._wait(self._settle(), self._settings.settle_timeout_s)
+        # Asking who stopped a step comes on top of the step.
+        most_s = self._settings.step_timeout_s + DecodeLimits().ask_timeout_s
+        return self._wait(self._run_all(feeds), most_s)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        # The place may have changed meanwhile: the ends that these hidden states began at go with them.
+        ends, self._ends = self._ends or self._caches.model, None
+
+        async def compute() -> Tensor:
+            return await self._node.run_in_stage_thread(lambda: _logits(ends, hidden_ND))
+
+        return self._wait(compute(), self._settings.step_timeout_s)
+
+    def give_up(self, node: int, why: str) -> None:
+        # A node of a plan that has just ended may be none of this one.
+        if node in self._lost or node == self._members.own or node >= len(self._members.peers):
+            return
+        self._lost |= {node}
+        self._loop.call_soon_threadsafe(self._on_lost, self._members.peers[node], why)
+
+    def close_session(self, route: Route, session: int) -> None:
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._close_session(route, session), self._loop)
+
+    def check(self, update: PolicyUpdate) -> Mapping[str, LoraPair]:
+        if update.tensors:
+            raise EngineError(
+                "the weights of a pipeline are at its stages and are not brought by a policy update",
+                hint="name the version only: PolicyUpdate(version, {}, 1.0)",
+            )
+        return {}
+
+    def adopt(self, pairs: Mapping[str, LoraPair]) -> None:
+        """Do nothing: each feed names the version that it wants."""
+
+    def close(self) -> None:
+        """Do nothing: the DecodeNode is closed by its owner."""
+
+    @property
+    def _caches(self) -> StageCaches:
+        caches = self._node.caches
+        if caches is None or not caches.model.part.has_ends:
+            raise EngineError("a node samples through a pipeline only where its embedding and head are")
+        return caches
+
+    def _wait(self, work: Coroutine[Any, Any, _T], most_s: float) -> _T:
+        """Run the work on the event loop and return its result. Raises EngineError."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(most_s + SPARE_S)
+        except TimeoutError as error:
+            future.cancel()
+            raise EngineError(
+                f"the node's event loop or stage did nothing for {most_s + SPARE_S:g} s",
+                hint="what was sampled is kept; look at what else the stage computes",
+            ) from error
+
+    async def _run_all(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
+        if self._node.plan == self._members.plan:
+            self._ends = self._caches.model
+        if len(feeds) == 1:
+            return [await self._run(feeds[0])]
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._run(feed)) for feed in feeds]
+        return [task.result() for task in running]
+
+    async def _settle(self) -> None:
+        """Wait while our own stage changes. Raises EngineError if we do not sample under the new plan."""
+        try:
+            async with asyncio.timeout(self._settings.settle_timeout_s):
+                await self._node.settled()
+        except TimeoutError as error:
+            raise EngineError(
+                f"our own stage was not there within {self._settings.settle_timeout_s:g} s",
+                hint="what was sampled is kept; look at what the log says of the change of plan",
+            ) from error
+        if self._node.plan != self._members.plan:
+            raise EngineError("under the new plan this node does not sample")
+
+    async def _run(self, feed: ChainFeed) -> Tensor | Stopped:
+        """Run one feed through our own stage and around its path."""
+        members, segments, nodes = self._members, feed.segments, feed.route.nodes
+        if feed.route.plan != members.plan:
+            return Stopped(StopReason.FORGOTTEN, None, "there is another plan")
+        started_s = self._loop.time()
+        key = self._key(members, feed.session) if feed.session else None
+        try:
+            async with asyncio.timeout(self._settings.step_timeout_s):
+                hidden_ND = await self._node.compute(
+                    members.plan, key, segments, lambda model: _embedded(model, feed.ids), feed.version
+                )
+        except TimeoutError:
+            return Stopped(StopReason.OTHER_POLICY, nodes[0], f"is not at version {feed.version} yet")
+        if isinstance(hidden_ND, Stopped):
+            if hidden_ND.why is StopReason.OTHER_PLAN:
+                return _replanned(hidden_ND)
+            return Stopped(hidden_ND.why, nodes[0], hidden_ND.detail)
+        if len(nodes) == 1:
+            return tails_of(hidden_ND, segments)
+        left_s = self._settings.step_timeout_s - (self._loop.time() - started_s)
+        found = await self._node.send_around(
+            members.plan, nodes, feed.session, segments, hidden_ND,
+            version=feed.version, timeout_s=max(left_s, 0.1),
+        )  # fmt: skip
+        if not isinstance(found, Stopped):
+            return found
+        is_over = found.why is StopReason.OTHER_PLAN or self._members.plan != members.plan
+        return _replanned(found) if is_over else found
+
+    async def _close_session(self, route: Route, session: int) -> None:
+        key = self._key(self._members, session)
+        if (caches := self._node.caches) is not None:
+            await self._node.run_in_stage_thread(lambda: caches.close(key))
+        await self._node.close_session(route.plan, route.nodes, session)
+
+    def _key(self, members: StageHolders, session: int) -> tuple[str, int]:
+        return members.peers[members.own], session
+
+
+def _replanned(stopped: Stopped) -> Stopped:
+    """Return the stop for a plan that changed on the way: nodes have other numbers now."""
+    return Stopped(StopReason.FORGOTTEN, None, f"the plan has changed on the way: {stopped.detail}")
+
+
+@torch.inference_mode()
+def _embedded(model: Any, ids: Sequence[int]) -> Tensor:
+    return embedded(model, ids)
+
+
+@torch.inference_mode()
+def _logits(ends: StageModel, hidden_ND: Tensor) -> Tensor:
+    return logits_of(ends, hidden_ND.to(ends.device, ends.settings.dtype))

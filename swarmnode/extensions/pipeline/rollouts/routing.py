@@ -1,0 +1,72 @@
+"""Chooses the stages that a prompt's completions visit, and the members that hold them now. Pure.
+
+plan -> [routing] -> chain.py, pipeline_engine.py
+
+The path is part of the policy, so it follows from the prompt alone: all completions of a group, whoever
+samples them and whenever they are resumed, take the same. Which of a stage's replicas serves it is another
+matter, since replicas are equal: that may change at any time.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+
+ChoosePath = Callable[[Sequence[int]], StagePath]
+"""Token ids of a prompt -> the path of its completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageHolders:
+    """The stage of each node under one plan."""
+
+    plan: str
+    """The plan's digest."""
+    peers: tuple[str, ...]
+    """The peer id of each node."""
+    stage_of: tuple[int, ...]
+    """The stage of each node; -1 for one that holds none."""
+    own: int
+    """Our node, which samples and holds stage 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The nodes that hold the stages of a path at the moment."""
+
+    stages: StagePath
+    nodes: tuple[int, ...]
+    """Nodes in order of visit, the sampling node first."""
+    plan: str
+    """Digest of the plan in which the nodes have these numbers."""
+
+
+def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> StagePath:
+    """Return one of the paths by a hash of the prompt, each about as often as it stands in `paths`.
+
+    >>> path_of_prompt([(0, 1), (0, 2)], [5, 6]) == path_of_prompt([(0, 1), (0, 2)], [5, 6])
+    True
+    """
+    data = b"".join(token.to_bytes(4, "big") for token in prompt_ids)
+    return paths[int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") % len(paths)]
+
+
+def route_along(members: StageHolders, stages: StagePath, lost: Collection[int]) -> Route | None:
+    """Return the route of a path without lost nodes, and without stages of which no node is left.
+
+    Replicas take turns over the paths. None if the plan has no such stages.
+    """
+    if stages[:1] != (0,) or len(set(stages)) < len(stages) or not set(stages) <= set(members.stage_of):
+        return None
+    nodes = [members.own]
+    for stage in stages[1:]:
+        holders = [node for node, held in enumerate(members.stage_of) if held == stage and node not in lost]
+        if holders:
+            nodes.append(holders[_turn(members.own, stages) % len(holders)])
+    return Route(tuple(members.stage_of[node] for node in nodes), tuple(nodes), members.plan)
+
+
+def _turn(own: int, stages: StagePath) -> int:
+    digest = hashlib.blake2b(f"{own}/{stages}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big")

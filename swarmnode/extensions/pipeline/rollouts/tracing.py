@@ -1,0 +1,143 @@
+"""Questions of a data node to others: how far a feed came, and if a stage is held under our plan.
+
+stage_decode.py (nothing came around) -> [Tracing.find] -> FeedQuestion -> [Tracing] of every node -> StepProgress
+stage_decode.py (a node is at another plan) -> [Tracing.until_assigned] -> that node, now and then
+
+Members take their assignments under a plan a moment after each other, and a newcomer knows no other member
+before it has one. A member that is not ready is asked again until it is ready, until our own plan changes, or
+until it is gone.
+"""
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+
+import msgspec
+from torch import Tensor
+
+from swarmnode.errors import NetworkError, Rejected
+from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.decode_messages import (
+    MAX_ASKED_BYTES,
+    MAX_PROGRESS_BYTES,
+    FeedQuestion,
+    StepProgress,
+    who_stopped,
+)
+from swarmnode.extensions.pipeline.rollouts.decode_streams import PROTOCOL, FrameStreams
+from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.network.streams import StreamHost
+
+logger = logging.getLogger(__name__)
+
+ASK_PROTOCOL = f"{PROTOCOL}/asked"
+
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 1.0
+"""Bound of the growing pause after which a node that is not ready is asked again."""
+
+MAX_REMEMBERED = 1024
+"""Feeds of which the progress is remembered: a data node asks about recent ones."""
+
+MAX_BROKEN_OFF = 12
+"""Feeds in a row that a member may break off while it says that it is ready, before it counts as lost."""
+
+
+NOT_READY = StepProgress(came=False, went=False, assigned=False)
+
+
+class Tracing:
+    """Answers questions about the steps that pass us, and asks about our own."""
+
+    def __init__(
+        self,
+        host: StreamHost,
+        plans: Mapping[str, PlanMembers],
+        streams: FrameStreams,
+        *,
+        ask_timeout_s: float,
+        is_assigned: Callable[[str], bool],
+    ) -> None:
+        """`is_assigned`: returns True if our own stage is held under this plan."""
+        self._host = host
+        self._plans = plans
+        self._streams = streams
+        self._ask_timeout_s = ask_timeout_s
+        self._is_assigned = is_assigned
+        self._progress: OrderedDict[tuple[str, int], StepProgress] = OrderedDict()
+        self._broken_off: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        """Raises HostDown."""
+        await self._host.serve(ASK_PROTOCOL, self._tell, max_request_bytes=MAX_ASKED_BYTES)
+
+    def note(self, owner: str, number: int, progress: StepProgress) -> None:
+        """Record the progress of another member's feed here."""
+        self._progress[owner, number] = progress
+        if len(self._progress) > MAX_REMEMBERED:
+            self._progress.popitem(last=False)
+
+    def came_around(self, peer_ids: tuple[str, ...]) -> None:
+        """Record that a feed has passed these members."""
+        for peer_id in peer_ids:
+            del self._broken_off[peer_id]
+
+    async def find(self, members: PlanMembers, path: tuple[int, ...], number: int, detail: str) -> Stopped:
+        """Ask every node of the path of a feed that did not come around. Returns the stop with the node at
+        which it stands."""
+        asked = FeedQuestion(members.plan, number)
+        async with asyncio.TaskGroup() as tasks:
+            asking = {node: tasks.create_task(self._ask(members.peers[node], asked)) for node in path[1:]}
+        node = who_stopped(path, {node: task.result() for node, task in asking.items()})
+        return Stopped(StopReason.FORGOTTEN if node is None else StopReason.LOST, node, detail)
+
+    async def until_assigned(
+        self, members: PlanMembers, stopped: Stopped, suspect: Callable[[str, str], None]
+    ) -> Tensor | Stopped:
+        """Ask the node that stopped a feed until it is ready. Returns FORGOTTEN, so that everything is sent
+        again, or LOST if the node cannot be reached. The caller sets the deadline; `suspect` is called
+        first."""
+        node, detail = stopped.node, stopped.detail
+        assert node is not None
+        peer_id, pause_s = members.peers[node], FIRST_PAUSE_S
+        asked = FeedQuestion(members.plan, 0)
+        while (progress := await self._ask(peer_id, asked)) is None or not progress.assigned:
+            if progress is None and not await self._streams.reaches(peer_id):
+                return Stopped(StopReason.LOST, node, f"{detail}, and cannot be reached")
+            if pause_s == FIRST_PAUSE_S:
+                logger.info("generation waits for %s to take its place: %s", peer_id, detail)
+                suspect(peer_id, detail)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        if pause_s == FIRST_PAUSE_S:
+            self._broken_off[peer_id] += 1
+        if self._broken_off[peer_id] > MAX_BROKEN_OFF:
+            return Stopped(StopReason.LOST, node, f"{detail} {MAX_BROKEN_OFF} times")
+        return Stopped(StopReason.FORGOTTEN, node, detail)
+
+    async def _ask(self, peer_id: str, asked: FeedQuestion) -> StepProgress | None:
+        try:
+            answer = await self._host.request(
+                peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(asked),
+                timeout_s=self._ask_timeout_s, max_response_bytes=MAX_PROGRESS_BYTES,
+            )  # fmt: skip
+            return msgspec.msgpack.decode(answer, type=StepProgress)
+        except (NetworkError, msgspec.MsgspecError) as error:
+            logger.debug("%s does not say how far it came: %s", peer_id, error)
+            return None
+
+    async def _tell(self, peer_id: str, request: bytes) -> bytes:
+        """Answer a question. About a plan that is not ours, or not the asker's, we say that we are not ready.
+        Raises Rejected for malformed requests."""
+        try:
+            asked = msgspec.msgpack.decode(request, type=FeedQuestion)
+        except msgspec.MsgspecError as error:
+            raise Rejected(Refusal.MALFORMED, str(error)) from error
+        members = self._plans.get(asked.plan)
+        progress = NOT_READY
+        if members is not None and peer_id in members.peers:
+            known = self._progress.get((peer_id, asked.number), StepProgress(False, False))
+            progress = msgspec.structs.replace(known, assigned=self._is_assigned(asked.plan))
+        return msgspec.msgpack.encode(progress)

@@ -1,0 +1,246 @@
+"""The two roles of a member of stage 0: reinforcement learning as one node of the swarm, or training on text.
+
+pipeline_node.py -> [RolloutRole] -> NodeLoop, PipelineLearner, PipelineEngine (rollouts through the stages)
+                 -> [TextRole]    -> TextFeed (cross-entropy on plain text)
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarmnode.errors import EngineError
+from swarmnode.extensions.pipeline.execution.member_records import CLOSE_TIMEOUT_S, IterationReport
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
+from swarmnode.extensions.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
+from swarmnode.extensions.pipeline.rollouts.routing import StageHolders, path_of_prompt
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode
+from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
+from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, RoleChanged, own_paths
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
+from swarmnode.node.building.assemble import build_exchange, longest_sequence, renderer_of
+from swarmnode.node.building.policies import plain_error
+from swarmnode.node.node import NetworkParts, NodeLoop
+from swarmnode.node.showing.board import shown
+from swarmnode.node.showing.node_status import NodeStatus, Summary
+from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.records import TrainReport
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutInputs:
+    """The tasks, tokenizer and checkpoint store that rollouts are made with."""
+
+    tasks: Mapping[str, Task]
+    tasks_of_others: Mapping[str, Task]
+    """The tasks again, as they judge rollouts of strangers."""
+    tokenizer: Any
+    eos_token_ids: tuple[int, ...]
+    store: CheckpointStore
+    seed: int
+
+
+class RolloutRole:
+    """A node of the swarm whose policy the whole pipeline holds."""
+
+    def __init__(self, data_node: DataNode, inputs: RolloutInputs) -> None:
+        self._data_node = data_node
+        self._inputs = inputs
+        self._stopped = False
+        self._chain: RemoteChain | None = None
+        self._paths: tuple[StagePath, ...] = ()
+        self._node: NodeLoop | None = None
+        self.summary: Summary | None = None
+
+    @property
+    def status(self) -> NodeStatus | None:
+        return self._node.status if self._node is not None else None
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._data_node.link.stop()
+        if self._node is not None:
+            self._node.request_stop()
+
+    def replanned(self, agreed: AgreedPlan) -> None:
+        own = agreed.node_of(self._data_node.peer_id)
+        if own is None or agreed.stage_of(self._data_node.peer_id) != 0:
+            return
+        self._paths = self._paths_of(agreed)
+        if self._chain is not None:
+            self._chain.adopt_members(_members(agreed, own))
+
+    async def run(self) -> str:
+        data_node, agreed = self._data_node, self._data_node.assigned_stage.agreed
+        assert agreed is not None, "data roles begin under a plan"
+        self.replanned(agreed)
+        learner = self._learner(agreed)
+        config = data_node.parts.config
+        self._node = node = NodeLoop(
+            config,
+            learner,
+            data_node.watcher,
+            peer_id=data_node.peer_id,
+            name=data_node.parts.key.name,
+            model=data_node.parts.whole.name,
+            seed=self._inputs.seed,
+            network=self._network() if config.exchange.enabled else None,
+            pipeline=data_node.pipeline_status,
+        )
+        if self._stopped:
+            node.request_stop()
+        try:
+            async with node:
+                self.summary = await node.run()
+        except BaseExceptionGroup as group:
+            self._raise_if_moved(group)
+            raise
+        return self.summary.stopped
+
+    def _raise_if_moved(self, group: BaseExceptionGroup[BaseException]) -> None:
+        """Raises RoleChanged if we no longer hold stage 0: then neither engine nor link can go on, which is
+        no error."""
+        if group.subgroup((RoleChanged, EngineError)) is None:
+            return
+        if (changed := group.subgroup(RoleChanged)) is not None:
+            raise plain_error(changed) from group
+        agreed = self._data_node.assigned_stage.agreed
+        if agreed is None or agreed.stage_of(self._data_node.peer_id) != 0:
+            raise RoleChanged("under the new plan we hold another stage") from group
+
+    def _learner(self, agreed: AgreedPlan) -> PipelineLearner:
+        data_node, inputs = self._data_node, self._inputs
+        config, whole = data_node.parts.config, data_node.parts.whole
+        own = agreed.node_of(data_node.peer_id)
+        assert own is not None, "data roles begin with an assignment"
+        self._chain = RemoteChain(
+            data_node.decode,
+            asyncio.get_running_loop(),
+            _members(agreed, own),
+            on_lost=data_node.lost,
+            settings=ChainSettings(step_timeout_s=CLOSE_TIMEOUT_S),
+        )
+        engine = PipelineEngine(
+            self._chain,
+            inputs.eos_token_ids,
+            choose_path=self._choose_path,
+            max_running=config.rollout.slots,
+            max_length=longest_sequence(config, whole.name, whole.max_positions),
+            version=data_node.member.iteration,
+            newest=lambda: data_node.member.iteration,
+        )
+        return PipelineLearner(
+            config,
+            data_node.link,
+            engine,
+            renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
+            inputs.tasks,
+            inputs.store,
+            author=data_node.peer_id,
+            seed=inputs.seed,
+            base_name=whole.name,
+            fingerprint=whole.fingerprint,
+            packed=whole.cut.packing_obstacle is None and config.training.packing == "auto",
+            micro_batch_tokens=data_node.parts.assigned_stage.max_tokens,
+            device=data_node.parts.assigned_stage.stage.device,
+            choose_path=self._choose_path,
+        )
+
+    def _network(self) -> NetworkParts:
+        data_node, inputs = self._data_node, self._inputs
+        config, whole = data_node.parts.config, data_node.parts.whole
+        longest = longest_sequence(config, whole.name, whole.max_positions)
+        exchange = build_exchange(
+            config,
+            data_node.parts.host,
+            data_node.parts.key,
+            inputs.tasks_of_others,
+            renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
+            family=whole.family,
+            parameters=round(whole.card.parameters),
+            longest_prompt=longest - config.rollout.max_tokens,
+        )
+        return NetworkParts(data_node.parts.host, exchange, discovery=None)
+
+    def _choose_path(self, prompt_ids: Sequence[int]) -> StagePath:
+        return path_of_prompt(self._paths, prompt_ids)
+
+    def _paths_of(self, agreed: AgreedPlan) -> tuple[StagePath, ...]:
+        """Return the paths that rollouts will be trained along, which they are sampled along too."""
+        return tuple(own_paths(agreed, self._data_node.peer_id).values())
+
+
+class TextRole:
+    """Trains with cross-entropy on the text of a folder."""
+
+    summary: Summary | None = None
+
+    def __init__(self, data_node: DataNode, tokenizer: Any, seed: int) -> None:
+        """Raises ConfigError for text that cannot be read."""
+        config, whole = data_node.parts.config, data_node.parts.whole
+        tokens = min(config.pipeline.micro_batch_tokens, whole.max_positions or 1024, 1024)
+        settings = TextSettings(
+            sequence_tokens=tokens,
+            batch_sequences=max(1, config.pipeline.micro_batch_tokens // tokens),
+            seed=seed,
+        )
+        self._data_node = data_node
+        self._source = TextSource.read(
+            Path(config.pipeline.text).expanduser(),
+            tokenizer,
+            settings,
+            device=data_node.parts.assigned_stage.stage.device,
+            packed=whole.cut.packing_obstacle is None,
+        )
+        self._stopped = False
+
+    @property
+    def status(self) -> NodeStatus | None:
+        return None
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._data_node.link.stop()
+
+    def replanned(self, agreed: AgreedPlan) -> None:
+        """Do nothing: text does not depend on the plan."""
+
+    async def run(self) -> str:
+        data_node = self._data_node
+        while not (self._stopped or data_node.done):
+            report = await data_node.link.drive(self._feed)
+            if report is None:
+                break
+            self._tell(report)
+        return "stopped on request" if self._stopped else f"{data_node.member.iteration} rounds are done"
+
+    def _feed(self, iteration_plan: IterationPlan) -> TextFeed:
+        return TextFeed(self._source, self._data_node.peer_id, iteration_plan.iteration)
+
+    def _tell(self, report: IterationReport) -> None:
+        loss = report.sums.loss / report.tokens if report.tokens else None
+        seconds = report.makespan_s + report.closing_s
+        logger.info(
+            "iteration %d: loss %s over %d tokens in %.2f s",
+            report.iteration + 1, shown(loss, ".4f"), report.tokens, seconds,
+        )  # fmt: skip
+        self._data_node.trained(
+            TrainReport(
+                tokens=report.tokens,
+                optimizer_steps=int(report.stepped),
+                loss=loss,
+                grad_norm=report.grad_norm,
+                seconds=seconds,
+            )
+        )
+
+
+def _members(agreed: AgreedPlan, own: int) -> StageHolders:
+    return StageHolders(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)

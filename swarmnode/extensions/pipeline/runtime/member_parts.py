@@ -1,0 +1,110 @@
+"""The parts that a pipeline member is made of, and the interface of its role as a data node.
+
+run_pipeline.py -> [PipelineParts] -> pipeline_node.py -> [DataNode] -> [DataRole] (data_roles.py)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from swarmnode.extensions.pipeline.execution.member import PipelineMember
+from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
+from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
+from swarmnode.extensions.pipeline.plans.costs import MemberCosts
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings
+from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
+from swarmnode.extensions.pipeline.replication.holdings import HeldState
+from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
+from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing
+from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink
+from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStage, AssignedStageSettings
+from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.streams import StreamHost
+from swarmnode.node.showing.board import Watcher
+from swarmnode.node.showing.node_status import NodeStatus, PipelineStatus, Summary
+from swarmnode.settings.config import Config
+from swarmnode.training.records import TrainReport
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineParts:
+    """The parts of a member that is not in the network yet."""
+
+    config: Config
+    key: NodeKey
+    whole: WholeModel
+    host: StreamHost
+    discovery: Discovery
+    plan: PlanSettings
+    membership: MembershipSettings
+    assigned_stage: AssignedStageSettings
+    member: MemberSettings
+    costs: Callable[[], MemberCosts]
+    """Returns our own costs, as they are announced."""
+    checkpoints: StageCheckpoints
+    earlier: tuple[HeldState, ...] = ()
+    """States from checkpoints of an earlier run."""
+    idle: IdleSharing | None = None
+    """Rollouts that are generated while the stage waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataNode:
+    """The parts that a member of stage 0 works with while it holds the data: all that a `DataRole` needs."""
+
+    parts: PipelineParts
+    link: PipelineLink
+    """The link of this role, which ends with it."""
+    member: PipelineMember
+    assigned_stage: AssignedStage
+    decode: DecodeNode
+    watcher: Watcher
+    lost: Callable[[str, str], None]
+    """Called with the peer id of a member that does not answer, and the reason."""
+    pipeline_status: Callable[[], PipelineStatus]
+    trained: Callable[[TrainReport], None]
+    """Called with the report of each iteration that no NodeLoop shows."""
+
+    @property
+    def peer_id(self) -> str:
+        return self.parts.key.peer_id
+
+    @property
+    def done(self) -> bool:
+        """True if all rounds that the settings ask for are done."""
+        return rounds_are_done(self.parts.config, self.member)
+
+
+def rounds_are_done(config: Config, member: PipelineMember) -> bool:
+    """Return True if a member has taken as many optimizer steps as the settings ask for."""
+    limit = config.node.rounds
+    return limit is not None and member.iteration >= limit
+
+
+class DataRole(Protocol):
+    """The role of a member of stage 0: it drives iterations until it is done (data_roles.py)."""
+
+    async def run(self) -> str:
+        """Drive iterations until the rounds are done or we are stopped. Returns the reason of the end. Raises
+        RoleChanged."""
+        ...
+
+    def stop(self) -> None:
+        """End after the running iteration."""
+        ...
+
+    def replanned(self, agreed: AgreedPlan) -> None:
+        """Take note of another plan, which has a stage for us."""
+        ...
+
+    @property
+    def status(self) -> NodeStatus | None:
+        """Status of the role; None if that of the stage says it all."""
+        ...
+
+    @property
+    def summary(self) -> Summary | None:
+        """Summary of the role; None if that of the stage says it all."""
+        ...

@@ -1,0 +1,194 @@
+"""The learning half of a data node: rollouts through the stages, and groups trained along their paths.
+
+pipeline_node.py -> threads -> [PipelineLearner] -> rollout_learner.py (rollouts), pipeline_link.py -> extensions/pipeline/
+
+The policy is held by all members together, and one optimizer step a round is what they agree on. A checkpoint
+holds the adapter of all stages under PEFT's names: it is one that `swarmnode eval` and `swarmnode export`
+read, and that a pipeline of another division, or a single machine, goes on from. With full training it holds
+the rounds and what waits to be trained on; the weights are in the members' own checkpoints.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import torch
+
+from swarmnode.errors import CheckpointError, PipelineError, StorageError
+from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
+from swarmnode.extensions.pipeline.replication.checkpoints import whole_snapshot
+from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
+from swarmnode.extensions.pipeline.runtime.collected_state import WholeState
+from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan
+from swarmnode.extensions.pipeline.stages.rollout_feed import PathSamples, RolloutFeed
+from swarmnode.node.learner import Resumed
+from swarmnode.node.rollout_learner import RolloutLearner
+from swarmnode.node.workers import CheckpointWriter
+from swarmnode.rollout.engine import Engine, PolicyUpdate
+from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.settings.config import Config
+from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoints.checkpoint import read_waiting, state_of
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.records import Counters, TrainReport
+from swarmnode.training.round import MeasuredRound, SampleRules, lesson_samples
+from swarmnode.training.rules.rules import GroupLesson, make_rule, sharing_rule
+from swarmnode.types import RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+
+class PipelineHandle(Protocol):
+    """The pipeline, as the learner's threads use it (pipeline_link.py). Calls block."""
+
+    @property
+    def iteration(self) -> int:
+        """Optimizer steps taken: the policy version."""
+        ...
+
+    def train(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
+        """Run one iteration to its end. Returns None if we were stopped before it began."""
+        ...
+
+    def whole_state(self) -> WholeState:
+        """Return the learned state of all stages, collected from the members. Raises PipelineError."""
+        ...
+
+    def stop(self) -> None:
+        """Begin no further iteration."""
+        ...
+
+
+class PipelineLearner(RolloutLearner):
+    """A `Learner` whose policy is held by the members of a pipeline."""
+
+    def __init__(
+        self,
+        config: Config,
+        link: PipelineHandle,
+        engine: Engine,
+        renderer: Renderer,
+        tasks: Mapping[str, Task],
+        store: CheckpointStore,
+        *,
+        author: str,
+        seed: int,
+        base_name: str,
+        fingerprint: str,
+        packed: bool,
+        micro_batch_tokens: int,
+        device: torch.device,
+        choose_path: ChoosePath,
+    ) -> None:
+        """`choose_path`: that of the engine, for groups of strangers. `packed`: the stages take packed rows.
+        `micro_batch_tokens`: of the plan. `device`: of our own stage."""
+        super().__init__(config, engine, renderer, tasks, author=author, seed=seed)
+        self._link = link
+        self._store = store
+        self._writer = CheckpointWriter(store.write)
+        self._base = base_name, fingerprint
+        self._packed = packed
+        self._micro_batch_tokens = micro_batch_tokens
+        self._device = device
+        self._choose_path = choose_path
+        # One that replays nothing (rules.py): nobody sampled along any path what it would replay.
+        rule = sharing_rule(config)
+        if rule.name != config.exchange.rule:
+            logger.info("in a pipeline exchange.rule=%s means %s", config.exchange.rule, rule.name)
+        self._rule = make_rule(rule, seed)
+
+    @property
+    def policy_version(self) -> int:
+        return self._link.iteration
+
+    def resume(self) -> Resumed | None:
+        checkpoint = self._store.tidy()
+        if checkpoint is None:
+            # A data node that is new in a pipeline goes on with its rounds.
+            iteration = self._link.iteration
+            return Resumed(Counters(round=iteration), b"") if iteration else None
+        waiting = read_waiting(checkpoint)
+        self.use_newest_policy()
+        self._restore_rollouts(waiting.rollouts)
+        counters = checkpoint.state.counters
+        # The pipeline may be further than our checkpoint, or a single machine had rounds without a step.
+        counters.round = self._link.iteration
+        return Resumed(counters, waiting.exchange)
+
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport | None:
+        # Nothing is replayed in a pipeline, so there is no share of it.
+        feeds: list[RolloutFeed] = []
+
+        def feed(iteration_plan: IterationPlan) -> Feed:
+            # Made anew where an iteration has to be begun again under another plan.
+            feeds.append(self._feed(iteration_plan, own, external))
+            return feeds[-1]
+
+        report = self._link.train(feed)
+        if report is None:
+            return None
+        return feeds[-1].report(weight=report.tokens, grad_norm=report.grad_norm)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._link.stop()
+
+    def save(self, counters: Counters, exchange: bytes) -> Future[str]:
+        waiting = self._waiting(counters, exchange)
+        try:
+            whole = self._link.whole_state()
+            measured = self._measure(), self._task_specs(), self._versions()
+            state = state_of(*self._base, whole.iteration, counters, self._seed, *measured)
+            tensors = {**whole.adapter, **whole.optimizer}
+            snapshot = whole_snapshot(tensors, state, self._config.policy, waiting=waiting)
+        except (PipelineError, CheckpointError) as error:
+            failed: Future[str] = Future()
+            failed.set_exception(StorageError(f"no checkpoint: {error.message}", hint=error.hint))
+            return failed
+        return self._writer.submit(snapshot)
+
+    def close(self) -> None:
+        self._writer.close()
+        super().close()
+
+    def _update(self) -> PolicyUpdate:
+        # The weights are at the stages: this names the version that they have come to.
+        return PolicyUpdate(self._link.iteration, {}, 1.0)
+
+    def _feed(
+        self, iteration_plan: IterationPlan, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
+    ) -> RolloutFeed:
+        lessons = self._rule.lessons(own, external, version=iteration_plan.iteration)
+        measured = MeasuredRound()
+        measured.groups.update(("own", group.has_gradient) for group in own)
+        measured.groups.update(("external", group.has_gradient) for group in external)
+        return RolloutFeed(
+            self._samples([*lessons.own, *lessons.external], shaped=lessons.shaped),
+            iteration_plan.paths,
+            iteration_plan.waves,
+            self._config.training,
+            temperature=self._config.rollout.temperature,
+            top_p=self._config.rollout.top_p,
+            max_tokens=self._config.rollout.max_tokens,
+            version=iteration_plan.iteration,
+            micro_batch_tokens=self._micro_batch_tokens,
+            device=self._device,
+            seed=self._seed,
+            packed=self._packed,
+            choose_path=self._choose_path,
+            measured=measured,
+        )
+
+    def _samples(self, lessons: Sequence[GroupLesson], *, shaped: bool) -> Iterator[PathSamples]:
+        rules = SampleRules(
+            self._renderer.prompt_ids,
+            self._config.training,
+            self._config.rollout.max_tokens,
+            end=lambda: self._renderer.eos_token_ids[0],
+        )
+        for lesson in lessons:
+            if samples := lesson_samples(lesson, rules, shaped=shaped):
+                yield PathSamples(lesson.group.completions[0].path, samples)

@@ -1,0 +1,157 @@
+"""Drives iterations of the pipeline at a data node, called by a thread or by a task.
+
+PipelineLearner (its threads) -> [PipelineLink] -> membership_supervisor.py (which plan)
+                                                -> member.py (iterations)
+
+An iteration that cannot be had under one plan is tried again under the next: members come and go, and what
+the learner wants trained waits here meanwhile.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from swarmnode.errors import ModelError, PipelineError
+from swarmnode.extensions.pipeline.execution.member import PipelineMember
+from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.runtime.collected_state import WholeState
+from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
+from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStage
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_TRIES = 8
+"""Plans under which one iteration is tried."""
+
+
+class RoleChanged(PipelineError):
+    """This member no longer starts micro-batches: under the new plan, others do."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationPlan:
+    """Paths and waves of one iteration, once the members have agreed on them."""
+
+    iteration: int
+    paths: Mapping[int, StagePath]
+    """The path of each agent that starts here."""
+    waves: int
+    """Micro-batches of each agent."""
+
+
+class PipelineLink:
+    """Drives iterations on the event loop that it was made on."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        supervisor: MembershipSupervisor,
+        member: PipelineMember,
+        assigned_stage: AssignedStage,
+        *,
+        after_step: Callable[[IterationReport], None],
+    ) -> None:
+        """`after_step`: called on the event loop with every report."""
+        self._peer_id = peer_id
+        self._supervisor = supervisor
+        self._member = member
+        self._assigned_stage = assigned_stage
+        self._after_step = after_step
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+
+    @property
+    def iteration(self) -> int:
+        """Optimizer steps taken: the policy version. From any thread."""
+        return self._member.iteration
+
+    def stop(self) -> None:
+        """Begin no further iteration. From any thread."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def train(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
+        """Call `drive` from a thread; it blocks."""
+        return self.call(self.drive(feed))
+
+    def whole_state(self) -> WholeState:
+        """Return the adapters of all stages with their moments, of the newest step that all members still
+        have. From a thread. With full training there is no adapter: the members' own checkpoints hold the
+        weights."""
+        return self.call(self._assigned_stage.whole_state(self._member.iteration))
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop, and wait for its result."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except CancelledError as error:
+            raise PipelineError("the pipeline is being left") from error
+
+    async def drive(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
+        """Run one iteration to its end. Returns None if we were stopped before it began.
+
+        `feed` is called with every plan under which the iteration is tried. Raises RoleChanged,
+        PipelineError.
+        """
+        for _ in range(MAX_TRIES):
+            try:
+                agreed = await self._agreed()
+                if agreed is None:
+                    return None
+                report = await self._member.train(
+                    feed(iteration_plan_of(agreed, self._peer_id, self._member.iteration))
+                )
+            except RoleChanged:
+                self._supervisor.membership.rests()
+                raise
+            except ModelError as error:
+                logger.warning("iteration %d is tried again: %s", self._member.iteration, error)
+                self._supervisor.membership.rests()
+                await asyncio.sleep(1.0)
+                continue
+            self._after_step(report)
+            return report
+        raise PipelineError(
+            f"no iteration could be run under {MAX_TRIES} plans", hint="look at the other members' logs"
+        )
+
+    async def _agreed(self) -> AgreedPlan | None:
+        """Return the plan for the next iteration once our stage is ready under it; None if we are stopped
+        first."""
+        waiting = asyncio.ensure_future(self._agreed_and_ready())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() or self._stopping.is_set():
+                return None
+            return waiting.result()
+        finally:
+            waiting.cancel()
+            stopping.cancel()
+            # Neither outlives this call: what is cancelled may still hold the membership for a moment.
+            await asyncio.gather(waiting, stopping, return_exceptions=True)
+
+    async def _agreed_and_ready(self) -> AgreedPlan:
+        agreed = await self._supervisor.agreed(self._member.iteration)
+        await self._assigned_stage.ready.wait()
+        return agreed
+
+
+def iteration_plan_of(agreed: AgreedPlan, peer_id: str, iteration: int) -> IterationPlan:
+    """Return the plan of an iteration for this peer. Raises RoleChanged if no agent starts at it."""
+    paths = own_paths(agreed, peer_id)
+    if not paths:
+        raise RoleChanged("under the new plan other members start the micro-batches")
+    return IterationPlan(iteration, paths, agreed.plan.instance.waves)
+
+
+def own_paths(agreed: AgreedPlan, peer_id: str) -> dict[int, StagePath]:
+    """Return the stages of each agent that starts at this peer."""
+    plan, own = agreed.plan, agreed.node_of(peer_id)
+    return {agent: plan.stages(agent) for agent, path in enumerate(plan.paths) if path[0] == own}

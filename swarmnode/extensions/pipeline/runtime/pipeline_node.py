@@ -1,0 +1,332 @@
+"""A pipeline member as a whole: its network, its stage, and its role.
+
+run_pipeline.py -> [PipelineNode] -> membership_supervisor.py (which plan), stage_services.py (its stage)
+                        |
+     stage 0: a NodeLoop with a PipelineLearner, or text; any other stage: serve until it ends
+
+What a member does follows from the plan, and may change with it. It ends after its rounds, when it is told
+to, or with an error that no other plan would mend.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from swarmnode.extensions.pipeline.execution.member_records import IterationReport
+from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, ProbeService
+from swarmnode.extensions.pipeline.membership.membership import Membership
+from swarmnode.extensions.pipeline.membership.slowdowns import SlowdownLog
+from swarmnode.extensions.pipeline.plans.costs import Observation
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.runtime.member_parts import (
+    DataNode,
+    DataRole,
+    PipelineParts,
+    rounds_are_done,
+)
+from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
+from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink, RoleChanged
+from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
+from swarmnode.extensions.pipeline.runtime.stage_services import StageServices
+from swarmnode.extensions.pipeline.runtime.step_follower import StepFollower
+from swarmnode.node.showing.board import StatusBoard, Watcher
+from swarmnode.node.showing.node_status import NodeStatus, Phase, PipelineStatus, Summary, summarise
+from swarmnode.node.workers import supervise
+from swarmnode.training.records import TrainReport
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+
+LINGER_S = 5.0
+"""Time for which a stopped member stays while data nodes live: they may have been stopped with it."""
+
+FEWEST_TO_GO_ON = 2
+"""Members that a plan waits for when we come back, however many the first one waited for."""
+
+
+class PipelineNode:
+    """A member of a pipeline: its network, its stage, and its role.
+
+    async with PipelineNode(parts, watcher, data_role) as node:
+        summary = await node.run()
+    """
+
+    def __init__(
+        self, parts: PipelineParts, watcher: Watcher, data_role: Callable[[DataNode], DataRole]
+    ) -> None:
+        """`data_role`: makes the role of a data node. Called whenever we come to hold stage 0."""
+        config = parts.config
+        self.parts = parts
+        self._watcher = watcher
+        self._data_role = data_role
+        self._role: DataRole | None = None
+        self._stopping = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
+        self._outcomes = SlowdownLog(parts.plan.micro_batch_tokens)
+        self._board = StatusBoard(
+            peer_id=parts.key.peer_id,
+            name=parts.key.name,
+            swarm=config.swarm.name,
+            model=parts.whole.name,
+            rounds_limit=config.node.rounds,
+        )
+
+    @property
+    def peer_id(self) -> str:
+        return self.parts.key.peer_id
+
+    @property
+    def status(self) -> NodeStatus:
+        own = self._role.status if self._role is not None else None
+        status = self._board.status if own is None else own
+        if self.supervisor.trouble:
+            phase = Phase("coming back to the pipeline", status.phase.since, self.supervisor.trouble)
+            status = msgspec.structs.replace(status, phase=phase)
+        return msgspec.structs.replace(
+            status, pipeline=self.pipeline_status, network=self._board.status.network
+        )
+
+    @property
+    def membership(self) -> Membership:
+        """The present membership."""
+        return self.supervisor.membership
+
+    @property
+    def watcher(self) -> Watcher:
+        return self._watcher
+
+    @property
+    def pipeline_status(self) -> PipelineStatus:
+        return self._view.status
+
+    @property
+    def done(self) -> bool:
+        return rounds_are_done(self.parts.config, self.member)
+
+    def observed(self) -> dict[str, Observation]:
+        """Return our observations of the members that our micro-batches passed, for announcements."""
+        return self._outcomes.observed(time.monotonic())
+
+    def request_stop(self) -> None:
+        """End after the running iteration."""
+        self._stopping.set()
+        if self._role is not None:
+            self._role.stop()
+
+    def _trained(self, report: TrainReport) -> None:
+        """Show an iteration on text that is over, and pass it to the monitors as a round."""
+        self._board.enter("training", f"iteration {self.member.iteration}")
+        self._board.counted(self._view.counters, self.member.iteration)
+        self._board.learned(report)
+        self._watcher.round_done(self.status)
+
+    async def __aenter__(self) -> Self:
+        parts, enter = self.parts, self._stack.enter_async_context
+        async with self._stack:
+            await enter(parts.host)
+            await ProbeService(parts.host).serve()
+            # Of the membership of the moment: after a rejoin there is another.
+            services = await enter(StageServices(parts, living=lambda: self.membership.members()))
+            self.member, self.decode, self.states = services.member, services.decode, services.states
+            self.assigned_stage = services.assigned_stage
+            self._prober = LinkProber(parts.host, rng=random.Random(parts.key.peer_id))
+            self.supervisor = MembershipSupervisor(
+                self._new_membership,
+                steps=lambda: self.member.iteration,
+                left=self.assigned_stage.ready.clear,
+            )
+            self.member.on_lost = self._suspect
+            self.decode.on_silent = lambda peer_id, why: self.membership.lost(peer_id, why)
+            if parts.earlier:
+                self.membership.stepped(max(held.holding.iteration for held in parts.earlier))
+            await enter(self.supervisor)
+            await self._look()
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def run(self) -> Summary:
+        """Hold the assigned stage and do its work until the node ends."""
+        steps = StepFollower(self.member, self.assigned_stage, self.supervisor)
+        async with asyncio.TaskGroup() as services:
+            owned = [
+                services.create_task(supervise("discovery", self.parts.discovery.run)),
+                services.create_task(supervise("probes", lambda: self._prober.run(self.membership.members))),
+                services.create_task(steps.follow()),
+                services.create_task(steps.hand_on()),
+                services.create_task(supervise("screen", self._keep_looking)),
+            ]
+            if self.parts.idle is not None:
+                owned.append(services.create_task(supervise("idle rollouts", self.parts.idle.serve)))
+            try:
+                reason = await self._work()
+                await self._let_data_nodes_save()
+            finally:
+                await self._use_idle_time(False)
+            for task in owned:
+                task.cancel()
+        await self.assigned_stage.leave(hand_over=not self.done)
+        self._board.enter("stopped", reason)
+        self._watcher.tick(self.status)
+        if self._role is None:
+            self._view.counters.round = self.member.iteration
+        told = self._role.summary if self._role is not None else None
+        return told or summarise(self.status, self._view.counters, reason)
+
+    # What it does
+
+    async def _work(self) -> str:
+        while not self._stopping.is_set():
+            if self.done and not self._is_needed():
+                return f"{self.member.iteration} rounds are done"
+            has_data = self._has_data()
+            # A node that learns from tasks has an exchange of its own on this host, and rollouts to fill it.
+            await self._use_idle_time(not has_data or bool(self.parts.config.pipeline.text))
+            if not has_data:
+                await self._serve()
+                continue
+            self._role = self._data_role(self._data_node())
+            try:
+                return await self._role.run()
+            except RoleChanged as error:
+                logger.info("%s", error.message)
+                self._role = None
+        return "stopped on request"
+
+    async def _use_idle_time(self, wanted: bool) -> None:
+        if self.parts.idle is not None:
+            await (self.parts.idle.share(self.parts.host) if wanted else self.parts.idle.rest())
+
+    def _is_needed(self) -> bool:
+        """Return True if a data node may still evaluate, or collect the stages for its last checkpoint."""
+        agreed = self.assigned_stage.agreed
+        data = agreed.partition.stages[0].peers if agreed is not None else ()
+        return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
+
+    async def _let_data_nodes_save(self) -> None:
+        """Wait a while for living data nodes: if all members are stopped at once, their last checkpoint needs
+        our stage."""
+        for _ in range(round(LINGER_S / TICK_S)):
+            if self.assigned_stage.part is None or not self._is_needed():
+                return
+            await asyncio.sleep(TICK_S)
+
+    def _has_data(self) -> bool:
+        agreed = self.assigned_stage.agreed
+        if agreed is None or not self.assigned_stage.ready.is_set():
+            return False
+        return agreed.stage_of(self.peer_id) == 0
+
+    async def _serve(self) -> None:
+        """Hold the stage for one tick while others drive."""
+        part = self.assigned_stage.part
+        if part is None:
+            waiting = f"{len(self.membership.members())} members so far"
+            self._board.enter("waiting for a place in the pipeline", waiting)
+        else:
+            layers = f"layers {part.first_layer} to {part.end_layer - 1}"
+            self._board.enter("serving", f"{layers}, iteration {self.member.iteration}")
+        try:
+            async with asyncio.timeout(TICK_S):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+    # What happens to it
+
+    def _data_node(self) -> DataNode:
+        link = PipelineLink(
+            self.peer_id, self.supervisor, self.member, self.assigned_stage, after_step=self._after_step
+        )
+        return DataNode(
+            parts=self.parts,
+            link=link,
+            member=self.member,
+            assigned_stage=self.assigned_stage,
+            decode=self.decode,
+            watcher=self._watcher,
+            # Of the membership of the moment: after a rejoin there is another.
+            lost=lambda peer_id, why: self.membership.lost(peer_id, why),
+            pipeline_status=lambda: self.pipeline_status,
+            trained=self._trained,
+        )
+
+    def _new_membership(self) -> Membership:
+        parts, settings = self.parts, self.parts.membership
+        if self.assigned_stage.plans:
+            # Whoever comes back goes on with those that are there: the others may be gone for good.
+            settings = replace(settings, at_least=min(settings.at_least, FEWEST_TO_GO_ON))
+        return Membership(
+            parts.host,
+            parts.key,
+            settings=settings,
+            plan=parts.plan,
+            model=parts.whole.fingerprint,
+            costs=parts.costs,
+            links=self._prober.links,
+            on_agreed=self._take_assignment,
+            prepare=self.assigned_stage.prepare,
+            observed=self.observed,
+        )
+
+    async def _take_assignment(self, agreed: AgreedPlan) -> None:
+        await self.assigned_stage.take(agreed)
+        if self._role is not None and self.assigned_stage.ready.is_set():
+            self._role.replanned(agreed)
+
+    def _after_step(self, report: IterationReport) -> None:
+        self._view.stepped(report)
+        agreed = self.assigned_stage.agreed
+        # The next plan may be there already, whose nodes are others.
+        if agreed is not None and agreed.iteration <= report.iteration:
+            silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
+            self._outcomes.add(agreed, report, silent, self.membership.claims(), time.monotonic())
+
+    def _suspect(self, peer_id: str, why: str) -> None:
+        logger.warning("%s does not answer: %s", peer_id, why)
+        self._view.lost(peer_id)
+        self.membership.lost(peer_id, why)
+
+    # What it shows
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._look()
+            self._watcher.tick(self.status)
+            await asyncio.sleep(TICK_S)
+
+    def _tell_of_the_dead(self) -> None:
+        """Stop waiting, in iterations and rollouts, for members that are no longer in the pipeline."""
+        living = set(self.membership.members())
+        for peer_id in self.assigned_stage.agreed.peers if self.assigned_stage.agreed is not None else ():
+            if peer_id not in living:
+                self.member.lose(peer_id, "is no member any more")
+                self.decode.lose(peer_id, "is no member any more")
+
+    async def _look(self) -> None:
+        self._tell_of_the_dead()
+        self._outcomes.keep(self.membership.claims())
+        await self._board.look_at(self.parts.host, self.parts.discovery.reach)
+        idle = self.parts.idle
+        if idle is not None and idle.exchange_stats is not None:
+            self._board.shared(idle.exchange_stats, {})
+        self._view.look_at(
+            self.assigned_stage,
+            members=len(self.membership.members()),
+            iteration=self.member.iteration,
+            idle=idle,
+        )

@@ -1,0 +1,170 @@
+"""Checks a member's settings and derives from them those of planning and membership. Starts nothing.
+
+Config -> [check, plan_settings, membership_settings] -> run_pipeline.py
+"""
+
+import logging
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from swarmnode.errors import ConfigError
+from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
+from swarmnode.extensions.pipeline.plans.planning import PlanSettings
+from swarmnode.extensions.pipeline.plans.sizes import StageTraining, model_costs
+from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
+from swarmnode.extensions.pipeline.wire.hop_messages import MAX_BACK
+from swarmnode.model.base_model import find_device, find_dtype
+from swarmnode.node.building.assemble import longest_sequence
+from swarmnode.settings.config import Config
+
+logger = logging.getLogger(__name__)
+
+TEXT_WAVES = 4
+MOST_WAVES = 256
+CODEC_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1.0625}
+"""Bytes of a number in flight, scales included."""
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for settings that are not available in a pipeline."""
+    training, rollout, pipeline = config.training, config.rollout, config.pipeline
+    unusable = {
+        "node.policies": config.node.policies > 1,
+        "tasks.mixes": bool(config.tasks.mixes),
+        "policy.quantization": config.policy.quantization != "none",
+        "rollout.engine": rollout.engine not in ("auto", "embedded"),
+        "node.learner": config.node.learner != "local",
+        "rollout.overlap": rollout.overlap == "on",
+        "training.kl_coef": training.kl_coef > 0,
+        "training.schedule": training.schedule != "constant",
+        "training.warmup_rounds": training.warmup_rounds > 0,
+        "training.weight_decay": training.weight_decay > 0,
+        "training.inner_epochs": training.inner_epochs > 1,
+        "training.micro_batch_tokens": training.micro_batch_tokens is not None,
+    }
+    for key, used in unusable.items():
+        if used:
+            raise ConfigError(
+                f"{key} is not available in a pipeline", hint=f"leave {key} as it is by default"
+            )
+    most = pipeline.slots * waves_of(config)
+    if most > MAX_BACK:
+        raise ConfigError(
+            f"pipeline.slots x pipeline.waves is {most} micro-batches of one data node",
+            hint=f"at most {MAX_BACK}",
+        )
+    check_idle(config)
+
+
+ANYONE = "anyone"
+"""Value of pipeline.members that opens the pipeline to the whole swarm."""
+
+
+def check_closed(config: Config, *, private: bool) -> None:
+    """Raises ConfigError for a pipeline that any peer of a public swarm could join: members believe each
+    other. `private`: only invited nodes are in the swarm."""
+    local = IPv4Address(config.network.listen).is_loopback
+    if private or local or config.pipeline.members:
+        return
+    raise ConfigError(
+        f"swarm {config.swarm.name} is public, and a pipeline believes its members",
+        hint="invite them: swarmnode swarm create NAME --private; or name them in pipeline.members, or let"
+        f" everybody in with --set pipeline.members={ANYONE}",
+    )
+
+
+def check_idle(config: Config) -> None:
+    """Raises ConfigError for idle rollouts that would be shared with no one."""
+    if config.pipeline.idle_model and not config.exchange.enabled:
+        raise ConfigError(
+            "pipeline.idle_model would generate rollouts for nobody: exchange.enabled is off",
+            hint="switch the exchange on, or leave pipeline.idle_model empty",
+        )
+
+
+def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
+    """Return the settings that all members have to agree on before they can plan together."""
+    pipeline, tokens = config.pipeline, batch_tokens(config, whole)
+    dtype = find_dtype(config.policy.dtype, find_device(config.policy.device))
+    number_bytes = dtype.itemsize
+    training = StageTraining(
+        pipeline.trainable,
+        config.policy.lora_rank,
+        number_bytes,
+        tokens,
+        recomputed=config.training.gradient_checkpointing == "on",
+    )
+    return PlanSettings(
+        model=model_costs(whole.card, training),
+        micro_batch_tokens=tokens,
+        token_bytes=round(whole.card.hidden * min(CODEC_BYTES[pipeline.codec], number_bytes)),
+        skip=pipeline.skip,
+        slots=pipeline.slots,
+        waves=waves_of(config),
+        stages=pipeline.stages,
+        search_tasks=pipeline.search_tasks,
+        others=(
+            ("codec", pipeline.codec),
+            ("trainable", pipeline.trainable),
+            ("lora_alpha", str(config.policy.lora_alpha)),
+            ("lora_targets", ",".join(config.policy.lora_targets)),
+            ("learning_rate", str(config.training.learning_rate)),
+            ("grad_clip", str(config.training.grad_clip)),
+            ("loss", config.training.loss),
+            ("dtype", str(dtype)),
+            ("text", "yes" if pipeline.text else "no"),
+        ),
+    )
+
+
+def holds_data(config: Config) -> bool:
+    """Return True if we can be in stage 0: the settings allow it, and the data of micro-batches is here."""
+    pipeline = config.pipeline
+    if not pipeline.data or not pipeline.text:
+        return pipeline.data
+    found = Path(pipeline.text).expanduser().exists()
+    if not found:
+        logger.warning(
+            "pipeline.text is %s, which is not here: this member holds stages other than that of the data",
+            pipeline.text,
+        )
+    return found
+
+
+def membership_settings(config: Config) -> MembershipSettings:
+    """Return the settings of membership: peers that may take part, and the number that the first plan waits
+    for."""
+    pipeline = config.pipeline
+    return MembershipSettings(
+        swarm=config.swarm.name,
+        name=pipeline.name,
+        allowed=None if not pipeline.members or ANYONE in pipeline.members else frozenset(pipeline.members),
+        at_least=pipeline.wait_for_members,
+    )
+
+
+def batch_tokens(config: Config, whole: WholeModel) -> int:
+    """Return the tokens of one micro-batch. There is room for the longest sequence at least, which is sent
+    alone."""
+    if config.pipeline.text:
+        return config.pipeline.micro_batch_tokens
+    longest = longest_sequence(config, whole.name, whole.max_positions)
+    return max(config.pipeline.micro_batch_tokens, longest)
+
+
+def waves_of(config: Config) -> int:
+    """Return the waves of an iteration: those set, else as many as a round of full answers to the longest
+    prompts fills.
+
+    >>> waves_of(Config())
+    22
+    """
+    pipeline, rollout = config.pipeline, config.rollout
+    if pipeline.waves is not None:
+        return pipeline.waves
+    if pipeline.text:
+        return TEXT_WAVES
+    groups = max(rollout.groups, config.exchange.local_groups + config.exchange.external_groups)
+    longest = rollout.max_prompt_tokens + rollout.max_tokens
+    in_one = max(1, pipeline.micro_batch_tokens // longest)
+    return max(1, min(MOST_WAVES, -(-groups * rollout.group_size // (pipeline.slots * in_one))))

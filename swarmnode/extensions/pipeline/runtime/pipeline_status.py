@@ -1,0 +1,69 @@
+"""The status of the pipeline, as one of its members sees it.
+
+IterationReport, plan, stage, members -> [PipelineView] -> PipelineStatus -> pipeline_node.py (NodeStatus)
+"""
+
+import time
+
+import msgspec
+
+from swarmnode.extensions.pipeline.execution.member_records import IterationReport
+from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing
+from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStage
+from swarmnode.node.showing.node_status import PipelineStatus
+from swarmnode.training.records import Counters
+
+
+class PipelineView:
+    """The pipeline's status, kept up to date by its member. Counters are since this start."""
+
+    def __init__(self, name: str, peer_id: str) -> None:
+        """`name`: of the pipeline."""
+        self._peer_id = peer_id
+        self._started_s = time.monotonic()
+        self._lost: set[str] = set()
+        self.status = PipelineStatus(name=name)
+        self.counters = Counters()
+        """Rounds, tokens and seconds trained here as a data node."""
+
+    def lost(self, peer_id: str) -> None:
+        """Count a member that did not answer us."""
+        self._lost.add(peer_id)
+
+    def stepped(self, report: IterationReport) -> None:
+        """Record an iteration that was driven from here."""
+        self.counters.round = report.iteration + 1
+        self.counters.tokens += report.tokens
+        self.counters.seconds = time.monotonic() - self._started_s
+        before = self.status
+        self.status = msgspec.structs.replace(
+            before,
+            iteration_s=report.makespan_s + report.closing_s,
+            busy_share=report.busy_share,
+            repaired=before.repaired + report.retried,
+            given_up=before.given_up + report.given_up,
+            stragglers=before.stragglers + report.stragglers,
+        )
+
+    def look_at(
+        self, assigned_stage: AssignedStage, *, members: int, iteration: int, idle: IdleSharing | None
+    ) -> None:
+        """Update the status. `members`: living members, ours included. `iteration`: optimizer steps taken."""
+        agreed, part = assigned_stage.agreed, assigned_stage.part
+        stage = agreed.stage_of(self._peer_id) if agreed is not None and part is not None else None
+        stages = agreed.partition.stages if agreed is not None else ()
+        self.status = msgspec.structs.replace(
+            self.status,
+            stage=stage,
+            stages=len(stages) or None,
+            first_layer=part.first_layer if part is not None else None,
+            end_layer=part.end_layer if part is not None else None,
+            replicas=len(stages[stage].peers) if stage is not None else None,
+            members=members,
+            plans=assigned_stage.plans,
+            iteration=iteration,
+            planned_s=agreed.makespan_s if agreed is not None else None,
+            lost=len(self._lost),
+            idle_tokens=idle.stats.tokens if idle is not None else 0,
+            idle_share=idle.used_share if idle is not None else None,
+        )

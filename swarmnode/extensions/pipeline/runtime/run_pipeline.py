@@ -1,0 +1,284 @@
+"""One run of a pipeline's member as a process: model, measurements, parts, signals, and the last line.
+
+cli join --pipeline NAME -> [run_pipeline] -> pipeline_node.py
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from swarmnode.errors import CheckpointError, ModelError
+from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
+from swarmnode.extensions.pipeline.plans.costs import MemberCosts
+from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
+from swarmnode.extensions.pipeline.replication.holdings import HeldState
+from swarmnode.extensions.pipeline.runtime.data_roles import RolloutInputs, RolloutRole, TextRole
+from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, DataRole, PipelineParts
+from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
+from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
+    batch_tokens,
+    check,
+    check_closed,
+    holds_data,
+    membership_settings,
+    plan_settings,
+)
+from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStageSettings
+from swarmnode.extensions.pipeline.stages.measuring import measure_stage, memory_for_stage
+from swarmnode.extensions.pipeline.stages.packed_state import pack_state
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
+from swarmnode.machine.memory_plan import size_text
+from swarmnode.machine.storage import Paths
+from swarmnode.model.base_model import find_device, find_dtype
+from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.network.private.swarm_record import record_of
+from swarmnode.node.building.assemble import (
+    build_discovery,
+    build_host,
+    check_addresses,
+    seed_of,
+    start_tasks,
+    tasks_for_strangers,
+)
+from swarmnode.node.building.node_process import remove_running, stop_on_signals
+from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
+from swarmnode.node.building.run import leave_note, take_identity
+from swarmnode.node.showing.board import Watcher, Watchers
+from swarmnode.node.showing.http import StatusServer
+from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info
+from swarmnode.node.showing.node_status import Summary, invitation
+from swarmnode.node.showing.screen import Screen
+from swarmnode.settings.config import Config
+from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.losses import loss_of
+
+logger = logging.getLogger(__name__)
+
+CACHE_SHARE = 0.25
+"""Share of the memory for the pipeline that keys and values of generation may take."""
+KEPT_STEPS = 3
+
+
+def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> Ending:
+    """Run a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
+    print."""
+    check(config)
+    check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
+    with ExitStack() as stack:
+        screen = stack.enter_context(Screen(paths.logs / "node.log"))
+        key = take_identity(stack, paths)
+        tasks = start_tasks(stack, config.tasks, paths.home)
+        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks)
+        check_addresses(config.network)
+        check_status_port(config.node)
+        whole = _open(config, model, paths, screen)
+        memory = memory_for_stage(config.pipeline.memory_gb, find_device(config.policy.device))
+        idle = _idle_rollouts(seat, stack, screen) if config.pipeline.idle_model else None
+        logger.info("%s is %s, peer id %s", "this node", key.name, key.peer_id)
+        about = run_info(config, name=key.name, peer_id=key.peer_id, model=model, folder=paths.logs)
+        feed = MonitorFeed(about, make_monitors(config.node.monitors))
+        watcher = Watchers([feed, screen.start_watcher()])
+        stack.callback(watcher.close)
+        parts = _parts(seat, whole, memory, idle, fresh=fresh)
+        role = _data_role(seat, whole, tasks_for_strangers(stack, tasks))
+        return ending([seat], asyncio.run(_outcomes(parts, seat, watcher, role)))
+
+
+async def _outcomes(
+    parts: PipelineParts, seat: Seat, watcher: Watcher, role: Callable[[DataNode], DataRole]
+) -> list[Summary | BaseException]:
+    return [await _serve(PipelineNode(parts, watcher, role), seat)]
+
+
+async def _serve(node: PipelineNode, seat: Seat) -> Summary:
+    settings = seat.config.node
+    try:
+        async with node:
+            with StatusServer(lambda: node.status, settings.http, settings.http_port) as page:
+                _announce(node, page.port, seat)
+                stop_on_signals(node.request_stop)
+                return await node.run()
+    except BaseExceptionGroup as group:
+        raise plain_error(group) from group
+    finally:
+        remove_running(seat.paths.running)
+
+
+def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
+    """Leave a note for `swarmnode status`, and log how another machine becomes a member."""
+    status = node.status
+    leave_note(status, seat, http_port)
+    if (command := invitation(status)) is not None:
+        logger.info("another machine becomes a member of pipeline %s with:", seat.config.pipeline.name)
+        logger.info("  %s --pipeline %s, and the same model and settings", command, seat.config.pipeline.name)
+
+
+def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
+    import torch
+
+    from swarmnode.extensions.native.compiler import keep_in, turn_off
+
+    torch.set_num_threads(config.policy.threads)
+    keep_in(paths.cache / "native")
+    if config.policy.cpu_kernels == "off":
+        turn_off()
+    source = _source(model, paths, screen)
+    return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
+
+
+def _source(model: str, paths: Paths, screen: Screen) -> str:
+    return str(build_tiny(paths.models, progress=screen.progress)) if model == "tiny" else model
+
+
+def _idle_rollouts(seat: Seat, stack: ExitStack, screen: Screen) -> IdleSharing:
+    """Load the idle model and return its rollouts, which are closed with the `stack`."""
+    config = seat.config
+    model = load_idle_model(_source(config.pipeline.idle_model, seat.paths, screen), config)
+    exchange = sharing_exchange(config, seat.key, seat.tasks, model)
+    idle = IdleSharing(model, exchange, seat.tasks, config, author=seat.key.peer_id, seed=seat.seed)
+    stack.callback(idle.close)
+    return idle
+
+
+def _parts(
+    seat: Seat, whole: WholeModel, memory: int, idle: IdleSharing | None, *, fresh: bool
+) -> PipelineParts:
+    """Make the parts of a member. `memory`: bytes for the stage and for the work done while it waits."""
+    config, paths, pipeline = seat.config, seat.paths, seat.config.pipeline
+    device = find_device(config.policy.device)
+    stage = StageSettings(
+        trainable=pipeline.trainable,
+        adapter=config.policy,
+        dtype=find_dtype(config.policy.dtype, device),
+        device=device,
+    )
+    memory = left_for_stage(memory, idle)
+    cache = round(CACHE_SHARE * memory)
+    logger.info("memory for the pipeline: %s", size_text(memory))
+    tokens = batch_tokens(config, whole)
+    has_data = holds_data(config)
+    timings = measure_stage(whole, stage, micro_batch_tokens=tokens)
+
+    def costs() -> MemberCosts:
+        return MemberCosts(
+            peer_id=seat.key.peer_id,
+            free_bytes=memory - cache,
+            memory_slots=pipeline.slots,
+            holds_data=has_data,
+            timings=timings,
+            measured_at_s=time.time(),
+        )
+
+    checkpoints = StageCheckpoints(
+        paths.checkpoints / f"pipeline-{whole.fingerprint}", whole.fingerprint, keep=KEPT_STEPS
+    )
+    store = _store(seat, whole)
+    if fresh:
+        _put_aside(checkpoints, store)
+    host = build_host(config, paths, choose_port(config.network, paths))
+    return PipelineParts(
+        config=config,
+        key=seat.key,
+        whole=whole,
+        host=host,
+        discovery=build_discovery(config, paths, host),
+        plan=plan_settings(config, whole),
+        membership=membership_settings(config),
+        assigned_stage=AssignedStageSettings(
+            stage=stage,
+            learning_rate=config.training.learning_rate,
+            max_tokens=tokens,
+            activations="recomputed" if config.training.gradient_checkpointing == "on" else "kept",
+            free_bytes=memory - cache,
+            cache_bytes=cache,
+            checkpoint_every=config.node.checkpoint_every,
+        ),
+        member=MemberSettings(
+            activations=pipeline.codec,
+            gradients=pipeline.codec,
+            max_norm=config.training.grad_clip,
+        ),
+        costs=costs,
+        checkpoints=checkpoints,
+        earlier=_earlier(checkpoints, store, whole),
+        idle=idle,
+    )
+
+
+def left_for_stage(memory: int, idle: IdleSharing | None) -> int:
+    """Return the bytes that the idle model leaves to the stage. Raises ModelError if it leaves none."""
+    if idle is None:
+        return memory
+    if idle.size_bytes >= memory:
+        raise ModelError(
+            f"pipeline.idle_model takes {size_text(idle.size_bytes)}, all there is for a stage and it is"
+            f" {size_text(memory)}",
+            hint="choose a smaller one, lower rollout.max_tokens, or raise pipeline.memory_gb",
+        )
+    return memory - idle.size_bytes
+
+
+def _earlier(
+    checkpoints: StageCheckpoints, store: CheckpointStore, whole: WholeModel
+) -> tuple[HeldState, ...]:
+    """Return the newest state of this member's own stage, and that of the whole model if it was a data
+    node."""
+    found: list[HeldState] = []
+    if (latest := store.latest()) is not None and latest.state.policy_version:
+        try:
+            tensors = single_machine_tensors(latest.folder)
+        except CheckpointError as error:
+            logger.warning("%s", error)
+        else:
+            if tensors.tensors:
+                part = StagePart(0, whole.layers, has_ends=True)
+                found.append(HeldState.of(part, tensors.iteration, pack_state(tensors.tensors)))
+    for checkpoint in checkpoints.found():
+        try:
+            return (*found, checkpoint.read())
+        except CheckpointError as error:
+            logger.warning("%s", error)
+    return tuple(found)
+
+
+def _put_aside(checkpoints: StageCheckpoints, store: CheckpointStore) -> None:
+    if archived := store.archive():
+        logger.info("starting over; earlier checkpoints are kept in %s", archived)
+    if checkpoints.folder.exists():
+        aside = checkpoints.folder.with_name(f"{checkpoints.folder.name}.{int(time.time())}")
+        checkpoints.folder.rename(aside)
+        logger.info("starting over; earlier stages are kept in %s", aside)
+
+
+def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
+    return CheckpointStore(
+        seat.paths.checkpoints,
+        Path(whole.name).name,
+        whole.fingerprint,
+        keep=seat.config.node.keep_checkpoints,
+    )
+
+
+def _data_role(
+    seat: Seat, whole: WholeModel, tasks_of_others: Mapping[str, Task]
+) -> Callable[[DataNode], DataRole]:
+    """Return a function that makes the data role when it is needed: most members never load a tokenizer."""
+    if holds_data(seat.config) and not seat.config.pipeline.text:
+        loss_of(seat.config.training.loss)  # One that cannot be imported is refused before we are a member.
+
+    def make(data_node: DataNode) -> DataRole:
+        tokenizer, ends = load_tokenizer(whole)
+        if seat.config.pipeline.text:
+            return TextRole(data_node, tokenizer, seat.seed)
+        store = _store(seat, whole)
+        return RolloutRole(
+            data_node, RolloutInputs(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed)
+        )
+
+    return make

@@ -1,0 +1,149 @@
+"""Reads the tensors of a member's own layers, and no others, from a model's folder.
+
+models folder -> [load_stage] -> stage_model.py
+
+The folder is one as transformers saves it: config.json and safetensors, in one file or in several with an
+index. Files are mapped, not read: of the others' layers only the few header bytes enter memory.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import ModelError
+from swarmnode.extensions.pipeline.stages.cut_test import try_cut
+from swarmnode.extensions.pipeline.stages.stage_model import (
+    StageCut,
+    StageModel,
+    StagePart,
+    StageSettings,
+    build_stage,
+)
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass(slots=True)
+class WeightFolder:
+    """The safetensors files of one model, by tensor name."""
+
+    folder: Path
+    file_of: Mapping[str, str]
+    """File in the folder that holds each tensor."""
+    read_bytes: int = 0
+    """Bytes of tensors read so far."""
+
+    @classmethod
+    def open(cls, folder: Path) -> "WeightFolder":
+        """Open a folder by its index, or by the header of its only file. Raises ModelError if there is
+        neither."""
+        index = folder / INDEX_FILE
+        if index.exists():
+            return cls(folder, _index(index))
+        with _opened(folder / SINGLE_FILE) as file:
+            return cls(folder, dict.fromkeys(file.keys(), SINGLE_FILE))
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return copies of these tensors, on the CPU, in the type they are stored in.
+
+        They are copied because a tensor that looks into the mapping would keep its whole file mapped. Raises
+        ModelError for a tensor that the folder does not have.
+        """
+        by_file: defaultdict[str, list[str]] = defaultdict(list)
+        for name in names:
+            if name not in self.file_of:
+                raise ModelError(f"{self.folder} holds no {name}", hint="the folder is incomplete")
+            by_file[self.file_of[name]].append(name)
+        found: dict[str, Tensor] = {}
+        for file_name, wanted in by_file.items():
+            with _opened(self.folder / file_name) as file:
+                for name in wanted:
+                    found[name] = _tensor(file, name, file_name).clone()
+                    self.read_bytes += found[name].nbytes
+        return found
+
+    def leading(self, name: str, count: int) -> Tensor:
+        """Return the first values of a tensor, flat: at least `count`, or all of them if it has fewer.
+
+        Raises ModelError for a tensor that the folder does not have.
+        """
+        if name not in self.file_of:
+            raise ModelError(f"{self.folder} holds no {name}", hint="the folder is incomplete")
+        with _opened(self.folder / self.file_of[name]) as file:
+            part = file.get_slice(name)
+            row = math.prod(part.get_shape()[1:])
+            return part[: -(-count // max(row, 1))].clone().flatten()
+
+
+def load_config(folder: Path) -> Any:
+    """Return the model's configuration, without running code from the folder. Raises ModelError if it cannot
+    be read."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds no config.json", hint="a stage is loaded from a model's folder")
+    try:
+        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder / 'config.json'} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def load_stage(
+    folder: Path,
+    part: StagePart,
+    settings: StageSettings,
+    *,
+    cut: StageCut | None = None,
+    weights: WeightFolder | None = None,
+) -> StageModel:
+    """Return the stage of the model in `folder`, in memory that only this stage's tensors take.
+
+    `cut`: the result of `try_cut` for this model; None: it is tried now. `weights`: the folder if it is open
+    already. Raises ModelError for a family that cannot be cut, and for files that are missing or do not fit.
+    """
+    config = load_config(folder)
+    weights = weights or WeightFolder.open(folder)
+    return build_stage(config, part, weights.read, settings, cut or try_cut(config))
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{path} cannot be read: {error}", hint="a stage is loaded from safetensors files"
+        ) from error
+
+
+def _tensor(file: Any, name: str, file_name: str) -> Tensor:
+    from safetensors import SafetensorError
+
+    try:
+        tensor: Tensor = file.get_tensor(name)
+    except SafetensorError as error:
+        raise ModelError(f"{file_name} holds no {name}: {error}", hint="its index is wrong") from error
+    if not torch.is_floating_point(tensor):
+        raise ModelError(f"{name} is stored as {tensor.dtype}", hint="quantized models cannot be cut")
+    return tensor
+
+
+def _index(path: Path) -> dict[str, str]:
+    try:
+        files: Any = json.loads(path.read_text())["weight_map"]
+        file_of = {str(name): str(file) for name, file in files.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is not an index of safetensors files: {error}") from error
+    outside = [file for file in file_of.values() if Path(file).name != file]
+    if outside:
+        raise ModelError(f"{path} names {outside[0]}, which is not a file beside it")
+    return file_of

@@ -1,0 +1,108 @@
+"""The learned state of a stage as bytes: for a checkpoint, for a copy at a neighbour, and for newcomers.
+
+stage.py (StageWorker.state) -> [stage_state] -> disk or a peer -> StageWorker.load_state
+
+Tensors have the names that they have in the whole model, so the states of the stages of one partition are
+the material of any other. The bytes are a safetensors file; those of all stages' adapters together have the
+names of PEFT's adapter file.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import CheckpointError
+from swarmnode.training.checkpoints.checkpoint import tensor_pieces
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""Names of Adam's tensors of a parameter. Stored as `exp_avg/<parameter>`, as in training/checkpoints/checkpoint.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """A safetensors file in memory, and its digest."""
+
+    data: bytes
+    digest: str
+    """SHA-256 in hex. Tensors are in a fixed order, so equal tensors have equal digests."""
+
+
+def pack_state(tensors: Mapping[str, Tensor]) -> StageState:
+    """Return the tensors as a safetensors file in memory.
+
+    >>> pack_state({"model.norm.weight": torch.ones(2)}).digest[:8]
+    '2188e211'
+    """
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    data = b"".join(tensor_pieces(on_cpu))
+    return StageState(data, _digest(data))
+
+
+def unpack_states(states: Iterable[StageState], *, max_bytes: int) -> dict[str, Tensor]:
+    """Return the tensors of several states, each at most `max_bytes` long; of equal names the last counts.
+
+    The states may come from peers. Raises CheckpointError for one that is too large, does not have its digest
+    or is no safetensors file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    found: dict[str, Tensor] = {}
+    for state in states:
+        if len(state.data) > max_bytes:
+            raise CheckpointError(f"a stage's state has {len(state.data)} bytes, the bound is {max_bytes}")
+        if _digest(state.data) != state.digest:
+            raise CheckpointError("a stage's state does not have its digest", hint="ask another peer")
+        try:
+            found.update(load(state.data))
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise CheckpointError(f"a stage's state is no safetensors file: {error}") from error
+    return found
+
+
+def matching_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the wanted tensors from among `tensors`. Raises CheckpointError if one is missing, has another
+    shape or is not finite."""
+    for name, ours in wanted.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"no state holds {name}", hint="the states of all stages are needed")
+        if tensor.shape != ours.shape or not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)}, this stage's is {list(ours.shape)}",
+                hint="start over, or use the settings it was trained with",
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{name} is not finite", hint="use an earlier state or another peer's")
+    return {name: tensors[name] for name in wanted}
+
+
+def matching_moments(
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+) -> dict[int, dict[str, Tensor]]:
+    """Return Adam's moments among `tensors`, by the index of their parameter. A parameter without any starts
+    anew.
+
+    Raises CheckpointError if some of a parameter's are missing, have another shape or have values that Adam
+    cannot produce.
+    """
+    found: dict[int, dict[str, Tensor]] = {}
+    for index, (name, ours) in enumerate(wanted.items()):
+        moments = {key: tensors[f"{key}/{name}"] for key in MOMENTS if f"{key}/{name}" in tensors}
+        if not moments:
+            continue
+        shapes = {"step": torch.Size(()), "exp_avg": ours.shape, "exp_avg_sq": ours.shape}
+        if {key: tensor.shape for key, tensor in moments.items()} != shapes:
+            raise CheckpointError(f"the optimizer's tensors of {name} do not fit", hint="start it anew")
+        signs = (1 if key == "exp_avg" else moment.min() >= 0 for key, moment in moments.items())
+        if not all(bool(torch.isfinite(moment).all()) for moment in moments.values()) or not all(signs):
+            raise CheckpointError(f"the optimizer's tensors of {name} are none of Adam's")
+        found[index] = moments
+    return found
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,279 @@
+"""The layers that one member holds of a causal LM; on the data stage also its two ends.
+
+loading -> [StageModel] -> stage.py (one member), extensions/pipeline/testing/local_pipeline.py (all of them in one process)
+
+The decoder is the family's own, and so are its masks, rotary angles and windows: layers held elsewhere are
+only missing from it and let the hidden states through. Layers keep the numbers that they have in the whole
+model, so everything saved here is named `model.layers.7...` and loads under another partition.
+
+Which families can be cut so, cut_test.py finds out.
+"""
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from swarmnode.errors import ModelError
+from swarmnode.model.adapters.lora_patch import RoutedTokens
+from swarmnode.model.attention import PACKED_ATTENTION, REPLACED, PackedLayout
+from swarmnode.model.base_model import LoadedModel
+from swarmnode.model.policy import Policy
+from swarmnode.settings.config import PolicyConfig
+
+PEFT_PREFIX = "base_model.model."
+"""Prefix of a module's own name in PEFT's files."""
+
+ReadTensors = Callable[[Sequence[str]], dict[str, Tensor]]
+"""Returns the named tensors of a model, and no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """The layers of a model that a stage holds, and its ends on the data stage."""
+
+    first_layer: int
+    end_layer: int
+    """One past the last layer."""
+    has_ends: bool = False
+    """True for the data stage, which holds token embedding, final norm and head."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_layer <= self.end_layer:
+            raise ModelError(f"a stage cannot hold layers [{self.first_layer}, {self.end_layer})")
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """Settings that all members of a pipeline agree on, and the device of this one."""
+
+    trainable: Literal["lora", "full"] = "lora"
+    adapter: PolicyConfig = field(default_factory=PolicyConfig)
+    """Rank and alpha of the adapters."""
+    seed: int = 0
+    """Seed of the adapters' first values."""
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class StageCut:
+    """The result of `try_cut`, in this process: trying also makes packed attention known to transformers."""
+
+    packing_obstacle: str | None
+    """Reason why packed rows are not possible; None if they are."""
+
+
+class KeyValues(Protocol):
+    """Keys and values of preceding tokens, as attention layers use them (stage_cache.py)."""
+
+    def update(
+        self, keys_BGTE: Tensor, values_BGTE: Tensor, layer_idx: int, *others: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of the new tokens of a layer, numbered as in the whole model. Returns all
+        of them, [B, G, K, E], that these tokens may see."""
+        ...
+
+    def mask(self, window: int | None) -> Tensor:
+        """Return a mask, [B, 1, T, K], of the K keys that each new token sees. `window` counts the token
+        itself."""
+        ...
+
+
+class StageModel:
+    """One stage: hidden states in, hidden states out. Made by `build_stage`."""
+
+    def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, cut: StageCut) -> None:
+        """`causal_lm`: with its weights, without the layers held elsewhere."""
+        self.part = part
+        self.settings = settings
+        self.packs = cut.packing_obstacle is None
+        self.hidden_size: int = causal_lm.config.hidden_size
+        self.vocabulary: int = causal_lm.config.vocab_size
+        if self.packs:
+            causal_lm.set_attn_implementation(PACKED_ATTENTION)
+        self._decoder = causal_lm.base_model
+        self._embedding = causal_lm.get_input_embeddings()
+        self._norm = self._decoder.norm
+        self.head: nn.Module = causal_lm.get_output_embeddings()
+        """Computes logits from hidden states after the final norm. Only used on the data stage."""
+        causal_lm.eval().requires_grad_(settings.trainable == "full")
+        own_parameters = dict(causal_lm.named_parameters())
+        # The norm belongs behind the last stage of a path, and which that is only the path knows.
+        self._decoder.norm = _Elsewhere()
+        self._policy = None
+        if settings.trainable == "full":
+            self._trainable = own_parameters
+        elif part.first_layer == part.end_layer:
+            self._trainable: dict[str, nn.Parameter] = {}
+        else:
+            self._policy = _with_adapter(causal_lm, settings)
+            self._trainable = self._policy.trainable()
+
+    @property
+    def device(self) -> torch.device:
+        return self.settings.device
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the trained parameters by global name: PEFT's names for adapters, the model's own with full
+        training."""
+        return dict(self._trainable)
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        """Return the hidden states [B, T, D] before the first layer."""
+        if not self.part.has_ends:
+            raise ModelError("only the data stage holds the token embedding")
+        return self._embedding(ids_BT)
+
+    def forward(self, hidden_BTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
+        """Return the output of our own layers, [B, T, D].
+
+        With a layout, B is 1 and every packed sequence stays alone. Without one, rows count their positions
+        from 0 and may be padded on the right.
+        """
+        arguments: dict[str, Any] = {"use_cache": False}
+        if layout is not None:
+            arguments = layout.arguments(hidden_BTD)
+            del arguments["input_ids"]
+        return self._decoder(inputs_embeds=hidden_BTD, **arguments).last_hidden_state
+
+    def forward_cached(self, hidden_BTD: Tensor, positions_BT: Tensor, cache: KeyValues) -> Tensor:
+        """Return the output of our own layers, [B, T, D], for tokens whose predecessors are in a cache.
+
+        Raises ModelError if the family's attention does not accept our mask.
+        """
+        config = self._decoder.config
+        if config._attn_implementation not in (PACKED_ATTENTION, REPLACED):
+            raise ModelError(
+                f"attention by {config._attn_implementation} takes no mask of which keys are kept"
+            )
+        window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None)
+        mask: Any
+        if kinds is None:
+            mask = cache.mask(window)
+        else:
+            mask = {kind: cache.mask(window if kind == "sliding_attention" else None) for kind in set(kinds)}
+        return self._decoder(
+            inputs_embeds=hidden_BTD,
+            position_ids=positions_BT,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=False,
+        ).last_hidden_state
+
+    def final_norm(self, hidden_ND: Tensor) -> Tensor:
+        """Return the final norm of hidden states that have passed the last stage of their path, for the
+        head."""
+        if not self.part.has_ends:
+            raise ModelError("only the data stage holds the final norm and the head")
+        return self._norm(hidden_ND)
+
+    @contextmanager
+    def without_adapter(self, tokens: int) -> Iterator[None]:
+        """Run forward passes of `tokens` (B * T) tokens as those of the frozen base while the context is
+        entered."""
+        if self.settings.trainable == "full":
+            raise ModelError(
+                "with full training no stage holds the model that training started from",
+                hint="set training.kl_coef to 0, or train adapters",
+            )
+        if self._policy is None:
+            yield
+            return
+        with self._policy.fuse().route([RoutedTokens(None, tokens)]):
+            yield
+
+
+class _Elsewhere(nn.Module):
+    """An identity module in place of a module that another stage holds."""
+
+    def forward(self, hidden_BTD: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        return hidden_BTD
+
+
+def build_stage(
+    config: Any, part: StagePart, read: ReadTensors, settings: StageSettings, cut: StageCut
+) -> StageModel:
+    """Return a stage of the model with this configuration. `read` is called once, for the tensors of this
+    stage only.
+
+    `cut`: the result of `try_cut`. Raises ModelError if the weights do not fit the configuration.
+    """
+    layers = int(config.get_text_config().num_hidden_layers)
+    if part.end_layer > layers:
+        raise ModelError(f"the model has {layers} layers, the stage wants up to {part.end_layer}")
+    causal_lm = _meta_model(config, part, settings.dtype)
+    _fill(causal_lm, read, settings)
+    return StageModel(part, causal_lm, settings, cut)
+
+
+def adapter_start(seed: int, module: str, shape: Sequence[int]) -> Tensor:
+    """Return the initial values of the A matrix [rank, inputs] of a module, by its global name: float32, on
+    the CPU.
+
+    They have PEFT's distribution (Kaiming uniform with a = sqrt 5) but are drawn per module: every holder of
+    the layer, under any partition, starts from the same adapter.
+    """
+    digest = hashlib.sha256(f"{seed}/{module}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    bound = 1 / math.sqrt(shape[1])
+    return torch.empty(*shape).uniform_(-bound, bound, generator=generator)
+
+
+def _with_adapter(causal_lm: Any, settings: StageSettings) -> Policy:
+    base = LoadedModel("a stage", causal_lm, tokenizer=None, fingerprint="")
+    policy = Policy(base, settings.adapter, settings.seed)
+    for name, parameter in policy.trainable().items():
+        if ".lora_A." in name:
+            module = name.removeprefix(PEFT_PREFIX).split(".lora_A.")[0]
+            start = adapter_start(settings.seed, module, parameter.shape)
+            parameter.data.copy_(start)
+    policy.fuse()
+    return policy
+
+
+def _meta_model(config: Any, part: StagePart, dtype: torch.dtype) -> Any:
+    """Return the causal LM without memory for its weights, and without the modules that other stages hold."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        causal_lm: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+    decoder = causal_lm.base_model
+    for number in range(len(decoder.layers)):
+        if not part.first_layer <= number < part.end_layer:
+            decoder.layers[number] = _Elsewhere()
+    if not part.has_ends:
+        decoder.norm = _Elsewhere()
+        causal_lm.set_input_embeddings(_Elsewhere())
+        causal_lm.set_output_embeddings(_Elsewhere())
+    return causal_lm
+
+
+def _fill(causal_lm: Any, read: ReadTensors, settings: StageSettings) -> None:
+    wanted = {name: parameter.shape for name, parameter in causal_lm.named_parameters()}
+    tensors = read(list(wanted))
+    for name, shape in wanted.items():
+        if name not in tensors or tensors[name].shape != shape:
+            found = list(tensors[name].shape) if name in tensors else "nothing"
+            raise ModelError(f"{name} should be {list(shape)}, its file has {found}")
+        tensors[name] = tensors[name].to(settings.device, settings.dtype)
+    head, embedding = causal_lm.get_output_embeddings(), causal_lm.get_input_embeddings()
+    # Tied, the two are one parameter under one name, and assigning takes them apart.
+    tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
+    causal_lm.load_state_dict(tensors, strict=False, assign=True)
+    if tied:
+        head.weight = embedding.weight
+    # Its angles are computed, not stored, and on the meta device they were not.
+    rotary = causal_lm.base_model.rotary_emb
+    causal_lm.base_model.rotary_emb = type(rotary)(config=causal_lm.config).to(settings.device)
+    every = [*causal_lm.named_parameters(), *causal_lm.named_buffers()]
+    empty = [name for name, tensor in every if tensor.is_meta]
+    if empty:
+        raise ModelError(f"nothing is stored for {empty[0]}")

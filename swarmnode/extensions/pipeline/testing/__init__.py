@@ -1,0 +1,1 @@
+"""Pipelines in one process and emulated links, for tests and benchmarks."""

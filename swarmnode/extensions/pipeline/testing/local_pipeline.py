@@ -1,0 +1,175 @@
+"""The whole pipeline inside one process: the reference that members over the network are tested against.
+
+packing (MicroBatch) -> [LocalPipeline] -> gradients per stage
+                              |
+                stage.py, along a path; objectives.py on the data stage
+
+What members do over the network is done here by calls. With nothing skipped its gradients are those of a
+single machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import ModelError
+from swarmnode.extensions.pipeline.stages.cut_test import try_cut
+from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_config, load_stage
+from swarmnode.extensions.pipeline.stages.micro_batches import (
+    GradientSum,
+    MicroBatchAttempt,
+    StageInput,
+    StagePath,
+)
+from swarmnode.extensions.pipeline.stages.objectives import LossInputs, Objective, batch_logprobs
+from swarmnode.extensions.pipeline.stages.stage import Activations, StageWorker
+from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
+from swarmnode.model.head import TokenLogprobs
+from swarmnode.training.losses import LossOutput
+from swarmnode.training.packing import MicroBatch
+
+MAX_TOKENS = 1 << 20
+"""Most tokens of a micro-batch within one process: nobody here is a stranger."""
+
+
+class LocalPipeline:
+    """All stages, each with the worker that a member would have."""
+
+    def __init__(self, workers: Sequence[StageWorker]) -> None:
+        """`workers` in the order of their stages, the data stage's first; each needs a free slot."""
+        self.workers = tuple(workers)
+        self._data = workers[0]
+        self._waves = 0
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        ends: Sequence[int],
+        settings: StageSettings,
+        *,
+        activations: Activations = "kept",
+        cut: StageCut | None = None,
+    ) -> "LocalPipeline":
+        """The model in `folder`, cut behind the layers `ends`; the last of them is the number of layers.
+
+        `cut`: as for `load_stage`. Raises ModelError where the model cannot be cut, or not so.
+        """
+        config = load_config(folder)
+        layers = int(config.get_text_config().num_hidden_layers)
+        if list(ends) != sorted(ends) or not ends or ends[-1] != layers:
+            raise ModelError(f"stages that end at {list(ends)} are no partition of {layers} layers")
+        weights, cut = WeightFolder.open(folder), cut or try_cut(config)
+        parts = [
+            StagePart(first, end, has_ends=number == 0)
+            for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
+        ]
+        stages = [load_stage(folder, part, settings, cut=cut, weights=weights) for part in parts]
+        return cls([StageWorker(s, slots=1, max_tokens=MAX_TOKENS, activations=activations) for s in stages])
+
+    @property
+    def packs(self) -> bool:
+        """Whether micro-batches may be packed."""
+        return self._data.model.packs
+
+    @property
+    def full_path(self) -> StagePath:
+        return tuple(range(len(self.workers)))
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        batch: MicroBatch,
+        path: StagePath,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        reference: bool = False,
+    ) -> TokenLogprobs:
+        """Log-probabilities of the completion tokens along a path, without gradient. `reference`: under the
+        base model."""
+        item = _item(MicroBatchAttempt(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
+        for worker in self._along(path):
+            item = _item(item.attempt, batch, worker.evaluate(item, reference=reference))
+        return batch_logprobs(self._data.model, item.values, batch, temperature, top_p=top_p)
+
+    def inputs(
+        self,
+        batch: MicroBatch,
+        path: StagePath,
+        *,
+        temperature: float,
+        moved: bool,
+        reference: bool,
+        top_p: float = 1.0,
+    ) -> LossInputs:
+        """What the loss needs, measured along its path before the round's first update. `moved`: the policy
+        will have moved when the batch is trained on."""
+
+        def measure(*, reference: bool) -> Tensor:
+            found = self.logprobs(batch, path, temperature=temperature, top_p=top_p, reference=reference)
+            return found.logprobs_N
+
+        return LossInputs(
+            batch,
+            path,
+            prox_N=measure(reference=False) if moved else None,
+            reference_N=measure(reference=True) if reference else None,
+        )
+
+    def accumulate(self, inputs: LossInputs, objective: Objective) -> LossOutput:
+        """One micro-batch along its path and back: every stage on it adds up its gradients.
+
+        Raises ModelError for a path that this pipeline does not have, and Rejected as the workers do.
+        """
+        workers = self._along(inputs.path)
+        attempt = MicroBatchAttempt(0, self._data.iteration, self._waves)
+        self._waves += 1
+        try:
+            return self._there_and_back(workers, attempt, inputs, objective)
+        finally:
+            for worker in workers:
+                worker.release(attempt.agent)
+
+    def take_gradients(self) -> list[GradientSum]:
+        """Those of every stage, in their order. Ends the iteration."""
+        self._waves = 0
+        return [worker.take_gradients() for worker in self.workers]
+
+    def _there_and_back(
+        self,
+        workers: Sequence[StageWorker],
+        attempt: MicroBatchAttempt,
+        inputs: LossInputs,
+        objective: Objective,
+    ) -> LossOutput:
+        if not all(worker.reserve(attempt.agent) for worker in workers):
+            raise ModelError("a stage has no free slot")
+        item = StageInput(attempt, inputs.batch.input_ids_BT, inputs.tokens, inputs.batch.layout)
+        for worker in workers:
+            item = replace(item, values=worker.forward(item))
+        found = self._data.loss(
+            attempt, item.values, lambda hidden_BTD: objective(self._data.model, hidden_BTD, inputs)
+        )
+        gradient_BTD: Tensor | None = found.gradient_BTD
+        for worker in reversed(workers):
+            assert gradient_BTD is not None  # Only the data stage, first of every path, gives none.
+            gradient_BTD = worker.backward(attempt, gradient_BTD)
+            worker.commit(attempt)
+        return found.output
+
+    def _along(self, path: StagePath) -> list[StageWorker]:
+        known = len(self.workers)
+        if path[:1] != (0,) or len(set(path)) != len(path) or not all(0 <= n < known for n in path):
+            raise ModelError(
+                f"{path} is no path through {known} stages",
+                hint="it begins at stage 0 and visits no stage twice",
+            )
+        return [self.workers[number] for number in path]
+
+
+def _item(attempt: MicroBatchAttempt, batch: MicroBatch, values: Tensor) -> StageInput:
+    return StageInput(attempt, values, len(batch.targets_N), batch.layout)

@@ -1,0 +1,40 @@
+"""Members of the running plans, and the check that a message comes from the right one.
+
+Assignment (member_records.py) -> [PlanMembers, check_sender] -> transport.py, inbound.py
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Hop, Message, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMembers:
+    """Members of a plan: the peer id of each node, in the order of its instance, and our own node."""
+
+    plan: str
+    """Digest of the plan (plan.py)."""
+    peers: tuple[str, ...]
+    own: int
+
+
+def check_sender(message: Message, peer_id: str, plans: Mapping[str, PlanMembers]) -> None:
+    """Raises Rejected if this peer may not send us this message: unknown_plan, not_a_member, wrong_route.
+
+    A hop must come from the node before us on its own path, so a member cannot speak for another one.
+    """
+    members = plans.get(message.plan)
+    if members is None:
+        raise Rejected(Refusal.UNKNOWN_PLAN)
+    if peer_id not in members.peers:
+        raise Rejected(Refusal.NOT_A_MEMBER)
+    if isinstance(message, Finished) and members.peers.index(peer_id) != message.node:
+        raise Rejected(Refusal.WRONG_ROUTE, f"in the name of node {message.node}")
+    if not isinstance(message, Hop):
+        return
+    if max(message.path) >= len(members.peers):
+        raise Rejected(Refusal.WRONG_ROUTE, "a node that the plan does not have")
+    if message.target != members.own or members.peers[message.source] != peer_id:
+        raise Rejected(Refusal.WRONG_ROUTE, f"from node {message.source} to node {message.target}")

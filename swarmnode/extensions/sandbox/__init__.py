@@ -1,0 +1,1 @@
+"""Programs of others, run with no way out: what a policy writes as code is executed here and nowhere else."""

@@ -1,0 +1,94 @@
+"""The start of vLLM for a model: its device, its process, its memory, and its policies."""
+
+from typing import Literal
+
+import psutil
+from transformers import PreTrainedModel
+
+from swarmnode.errors import EngineError
+from swarmnode.extensions.vllm.compat import require_vllm, runs_on_cpu, starting_vllm
+from swarmnode.extensions.vllm.inprocess import InProcessDriver
+from swarmnode.extensions.vllm.separate import AsyncDriver
+from swarmnode.extensions.vllm.vllm_driver import (
+    CPU_BLOCK_TOKENS,
+    SCORED_AT_ONCE,
+    TORCH_DTYPES,
+    Driver,
+    DriverSettings,
+    head_size,
+)
+from swarmnode.extensions.vllm.vllm_policies import LoraPolicies, MergedPolicies, Policies, linear_weights
+from swarmnode.rollout.engine import Capabilities
+
+Weights = Literal["auto", "lora", "merged"]
+"""Way to hold a policy: as an adapter beside the base, or merged into it. auto: the faster one there."""
+
+KV_SHARE = 0.25
+"""Most of the free memory of a machine without a GPU that keys and values take by default."""
+
+
+def computes_on_cpu() -> bool:
+    """Returns True if the installed vLLM computes on the CPU. Raises EngineError if it cannot be used."""
+    require_vllm()
+    with starting_vllm(in_process=False):
+        return runs_on_cpu()
+
+
+def placement(weights: Weights, in_process: bool | None, on_cpu: bool) -> tuple[bool, bool]:
+    """Returns True if policies are merged, and True if vLLM runs in another process. Raises EngineError for
+    both."""
+    merged = weights == "merged" or (weights == "auto" and on_cpu)
+    beside = not on_cpu if in_process is None else not in_process
+    if merged and beside:
+        raise EngineError("merged weights need vLLM in this process", hint='use weights="lora"')
+    return merged, beside
+
+
+def lora_modules(base: PreTrainedModel) -> tuple[str, ...]:
+    """Returns the last parts of the names of the modules that adapters may change."""
+    return tuple(sorted({module.rpartition(".")[2] for module in linear_weights(base)}))
+
+
+def kv_room(base: PreTrainedModel, settings: DriverSettings) -> int:
+    """Returns the bytes for keys and values of `max_slots` longest sequences, or a share of free memory."""
+    layers = base.config.get_text_config().num_hidden_layers
+    itemsize = TORCH_DTYPES[settings.dtype].itemsize
+    per_token = 2 * layers * _key_heads(base) * head_size(base) * itemsize
+    # Sequences take whole blocks, and one block stays empty.
+    longest = settings.max_length + 1 + CPU_BLOCK_TOKENS
+    wanted = (settings.max_slots + SCORED_AT_ONCE + 1) * longest * per_token
+    return min(wanted, int(psutil.virtual_memory().available * KV_SHARE))
+
+
+def start_driver(settings: DriverSettings, beside: bool) -> Driver:
+    """Starts vLLM, in a process of its own or in this one."""
+    return AsyncDriver(settings) if beside else InProcessDriver(settings)
+
+
+def start_policies(
+    driver: Driver, base: PreTrainedModel, settings: DriverSettings, merged: bool, max_versions: int
+) -> Policies:
+    """Returns the holder of policies: merged into the weights, or as adapters."""
+    if merged:
+        return MergedPolicies(driver, base, TORCH_DTYPES[settings.dtype])
+    return LoraPolicies(driver, base, settings.lora_rank, max_versions)
+
+
+def capabilities(policies: Policies, settings: DriverSettings) -> Capabilities:
+    """Returns the engine's capabilities."""
+    return Capabilities(
+        name="vllm",
+        inflight=policies.inflight,
+        max_versions=policies.max_versions,
+        max_running=settings.max_slots,
+        max_length=settings.max_length,
+        exact_resume=False,
+        reserves_kv=True,
+    )
+
+
+def _key_heads(base: PreTrainedModel) -> int:
+    """Returns the heads that have keys and values of their own. For a family that does not say, one per query
+    head is assumed: the room may be too large."""
+    config = base.config.get_text_config()
+    return config.to_dict().get("num_key_value_heads") or config.num_attention_heads

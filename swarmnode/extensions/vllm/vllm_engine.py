@@ -1,0 +1,327 @@
+"""vLLM as a rollout engine: on a CPU inside this process, on CUDA in a process of its own.
+
+schedule/partial.py -> submit -> requests.py -> [engine] -> Output
+                                          |
+      vllm_policies.py (whose weights) <--+--> driver.Driver (vLLM itself)
+
+Requests wait here, not inside vLLM: it holds at most as many as can run. So a request that has not started
+never has to be told about a new policy, and the line is the same as that of every other engine.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from swarmnode.errors import EngineError
+from swarmnode.extensions.vllm.compat import GPU_MEMORY_SHARE
+from swarmnode.extensions.vllm.starting import (
+    Weights,
+    capabilities,
+    computes_on_cpu,
+    kv_room,
+    lora_modules,
+    placement,
+    start_driver,
+    start_policies,
+)
+from swarmnode.extensions.vllm.vllm_driver import Delta, DriverSettings, EngineDtype, Start
+from swarmnode.extensions.vllm.vllm_limits import (
+    refuse_base,
+    refuse_mode,
+    refuse_model,
+    refuse_temperatures,
+    refuse_versions,
+)
+from swarmnode.extensions.vllm.vllm_policies import LoadedPolicy
+from swarmnode.extensions.vllm.vllm_rows import Row
+from swarmnode.rollout.decode.weights import longest_sequence
+from swarmnode.rollout.engine import (
+    BASE_VERSION,
+    EngineStats,
+    InFlight,
+    Output,
+    PolicyUpdate,
+    Request,
+    Sampled,
+)
+from swarmnode.rollout.requests import (
+    EngineCounters,
+    RequestQueue,
+    not_finite,
+    refuse_sequences,
+    untouched,
+    with_live_version,
+)
+
+
+class VllmEngine:
+    """An `Engine` over vLLM, for every model that vLLM runs.
+
+    >>> engine = VllmEngine("Qwen/Qwen3-0.6B", model, (0,), lora_rank=16, dtype="bfloat16")  # doctest: +SKIP
+    >>> engine.submit([Request("a", (1, 2, 3), SamplingParams(max_tokens=8, seed=0))])       # doctest: +SKIP
+    >>> while not (outputs := engine.step()): ...                                            # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base: PreTrainedModel,
+        eos_token_ids: Sequence[int],
+        max_slots: int = 256,
+        max_length: int | None = None,
+        *,
+        lora_rank: int,
+        dtype: EngineDtype,
+        weights: Weights = "auto",
+        max_versions: int = 4,
+        kv_bytes: int | None = None,
+        gpu_memory_share: float = GPU_MEMORY_SHARE,
+        in_process: bool | None = None,
+        card: int | None = None,
+    ) -> None:
+        """`model` is what vLLM loads, `base` the same model for training: read, never changed.
+
+        `kv_bytes`: room for keys and values, by default what fits. `in_process`: step in this process
+        (default on a CPU) or beside it. `card`: the number that CUDA has for the card; None: its first.
+        """
+        on_cpu = computes_on_cpu()
+        refuse_model(base, on_cpu)
+        merged, beside = placement(weights, in_process, on_cpu)
+        settings = DriverSettings(
+            model=model,
+            dtype=dtype,
+            max_slots=max_slots,
+            max_length=longest_sequence(base) if max_length is None else max_length,
+            lora_modules=() if merged else lora_modules(base),
+            lora_rank=lora_rank,
+            # Followers on each version, and next to them requests that asked for it.
+            lora_slots=2 * max_versions,
+            kv_bytes=kv_bytes,
+            gpu_memory_share=gpu_memory_share,
+            card=None if on_cpu else card,
+        )
+        if on_cpu and kv_bytes is None:
+            settings = replace(settings, kv_bytes=kv_room(base, settings))
+        self._driver = start_driver(settings, beside)
+        self._policies = start_policies(self._driver, base, settings, merged, max_versions)
+        self.capabilities = capabilities(self._policies, settings)
+        self._eos = tuple(eos_token_ids)
+        self._vocab = base.config.get_text_config().vocab_size
+        self._queue = RequestQueue(settings.max_length, self._vocab)
+        self._running: dict[str, Row] = {}
+        self._ready: list[Output] = []
+        self._started = 0
+        self._asleep = False
+        self._counters = EngineCounters()
+
+    @property
+    def policy_version(self) -> int:
+        return self._policies.newest.version
+
+    def check(self, request: Request) -> None:
+        self._refuse_requests([request])
+        self._queue.check(request, self._live_versions())
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        accepted = list(requests)
+        self._refuse_requests(accepted)
+        self._queue.submit(accepted, self._live_versions())
+        self._wake()
+
+    def step(self) -> Sequence[Output]:
+        if not self._queue.in_flight:
+            return ()
+        with self._counters.step():
+            self._feed()
+            if self._running:
+                self._absorb(self._driver.step())
+        return self._hand_out(None)
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
+        """Aborts as every engine does. A vLLM in another process samples on until it hears of it, so that a
+        completion may turn out to have ended by itself (finish "stop" or "length")."""
+        chosen = None if request_ids is None else set(request_ids)
+        waiting = self._queue.withdraw(chosen)
+        aborted = self._abort_rows(lambda row: chosen is None or row.request.request_id in chosen)
+        return [*self._hand_out(chosen), *aborted, *map(untouched, waiting)]
+
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+        policy = self._policies.check(update)
+        self._refuse(policy, inflight)
+        self._wake()
+        aborted: Sequence[Output] = ()
+        with self._counters.swap(), self._driver.standstill() as deltas:
+            self._absorb(deltas)
+            if inflight == "abort":
+                aborted = self._abort_rows(lambda row: row.follows)
+            elif inflight == "recompute":
+                self._restart(lambda row: row.follows)
+            elif inflight == "keep":
+                # Without a token yet, there is nothing to keep: the prompt is computed under the new policy.
+                self._restart(lambda row: row.follows and not row.tokens)
+            self._policies.adopt(policy, self._asked(), move_followers=inflight == "keep")
+            if inflight == "keep":
+                self._move_followers(policy)
+        return aborted
+
+    def score(
+        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
+    ) -> list[tuple[float, ...]]:
+        if version not in (None, BASE_VERSION, *self._live_versions()):
+            live = ", ".join(map(str, sorted(self._live_versions())))
+            raise EngineError(f"policy {version} is not live", hint=f"live are {live}")
+        if not self._policies.has_base(self._policies.newest):
+            refuse_base([version])
+        refuse_sequences(sequences, self.capabilities.max_length, self._vocab)
+        self._wake()
+        asked = [([*prompt, *completion], len(prompt)) for prompt, completion in sequences if completion]
+        lane = self._policies.enter(version)
+        try:
+            scores = self._driver.score(asked, lane.adapter)
+        finally:
+            self._policies.leave(lane)
+        if not all(math.isfinite(sum(score)) for score in scores):
+            self._restart(lambda row: True)
+            self._driver.scrub()
+            raise not_finite(lane.policy.version)
+        found = iter(scores)
+        return [next(found) if completion else () for _, completion in sequences]
+
+    def stats(self) -> EngineStats:
+        running = len(self._running) + len(self._ready)
+        stats = self._counters.stats(running, len(self._queue), self._live_versions())
+        return replace(stats, kv_use=self._driver.kv_use())
+
+    def snapshot(self) -> tuple[Request, ...]:
+        rows = list(self._running.values())
+        running = (row.request.resumed(s) for row, s in zip(rows, self._sampled(rows), strict=True))
+        return (*running, *self._queue.waiting)
+
+    def restore(self, snapshot: Iterable[Request]) -> None:
+        live = self._live_versions()
+        self.submit([with_live_version(request, live) for request in snapshot])
+
+    def sleep(self) -> Sequence[Output]:
+        outputs = self.abort()
+        if not self._asleep:
+            self._driver.sleep()
+            self._asleep = True
+        return outputs
+
+    def close(self) -> None:
+        self._driver.close()
+
+    # Starting and ending
+
+    def _feed(self) -> None:
+        requests = self._queue.take(self.capabilities.max_running - len(self._running))
+        if requests:
+            self._driver.start([self._start(request) for request in requests])
+
+    def _start(self, request: Request) -> Start:
+        self._started += 1
+        lane = self._policies.enter(request.version)
+        row = Row(request, str(self._started), lane, lane.policy)
+        self._running[row.key] = row
+        return row.start(self._eos)
+
+    def _absorb(self, deltas: Iterable[Delta]) -> None:
+        for key, token_ids, logprobs, finish, cached_tokens in deltas:
+            row = self._running[key]
+            if cached_tokens is not None:
+                row.kept_tokens = cached_tokens if row.request.sampled else 0
+                self._counters.started(row.request, row.kept_tokens)
+            row.tokens += token_ids
+            row.logprobs += logprobs
+            self._counters.generated_tokens += len(token_ids)
+            if finish is not None and finish != "abort":
+                self._let_go(row)
+                [sampled] = self._sampled([row])
+                self._ready.append(Output(row.request.request_id, sampled, finish, row.kept_tokens))
+
+    def _withdraw(self, choose: Callable[[Row], bool]) -> list[Row]:
+        """Takes rows out of vLLM, with all their tokens; some may turn out to have ended."""
+        rows = {row.key: row for row in self._running.values() if choose(row)}
+        if rows:
+            self._absorb(self._driver.abort(rows))
+        left = [row for key, row in rows.items() if key in self._running]
+        for row in left:
+            self._let_go(row)
+        return left
+
+    def _abort_rows(self, choose: Callable[[Row], bool]) -> list[Output]:
+        rows = self._withdraw(choose)
+        outputs = [
+            Output(row.request.request_id, sampled, "abort", row.kept_tokens)
+            for row, sampled in zip(rows, self._sampled(rows), strict=True)
+        ]
+        for output in outputs:
+            self._queue.close(output.request_id)
+        return outputs
+
+    def _restart(self, choose: Callable[[Row], bool]) -> None:
+        rows = self._withdraw(choose)
+        sampled = self._sampled(rows)
+        self._queue.put_first([row.request.resumed(s) for row, s in zip(rows, sampled, strict=True)])
+
+    def _move_followers(self, policy: LoadedPolicy) -> None:
+        for row in self._running.values():
+            if row.follows:
+                row.move_to(policy)
+
+    def _let_go(self, row: Row) -> None:
+        del self._running[row.key]
+        self._policies.leave(row.lane)
+
+    def _hand_out(self, chosen: Collection[str] | None) -> list[Output]:
+        outputs = [output for output in self._ready if chosen is None or output.request_id in chosen]
+        self._ready = [] if chosen is None else [o for o in self._ready if o.request_id not in chosen]
+        for output in outputs:
+            self._queue.close(output.request_id)
+        return outputs
+
+    def _sampled(self, rows: Collection[Row]) -> list[Sampled]:
+        """Returns their completions so far. Raises EngineError if a log-probability is no number."""
+        for row in rows:
+            if not math.isfinite(sum(row.logprobs)):
+                self._drop_everything(rows)
+                raise not_finite(row.policy.version)
+        return [row.sampled() for row in rows]
+
+    def _drop_everything(self, withdrawn: Iterable[Row]) -> None:
+        self._driver.abort(set(self._running))
+        for row in (*withdrawn, *self._running.values()):
+            self._queue.close(row.request.request_id)
+        for row in list(self._running.values()):
+            self._let_go(row)
+        self._queue.withdraw(None)
+        self._hand_out(None)
+        self._driver.scrub()
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._driver.wake()
+            self._asleep = False
+
+    def _live_versions(self) -> Collection[int]:
+        return self._policies.live(self._asked())
+
+    def _asked(self) -> set[int]:
+        """Returns the versions that waiting requests want and that have to stay live for them."""
+        versions = {request.version for request in self._queue.waiting}
+        return {version for version in versions if version is not None and version != BASE_VERSION}
+
+    def _refuse_requests(self, requests: Sequence[Request]) -> None:
+        refuse_temperatures(requests)
+        if not self._policies.has_base(self._policies.newest):
+            refuse_base(request.version for request in requests)
+
+    def _refuse(self, policy: LoadedPolicy, inflight: InFlight) -> None:
+        rows = self._running.values()
+        refuse_mode(inflight, self.capabilities, self._policies.can_pin())
+        if not self._policies.has_base(policy):
+            refuse_base(request.version for request in (*(row.request for row in rows), *self._queue.waiting))
+        staying = [row.policy for row in rows if inflight == "pin" or not row.follows]
+        refuse_versions(staying, self._asked(), policy.version, self.capabilities.max_versions)

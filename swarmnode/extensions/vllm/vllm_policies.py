@@ -1,0 +1,268 @@
+"""The policies in vLLM, and the weights that each running request samples from."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from swarmnode.errors import EngineError
+from swarmnode.extensions.vllm.vllm_driver import Driver
+from swarmnode.rollout.decode.adapters.adapter import PEFT_PREFIX, LoraPair, lora_pairs, merged_weight
+from swarmnode.rollout.engine import BASE_VERSION, InFlight, PolicyUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPolicy:
+    """A policy version that was given to the engine."""
+
+    version: int
+    serial: int
+    """Serial number that counts up and is never given twice, unlike version numbers."""
+    pairs: Mapping[str, LoraPair]
+    """LoRA over the base, by module. Empty: the base itself."""
+
+    @property
+    def salt(self) -> str:
+        """Salt of the cache, so that the keys and values of one policy are never found by another's
+        requests."""
+        return str(self.serial)
+
+
+@dataclass(slots=True)
+class Lane:
+    """Weights inside vLLM, and the number of requests that sample from them."""
+
+    policy: LoadedPolicy
+    adapter: int | None
+    """Number of the adapter in vLLM. None: the base weights as they are."""
+    follows: bool
+    """True if its requests move on to new policies; False if they asked for this version."""
+    users: int = 0
+
+
+class Policies(Protocol):
+    """A way to hold policies in vLLM."""
+
+    inflight: frozenset[InFlight]
+    """Modes of an update that this way of holding policies allows."""
+    max_versions: int
+    newest: LoadedPolicy
+
+    def live(self, asked: Collection[int]) -> set[int]:
+        """Returns the live versions: the newest, those in use, and those that waiting requests `asked`
+        for."""
+        ...
+
+    def has_base(self, newest: LoadedPolicy) -> bool:
+        """Returns True if a request for the bare base can run while this policy is the newest."""
+        ...
+
+    def check(self, update: PolicyUpdate) -> LoadedPolicy:
+        """Returns the policy of an update. Raises EngineError if it does not fit the model."""
+        ...
+
+    def can_pin(self) -> bool:
+        """True if requests under way can stay on their policy when a new one comes."""
+        ...
+
+    def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
+        """Makes a policy the newest; others stay while they are in use or waiting requests `asked` for them.
+        `move_followers`: requests under way sample from the new one from now on."""
+        ...
+
+    def enter(self, version: int | None) -> Lane:
+        """Returns the lane of a request that starts now."""
+        ...
+
+    def leave(self, lane: Lane) -> None: ...
+
+
+class LoraPolicies:
+    """Policies held as adapters. At most `max_versions` are live."""
+
+    inflight: frozenset[InFlight] = frozenset({"pin", "keep", "recompute", "abort"})
+
+    def __init__(self, driver: Driver, base: PreTrainedModel, rank: int, max_versions: int) -> None:
+        self.max_versions = max_versions
+        self.newest = LoadedPolicy(0, 0, {})
+        self._driver = driver
+        self._shapes = shapes(linear_weights(base))
+        self._rank = rank
+        self._adapters_so_far = 0
+        self._base = Lane(LoadedPolicy(BASE_VERSION, -1, {}), None, follows=False)
+        self._lanes: list[Lane] = []
+        self._known = {0: self.newest}
+
+    def live(self, asked: Collection[int]) -> set[int]:
+        return {self.newest.version, *asked, *(lane.policy.version for lane in self._lanes if lane.users)}
+
+    def has_base(self, newest: LoadedPolicy) -> bool:
+        return True
+
+    def check(self, update: PolicyUpdate) -> LoadedPolicy:
+        pairs = lora_pairs(update, self._shapes)
+        rank = max((len(pair.a) for pair in pairs.values()), default=0)
+        if rank > self._rank:
+            raise EngineError(
+                f"policy {update.version} has LoRA rank {rank}, this engine holds {self._rank}",
+                hint="start it with the rank of the trainer",
+            )
+        # The trainer may go on writing into its tensors; an adapter may be loaded much later.
+        return LoadedPolicy(
+            update.version, self.newest.serial + 1, {m: _copied(pair) for m, pair in pairs.items()}
+        )
+
+    def can_pin(self) -> bool:
+        return sum(lane.follows for lane in self._lanes if lane.users) < self.max_versions
+
+    def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
+        for lane in self._lanes:
+            if lane.follows and (move_followers or not lane.users):
+                self._load(lane, policy)
+        self.newest = self._known[policy.version] = policy
+        live = self.live(asked)
+        self._known = {version: known for version, known in self._known.items() if version in live}
+        self._lane(policy, follows=True)
+        self._drop_unused()
+
+    def enter(self, version: int | None) -> Lane:
+        if version == BASE_VERSION:
+            lane = self._base
+        elif version is None:
+            lane = self._lane(self.newest, follows=True)
+        else:
+            lane = self._lane(self._known[version], follows=False)
+        lane.users += 1
+        return lane
+
+    def leave(self, lane: Lane) -> None:
+        lane.users -= 1
+        self._drop_unused()
+
+    def _lane(self, policy: LoadedPolicy, follows: bool) -> Lane:
+        for lane in self._lanes:
+            if lane.policy is policy and lane.follows == follows:
+                return lane
+        self._adapters_so_far += 1
+        lane = Lane(policy, self._adapters_so_far, follows)
+        self._load(lane, policy)
+        self._lanes.append(lane)
+        return lane
+
+    def _load(self, lane: Lane, policy: LoadedPolicy) -> None:
+        assert lane.adapter is not None
+        with TemporaryDirectory(prefix="swarmnode-adapter-") as folder:
+            write_adapter(Path(folder), policy.pairs, self._rank, self._shapes)
+            self._driver.load_adapter(lane.adapter, Path(folder))
+        lane.policy = policy
+
+    def _drop_unused(self) -> None:
+        for lane in list(self._lanes):
+            ready_for_the_next = lane.follows and lane.policy is self.newest
+            if lane.users == 0 and not ready_for_the_next and lane.adapter is not None:
+                self._driver.drop_adapter(lane.adapter)
+                self._lanes.remove(lane)
+
+
+class MergedPolicies:
+    """One policy, merged into the weights, always from the base, so that rounding does not accumulate."""
+
+    inflight: frozenset[InFlight] = frozenset({"keep", "recompute", "abort"})
+    max_versions = 1
+
+    def __init__(self, driver: Driver, base: PreTrainedModel, dtype: torch.dtype) -> None:
+        self.newest = LoadedPolicy(0, 0, {})
+        self._driver = driver
+        self._weights = linear_weights(base)
+        self._shapes = shapes(self._weights)
+        self._dtype = dtype
+        self._lane = Lane(self.newest, None, follows=True)
+
+    def live(self, asked: Collection[int]) -> set[int]:
+        return {self.newest.version}
+
+    def has_base(self, newest: LoadedPolicy) -> bool:
+        return not newest.pairs
+
+    def check(self, update: PolicyUpdate) -> LoadedPolicy:
+        return LoadedPolicy(update.version, self.newest.serial + 1, lora_pairs(update, self._shapes))
+
+    def can_pin(self) -> bool:
+        return False
+
+    def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
+        changed = {*self.newest.pairs, *policy.pairs}
+        if changed:
+            self._driver.load_weights(self._merged(policy.pairs, changed))
+        self.newest = self._lane.policy = policy
+
+    def enter(self, version: int | None) -> Lane:
+        if version == BASE_VERSION:
+            return Lane(replace(self.newest, version=BASE_VERSION), None, follows=False)
+        return self._lane
+
+    def leave(self, lane: Lane) -> None:
+        """Does nothing: the weights stay."""
+
+    def _merged(
+        self, pairs: Mapping[str, LoraPair], changed: Collection[str]
+    ) -> Iterator[tuple[str, Tensor]]:
+        # vLLM fuses neighbours (q, k and v; gate and up) and wants all parts of what it rebuilds.
+        parents = {module.rpartition(".")[0] for module in changed}
+        for module, weight in self._weights.items():
+            if module.rpartition(".")[0] in parents:
+                if module in pairs:
+                    weight = merged_weight(weight, pairs[module], self._dtype)
+                yield f"{module}.weight", weight.to("cpu", self._dtype)
+
+
+def linear_weights(base: PreTrainedModel) -> dict[str, Tensor]:
+    """Returns the weights that a policy may change, by their names without PEFT's layers. The head is not
+    one: it may be the embedding as well."""
+    head = base.get_output_embeddings()
+    found: dict[str, Tensor] = {}
+    for name, module in base.named_modules():
+        plain = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+        inside = ".lora_" in name or name.endswith(".base_layer")
+        if isinstance(plain, nn.Linear) and plain is not head and not inside:
+            found[name.removeprefix(PEFT_PREFIX)] = plain.weight.detach()
+    return found
+
+
+def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Returns (out, in) by module."""
+    return {module: (weight.shape[0], weight.shape[1]) for module, weight in weights.items()}
+
+
+def write_adapter(
+    folder: Path, pairs: Mapping[str, LoraPair], rank: int, fitting: Mapping[str, tuple[int, int]]
+) -> None:
+    """Saves an adapter as PEFT does. The scaling is in B already."""
+    if not pairs:
+        pairs = _nothing(fitting)
+    tensors: dict[str, Tensor] = {}
+    for module, pair in pairs.items():
+        tensors[f"{PEFT_PREFIX}{module}.lora_A.weight"] = pair.a.contiguous()
+        tensors[f"{PEFT_PREFIX}{module}.lora_B.weight"] = (pair.b.float() * pair.scaling).contiguous()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = sorted({module.rpartition(".")[2] for module in pairs})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def _copied(pair: LoraPair) -> LoraPair:
+    return LoraPair(pair.a.to("cpu", copy=True), pair.b.to("cpu", copy=True), pair.scaling)
+
+
+def _nothing(fitting: Mapping[str, tuple[int, int]]) -> dict[str, LoraPair]:
+    """Returns an adapter that changes nothing: a file must name at least one module."""
+    module, (out, into) = next(iter(fitting.items()))
+    return {module: LoraPair(torch.zeros(1, into), torch.zeros(out, 1), 1.0)}

@@ -1,0 +1,73 @@
+"""A request in vLLM: its form there, and its tokens so far."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarmnode.extensions.vllm.vllm_driver import Start
+from swarmnode.extensions.vllm.vllm_policies import Lane, LoadedPolicy
+from swarmnode.rollout.engine import Request, Sampled
+from swarmnode.types import Span
+
+
+@dataclass(slots=True)
+class Row:
+    """A request in vLLM."""
+
+    request: Request
+    key: str
+    lane: Lane
+    policy: LoadedPolicy
+    """Policy of its newest tokens."""
+    kv: Literal["fresh", "stale"] = "fresh"
+    tokens: list[int] = field(default_factory=list[int])
+    """Tokens since it started or was resumed."""
+    logprobs: list[float] = field(default_factory=list[float])
+    spans: list[Span] = field(default_factory=list[Span])
+    """Spans of earlier policies."""
+    kept_tokens: int = 0
+    """Leading tokens that vLLM had cached when it was resumed."""
+
+    @property
+    def follows(self) -> bool:
+        return self.request.version is None
+
+    @property
+    def done(self) -> int:
+        return len(self.request.sampled) + len(self.tokens)
+
+    def move_to(self, policy: LoadedPolicy) -> None:
+        """Samples from another policy from here on, over keys and values of this one."""
+        self.spans = self._all_spans()
+        self.policy, self.kv = policy, "stale"
+
+    def sampled(self) -> Sampled:
+        return self.request.sampled.extended(self.tokens, self.logprobs, self._all_spans())
+
+    def _all_spans(self) -> list[Span]:
+        start = self.spans[-1].end if self.spans else len(self.request.sampled)
+        if start == self.done:
+            return self.spans
+        return [*self.spans, Span(self.policy.version, start, self.done, self.kv)]
+
+    def start(self, eos_token_ids: tuple[int, ...]) -> Start:
+        """Returns the request in vLLM's terms."""
+        request, sampling = self.request, self.request.sampling
+        done = len(request.sampled)
+        return Start(
+            key=self.key,
+            token_ids=[*request.prompt_ids, *request.sampled.token_ids],
+            sampling=sampling,
+            stop_token_ids=[*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)],
+            max_tokens=sampling.max_tokens - done,
+            seed=None if sampling.seed is None else segment_seed(sampling.seed, done),
+            adapter=self.lane.adapter,
+            priority=request.priority,
+            salt=self.lane.policy.salt,
+        )
+
+
+def segment_seed(seed: int, tokens_done: int) -> int:
+    """Returns the seed of a request that goes on behind so many tokens: vLLM would start its stream again."""
+    digest = hashlib.blake2b(f"{seed}/{tokens_done}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

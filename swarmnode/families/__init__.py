@@ -1,0 +1,1 @@
+"""Model families: one architecture each, as differences from Llama, read by engine and training alike."""

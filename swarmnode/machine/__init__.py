@@ -1,0 +1,1 @@
+"""The machine and its disks: hardware, memory, folders, installed packages."""

@@ -1,0 +1,1 @@
+"""LoRA and quantized matrices: layers, patches and kernels."""

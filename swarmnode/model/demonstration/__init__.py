@@ -1,0 +1,1 @@
+"""The small policies that the project builds itself."""

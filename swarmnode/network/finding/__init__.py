@@ -1,0 +1,1 @@
+"""Finding peers: seeds, invitations, mDNS, and peers that were met before."""

@@ -1,0 +1,446 @@
+"""Keeps a node attached to its swarm: remembers addresses, dials, advertises, looks around, forever.
+
+seeds, cache, Kademlia providers, mDNS -> [PeerBook] -> [next_dials] -> [Discovery] -> Host.connect
+
+With every seed down the node starts alone, says so, and attaches as soon as anyone appears. Nothing that a
+peer or the daemon does ends `run`.
+
+The peer book only remembers which addresses we know and how they behaved; which to dial next is the pure
+decision of `next_dials`. What we once connected to is written to disk, so a node finds its swarm again when
+every seed is gone.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from swarmnode.errors import HostDown, NetworkError, StorageError
+from swarmnode.machine.storage import replace_file
+from swarmnode.network.finding.seeds import Resolve, ask_dns, look_up
+from swarmnode.network.host import Host
+from swarmnode.network.multiaddr import (
+    MAX_ADDRESSES_PER_PEER,
+    is_for_outsiders,
+    parse_address,
+    scope_of,
+    split_peer,
+)
+from swarmnode.network.reach.reachability import Reach, Reachability
+
+logger = logging.getLogger(__name__)
+
+
+# ---- the peer book ----
+
+Source = Literal["seed", "cache", "kademlia", "mdns"]
+"""Origin of an address: the user's configuration, an earlier run, the routing table, or the local network."""
+
+MAX_ADDRESSES = 512
+"""Most addresses remembered: enough to rejoin a swarm of any size, in a file below 100 KiB. Seeds are never
+forgotten."""
+
+MAX_FILE_BYTES = 1024 * 1024
+"""A larger peer book is not one of ours."""
+
+FIRST_RETRY_S = 2.0
+MAX_RETRY_S = 300.0
+"""Longest wait between dials of one address, in seconds: a seed that comes back after a night is found within
+five minutes."""
+
+ALONE_RETRY_S = 15.0
+"""Longest wait in seconds while we are connected to nobody: a home whose line was down is soon back in the
+swarm."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAddress:
+    """One address and its history. Times are seconds since the epoch."""
+
+    address: str
+    """Ends in `/p2p/<peer id>`."""
+    source: Source
+    last_seen: float | None = None
+    """Time of our last connection there. None: never."""
+    failures: int = 0
+    """Failed dials in a row."""
+    retry_at: float = 0.0
+
+    @property
+    def peer_id(self) -> str:
+        return self.address.rpartition("/p2p/")[2]
+
+
+class PeerBook:
+    """Known addresses, at most MAX_ADDRESSES; the least useful go first. With a path, it can be saved."""
+
+    def __init__(self, path: Path | None = None, addresses: Iterable[KnownAddress] = ()) -> None:
+        self._path = path
+        self._known = {known.address: known for known in addresses}
+
+    @classmethod
+    def load(cls, path: Path) -> "PeerBook":
+        """Returns the peers of an earlier run. A damaged file is set aside and logged; the node starts
+        without it."""
+        try:
+            return cls(path, _read(path) if path.exists() else ())
+        except (OSError, ValueError, msgspec.DecodeError, NetworkError) as error:
+            logger.warning("the peer book %s is damaged (%s); starting without it", path, error)
+            _set_aside(path)
+            return cls(path)
+
+    def save(self) -> None:
+        """Writes the addresses that once worked, atomically. Raises StorageError."""
+        if self._path is None:
+            return
+        try:
+            replace_file(self._path, _encode(self))
+        except OSError as error:
+            raise StorageError(f"the peer book {self._path} cannot be written: {error.strerror}") from error
+
+    def __iter__(self) -> Iterator[KnownAddress]:
+        return iter(tuple(self._known.values()))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def learn(self, address: str, source: Source) -> None:
+        """Adds an address; one that is known keeps its history. Raises NetworkError for a malformed one."""
+        split_peer(address)
+        known = self._known.get(address)
+        if known is None:
+            self._known[address] = KnownAddress(address, source)
+            self._forget_surplus(self._known[address].peer_id)
+        elif source == "seed":
+            self._known[address] = replace(known, source=source)
+
+    def succeeded(self, address: str, now: float) -> None:
+        """Records a connection to this address."""
+        known = self._known.get(address)
+        if known is not None:
+            self._known[address] = replace(known, last_seen=now, failures=0, retry_at=0.0)
+
+    def failed(self, address: str, now: float, rng: random.Random, *, alone: bool = False) -> None:
+        """Records a failed dial: the next one waits longer. `alone`: we are connected to nobody."""
+        known = self._known.get(address)
+        if known is not None:
+            failures = known.failures + 1
+            retry_at = now + retry_delay_s(failures, rng, ALONE_RETRY_S if alone else MAX_RETRY_S)
+            self._known[address] = replace(known, failures=failures, retry_at=retry_at)
+
+    def _forget_surplus(self, peer_id: str) -> None:
+        self._forget_worst([known for known in self if known.peer_id == peer_id], MAX_ADDRESSES_PER_PEER)
+        self._forget_worst(list(self), MAX_ADDRESSES)
+
+    def _forget_worst(self, among: list[KnownAddress], keep: int) -> None:
+        ranked = sorted(among, key=_worth, reverse=True)
+        for known in ranked[keep:]:
+            if known.source != "seed":
+                del self._known[known.address]
+
+
+def retry_delay_s(failures: int, rng: random.Random, longest_s: float = MAX_RETRY_S) -> float:
+    """Returns an exponential back-off with jitter: a swarm whose seed comes back must not dial it in one
+    instant."""
+    full_s = min(longest_s, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
+    return full_s * rng.uniform(0.5, 1.0)
+
+
+def next_dials(
+    book: Iterable[KnownAddress], connected: Collection[str], now: float, target: int
+) -> tuple[str, ...]:
+    """Returns the addresses to dial now, best first: enough for `target` peers, one per peer, none before its
+    time."""
+    wanted = target - len(connected)
+    due: dict[str, KnownAddress] = {}
+    for known in sorted(book, key=_worth, reverse=True):
+        if known.retry_at <= now and known.peer_id not in connected:
+            due.setdefault(known.peer_id, known)
+    return tuple(known.address for known in due.values())[: max(wanted, 0)]
+
+
+class _SavedAddress(msgspec.Struct, frozen=True):
+    address: str
+    last_seen: float
+
+
+class _PeerFile(msgspec.Struct, frozen=True):
+    peers: list[_SavedAddress]
+    version: Literal[1] = 1
+
+
+def _encode(book: PeerBook) -> bytes:
+    seen = [_SavedAddress(known.address, known.last_seen) for known in book if known.last_seen is not None]
+    return msgspec.json.format(msgspec.json.encode(_PeerFile(peers=seen)), indent=1)
+
+
+def _read(path: Path) -> Iterator[KnownAddress]:
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+    saved = msgspec.json.decode(path.read_bytes(), type=_PeerFile)
+    for entry in saved.peers[:MAX_ADDRESSES]:
+        split_peer(entry.address)
+        yield KnownAddress(entry.address, "cache", last_seen=entry.last_seen)
+
+
+def _set_aside(path: Path) -> None:
+    try:
+        path.replace(path.with_name(f"{path.name}.damaged"))
+    except OSError as error:
+        logger.warning("the damaged peer book %s cannot be set aside: %s", path, error.strerror)
+
+
+def _worth(known: KnownAddress) -> tuple[bool, int, float]:
+    """Returns the sort key of usefulness: seeds first, then fewest failures, then latest connection."""
+    return known.source == "seed", -known.failures, known.last_seen or 0.0
+
+
+# ---- discovery ----
+
+TARGET_PEERS = 8
+"""Wanted number of peers. GossipSub keeps 6 neighbours per topic and tolerates 4 to 12; others dial us."""
+
+MAX_DIALS_AT_ONCE = 8
+DIAL_TIMEOUT_S = 10.0
+
+WATCH_INTERVAL_S = 2.0
+"""Most seconds between two counts of the connections. An address that becomes due earlier is dialled then."""
+
+FIND_INTERVAL_S = (5.0, 60.0)
+"""Seconds between look-ups of the namespace: the first while peers are wanted, doubling up to the second."""
+
+ADVERTISE_INTERVAL_S = 600.0
+"""Seconds between advertisements. Provider records live for a day, but the peers that keep them come and
+go."""
+
+ADVERTISE_RETRY_S = (1.0, 60.0)
+
+MDNS_RETRY_S = 60.0
+
+LOOK_UP_INTERVAL_S = 3600.0
+LOOK_UP_RETRY_S = 60.0
+"""Seconds between two look-ups of names, while attached and while alone."""
+
+
+class Discovery:
+    """Finds and keeps peers for a running host.
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(Discovery(host, PeerBook.load(path), seeds, swarm_id).run())
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        book: PeerBook,
+        seeds: Sequence[str],
+        namespace: str,
+        *,
+        names: Sequence[str] = (),
+        resolve: Resolve = ask_dns,
+        mdns: bool = False,
+        mdns_interfaces: Sequence[str] = (),
+        asks_router: bool = False,
+        target: int = TARGET_PEERS,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`namespace` is what we advertise and look for, `names` stand for more seeds in the DNS.
+        `asks_router`: the host asks the router to forward its port.
+
+        Raises NetworkError for a malformed seed: a typing error should stop the start, not be retried."""
+        for seed in seeds:
+            book.learn(seed, "seed")
+        self._host = host
+        self._book = book
+        self._namespace = namespace
+        self._names = tuple(names)
+        self._resolve = resolve
+        self._mdns = mdns
+        self._mdns_interfaces = tuple(mdns_interfaces)
+        self._target = target
+        self._rng = rng or random.Random()
+        self._attached = asyncio.Event()
+        self._said_attached: bool | None = None
+        self._news = asyncio.Event()
+        self._reachability = Reachability(host, self._dialled, asks_router=asks_router)
+
+    @property
+    def reach(self) -> Reach:
+        """Reachability of this node from outside, as far as peers have found out."""
+        return self._reachability.reach
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._dial_forever())
+            tasks.create_task(self._advertise_forever())
+            tasks.create_task(self._find_forever())
+            tasks.create_task(self._reachability.run())
+            if self._names:
+                tasks.create_task(self._look_up_forever())
+            if self._mdns:
+                tasks.create_task(self._browse_forever())
+
+    async def _dial_forever(self) -> None:
+        while True:
+            self._news.clear()
+            try:
+                await self._dial_due(await self._host.peers())
+                self._report(await self._host.peers())
+            except NetworkError as error:
+                logger.debug("not dialling: %s", error)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the news.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_INTERVAL_S):
+                await self._news.wait()
+
+    async def _dial_due(self, connected: Sequence[str]) -> None:
+        due = next_dials(self._others(), connected, time.time(), self._target)[:MAX_DIALS_AT_ONCE]
+        async with asyncio.TaskGroup() as tasks:
+            dials = [tasks.create_task(self._dial(address)) for address in due]
+        if any(dial.result() for dial in dials):
+            self._save()
+
+    async def _dial(self, address: str) -> bool:
+        try:
+            await self._host.connect(address, timeout_s=DIAL_TIMEOUT_S)
+        except HostDown:
+            return False  # says nothing about the peer
+        except NetworkError as error:
+            logger.debug("%s", error)
+            self._book.failed(address, time.time(), self._rng, alone=not self._attached.is_set())
+            return False
+        self._book.succeeded(address, time.time())
+        return True
+
+    def _report(self, connected: Sequence[str]) -> None:
+        """Logs a change between attached and alone, once."""
+        if connected:
+            self._attached.set()
+        else:
+            self._attached.clear()
+        if self._said_attached == bool(connected):
+            return
+        self._said_attached = bool(connected)
+        if connected:
+            logger.info("attached to %s", _count(len(connected), "peer"))
+        else:
+            logger.warning("%s", self._why_alone())
+
+    def _why_alone(self) -> str:
+        others = self._others()
+        if not others:
+            named = f"; {_count(len(self._names), 'name')} not resolved" if self._names else ""
+            return f"alone: no seed and no known peer{named}; waiting for others to dial us"
+        seeds = sum(known.source == "seed" for known in others)
+        retry_in_s = max(0.0, min(known.retry_at for known in others) - time.time())
+        tried = (_count(seeds, "seed"), _count(len(others) - seeds, "other known address"))
+        return f"alone: {' and '.join(filter(None, tried))} unreachable, retrying in {retry_in_s:.0f} s"
+
+    def _others(self) -> list[KnownAddress]:
+        # Every node of a swarm may be given the same seeds, the seeds themselves included.
+        return [known for known in self._book if known.peer_id != self._host.peer_id]
+
+    def _dialled(self) -> dict[str, str]:
+        """Returns the connected peers that we dialled at a public address, with that address."""
+        open_to_us = (known for known in self._others() if known.last_seen is not None and not known.failures)
+        return {known.peer_id: known.address for known in open_to_us if is_for_outsiders(known.address)}
+
+    def _save(self) -> None:
+        try:
+            self._book.save()
+        except StorageError as error:
+            logger.warning("%s; peers found now will not be known after a restart", error)
+
+    async def _advertise_forever(self) -> None:
+        first_retry_s, last_retry_s = ADVERTISE_RETRY_S
+        retry_s = first_retry_s
+        while True:
+            await self._attached.wait()
+            try:
+                await self._host.advertise(self._namespace)
+            except NetworkError as error:
+                logger.debug("not advertised: %s", error)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, last_retry_s)
+            else:
+                retry_s = first_retry_s
+                await asyncio.sleep(ADVERTISE_INTERVAL_S)
+
+    async def _find_forever(self) -> None:
+        shortest_s, longest_s = FIND_INTERVAL_S
+        pause_s = shortest_s
+        while True:
+            if not self._attached.is_set():
+                pause_s = shortest_s
+            await self._attached.wait()
+            try:
+                for address in await self._host.find(self._namespace):
+                    self._learn(address, "kademlia")
+            except NetworkError as error:
+                logger.debug("not looked up: %s", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    async def _look_up_forever(self) -> None:
+        while True:
+            for name in self._names:
+                try:
+                    for address in await look_up(name, self._resolve):
+                        self._learn(address, "seed")
+                except NetworkError as error:
+                    logger.debug("%s", error)
+            await asyncio.sleep(LOOK_UP_INTERVAL_S if self._attached.is_set() else LOOK_UP_RETRY_S)
+
+    async def _browse_forever(self) -> None:
+        while True:
+            try:
+                await self._browse()
+            except NetworkError as error:
+                logger.warning("mDNS is off: %s; retrying in %.0f s", error, MDNS_RETRY_S)
+            await asyncio.sleep(MDNS_RETRY_S)
+
+    async def _browse(self) -> None:
+        """Looks around in local networks, and only there: nothing public is announced or taken from there."""
+        own = [address for address in await self._host.addresses() if scope_of(address) != "public"]
+        interfaces = self._mdns_interfaces or _local_ips(own)
+        if not interfaces:
+            return
+        # zeroconf is imported only by those who use it.
+        from swarmnode.network.finding.mdns import local_peers
+
+        async with local_peers(own, namespace=self._namespace, interfaces=interfaces) as local:
+            async for addresses in local:
+                for address in addresses:
+                    if scope_of(address) != "public":
+                        self._learn(address, "mdns")
+
+    def _learn(self, address: str, source: Source) -> None:
+        try:
+            self._book.learn(address, source)
+        except NetworkError as error:
+            logger.debug("%s", error)
+        else:
+            self._news.set()
+
+
+def _local_ips(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Returns our IPv4 addresses in private ranges."""
+    hosts = (parse_address(address)[0] for address in addresses if scope_of(address) == "lan")
+    return tuple(dict.fromkeys(host for kind, host in hosts if kind == "ip4"))
+
+
+def _count(number: int, noun: str) -> str:
+    """Returns a count in words: 1 seed, 2 seeds, 2 addresses; empty for none."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{plural if number > 1 else ''}" if number else ""

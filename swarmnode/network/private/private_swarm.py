@@ -1,0 +1,173 @@
+"""The state of a private swarm in a running node: its record, the members met, and updates for peers."""
+
+import logging
+import time
+from collections.abc import Container
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from swarmnode.errors import NetworkError, StorageError
+from swarmnode.machine.storage import replace_file
+from swarmnode.network.manifest import MAX_LISTED, MAX_MANIFEST_BYTES
+from swarmnode.network.private.swarm_key import SECRET_BYTES, SwarmKey
+from swarmnode.network.private.swarm_record import SwarmRecord, load, save, succeeded
+
+logger = logging.getLogger(__name__)
+
+KEEP_EVERY_S = 60.0
+"""Seconds between two writes of the members' last-met times; a new member is written at once."""
+
+MAX_NEWS_BYTES = MAX_MANIFEST_BYTES + 1024
+
+
+class SwarmUpdate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An update for a member with an older list: the newer list, and the key if it changed."""
+
+    signed_list: Annotated[bytes, msgspec.Meta(max_length=MAX_MANIFEST_BYTES)] = b""
+    secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)] = b""
+
+
+class PrivateSwarm:
+    """One node's knowledge of its private swarm. No method waits."""
+
+    def __init__(self, path: Path, met_path: Path) -> None:
+        """Reads the files. Raises NetworkError for a damaged one."""
+        self._path = path
+        self._changed_at = _changed_at(path)
+        self._set(load(path))
+        self.met = MetMembers(met_path)
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def key(self) -> SwarmKey:
+        return self.record.key
+
+    @property
+    def version(self) -> int:
+        """Version of the founder's list. 0: none has been received."""
+        return 0 if self._manifest is None else self._manifest.version
+
+    @property
+    def removed(self) -> frozenset[str]:
+        return self._removed
+
+    @property
+    def may_publish(self) -> Container[str]:
+        """Container of the peer ids whose groups are accepted by the current list."""
+        return _Publishers(self)
+
+    def publishes(self, peer_id: str) -> bool:
+        manifest = self._manifest
+        return peer_id not in self._removed and (
+            manifest is None or manifest.publishers is None or peer_id in manifest.publishers
+        )
+
+    def refresh(self) -> bool:
+        """Reads the file again if a command has changed it. Returns True if so."""
+        changed_at = _changed_at(self._path)
+        if changed_at == self._changed_at:
+            return False
+        self._changed_at = changed_at
+        try:
+            record = load(self._path)
+        except NetworkError as error:
+            logger.error("%s; going on with what was read at the start", error)
+            return False
+        if record == self.record:
+            return False
+        self._set(record)
+        return True
+
+    def news_for(self, peer_id: str, held: SwarmKey, version: int) -> SwarmUpdate | None:
+        """Returns the update for a peer that has proved this key. None: it gets no answer at all."""
+        if peer_id in self._removed:
+            return None
+        if held == self.key:
+            return SwarmUpdate(self.record.signed_list if version < self.version else b"")
+        if self._manifest is None or peer_id not in self._manifest.members:
+            return None
+        return SwarmUpdate(self.record.signed_list, self.key.secret)
+
+    def hear(self, news: SwarmUpdate) -> None:
+        """Takes over an update from a peer if it is newer. Raises Rejected."""
+        if not news.signed_list:
+            return
+        record = succeeded(self.record, news.signed_list, news.secret)
+        if record is None:
+            return
+        moved = record.key != self.key
+        self._set(record)
+        try:
+            save(record, self._path)
+            self._changed_at = _changed_at(self._path)
+        except StorageError as error:
+            logger.warning("%s; after a restart it is asked for again", error)
+        logger.info(
+            "private swarm %s: list %d of its founder%s", self.name, self.version, ", a new key" * moved
+        )
+
+    def _set(self, record: SwarmRecord) -> None:
+        self.record = record
+        self._manifest = record.manifest
+        self._removed = frozenset(self._manifest.removed if self._manifest else ())
+
+
+class _Publishers(Container[str]):
+    """A live view of the publishers in the list, which may change while the exchange looks at it."""
+
+    def __init__(self, swarm: PrivateSwarm) -> None:
+        self._swarm = swarm
+
+    def __contains__(self, peer_id: object) -> bool:
+        return isinstance(peer_id, str) and self._swarm.publishes(peer_id)
+
+
+# ---- who was met ----
+
+
+class MetMembers:
+    """Peers that proved the key, with the last time of each (seconds since the epoch). Kept on disk for
+    `swarmnode swarm members` and for the list of peers that get the next key."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept_at = time.time()
+        self.last_s = read_met(path)
+
+    def note(self, peer_id: str) -> None:
+        """Records that a peer proved the key. Beyond MAX_LISTED members newcomers are not written down."""
+        now, known = time.time(), peer_id in self.last_s
+        if not known and len(self.last_s) >= MAX_LISTED:
+            return
+        self.last_s[peer_id] = now
+        if not known or now - self._kept_at >= KEEP_EVERY_S:
+            self._kept_at = now
+            try:
+                replace_file(self._path, msgspec.json.encode(self.last_s), mode=0o600)
+            except OSError as error:
+                logger.warning(
+                    "the members that were met cannot be kept in %s: %s", self._path, error.strerror
+                )
+
+
+def read_met(path: Path) -> dict[str, float]:
+    """Returns the members met, from a node's file; empty if it is missing or damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        logger.warning("the members that were met cannot be read from %s: %s", path, error)
+        return {}
+
+
+def _changed_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

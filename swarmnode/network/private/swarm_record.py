@@ -1,0 +1,250 @@
+"""The record of a private swarm in a home: its keys, its founder, and the list that the founder signed."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from swarmnode.errors import NetworkError, Rejected, StorageError
+from swarmnode.identity.keys import (
+    PUBLIC_KEY_BYTES,
+    NodeKey,
+    keep_secret,
+    peer_id_from_public_key,
+    public_key_from_peer_id,
+)
+from swarmnode.machine.storage import replace_file
+from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
+from swarmnode.network.manifest import MAX_LISTED, Manifest, read_manifest, signed
+from swarmnode.network.multiaddr import split_peer
+from swarmnode.network.private.swarm_key import SECRET_BYTES, SwarmKey
+from swarmnode.settings.config import SWARM_NAME
+
+MAX_KEYS = 8
+"""Most keys: the newest, and earlier ones by which members that were away ask for it."""
+
+MAX_FILE_BYTES = 1024 * 1024
+_SUFFIX = ".swarm"
+_VERSION_BYTES = 8
+_ASK_AGAIN = "ask for a new invitation, and paste it as a whole"
+
+
+@dataclass(frozen=True)
+class SwarmRecord:
+    """One private swarm."""
+
+    name: str
+    founder: str
+    """Peer id of the founder, who signs the list."""
+    keys: tuple[SwarmKey, ...]
+    """Keys, the valid one first."""
+    seeds: tuple[str, ...] = ()
+    signed_list: bytes = b""
+    """The list as the founder sealed it. Empty: none has been received."""
+    least_version: int = 0
+    """Version of the list at our invitation: an earlier list is out of date, whoever sends it."""
+
+    @property
+    def key(self) -> SwarmKey:
+        return self.keys[0]
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Returns the founder's list. None: none has been received."""
+        if not self.signed_list:
+            return None
+        return read_manifest(self.signed_list, swarm=self.name, founder=self.founder)
+
+    def invitation(self, seeds: Sequence[str]) -> Invitation:
+        """Returns an invitation with everything that a friend needs, the key included. `seeds`: addresses at
+        which it reaches us."""
+        version = max(self.least_version, self.manifest.version if self.manifest else 0)
+        key = (
+            self.key.secret + public_key_from_peer_id(self.founder) + version.to_bytes(_VERSION_BYTES, "big")
+        )
+        known = tuple(dict.fromkeys((*seeds, *self.seeds)))[:MAX_SEEDS]
+        return Invitation(name=self.name, seeds=known, key=key)
+
+
+# ---- from nothing to a record, and from one to the next ----
+
+
+def founded(name: str, founder: NodeKey, seeds: Sequence[str], publishers: Sequence[str]) -> SwarmRecord:
+    """Returns the record of a new swarm with a new key. Raises NetworkError for a malformed seed."""
+    for seed in seeds:
+        split_peer(seed)
+    _check_name(name)
+    key = SwarmKey.generate()
+    manifest = Manifest(name, 1, key.mark, (founder.peer_id,), (), _ids(publishers) if publishers else None)
+    return SwarmRecord(name, founder.peer_id, (key,), tuple(seeds), signed(manifest, founder))
+
+
+def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
+    """Returns the record for a pasted invitation. `known`: this home's record of that name. Raises
+    NetworkError for a malformed key, and for another swarm of the same name."""
+    secret, public, version = (
+        invitation.key[:SECRET_BYTES],
+        invitation.key[SECRET_BYTES:-_VERSION_BYTES],
+        invitation.key[-_VERSION_BYTES:],
+    )
+    if len(invitation.key) != SECRET_BYTES + PUBLIC_KEY_BYTES + _VERSION_BYTES:
+        raise NetworkError("the invitation is damaged: its key is cut off", hint=_ASK_AGAIN)
+    key, founder = SwarmKey(secret), peer_id_from_public_key(public)
+    least = int.from_bytes(version, "big")
+    if known is None:
+        return SwarmRecord(invitation.name, founder, (key,), invitation.seeds, least_version=least)
+    if known.founder != founder:
+        raise NetworkError(
+            f"this home is in another private swarm that is called {invitation.name}",
+            hint="join this one with another --home DIR",
+        )
+    seeds = tuple(dict.fromkeys((*invitation.seeds, *known.seeds)))[:MAX_SEEDS]
+    if key in known.keys:
+        # An earlier one of ours: what we were handed since is newer.
+        return replace(known, seeds=seeds)
+    least = max(least, known.least_version, known.manifest.version if known.manifest else 0)
+    keys = (key, *known.keys)[:MAX_KEYS]
+    return replace(known, keys=keys, seeds=seeds, signed_list=b"", least_version=least)
+
+
+def changed(
+    record: SwarmRecord,
+    founder: NodeKey,
+    *,
+    members: Sequence[str] = (),
+    only: Sequence[str] = (),
+    remove: Sequence[str] = (),
+    publishers: Sequence[str] | None = None,
+    new_key: bool = False,
+) -> SwarmRecord:
+    """Returns the record with a new signed list. `members` are added to the listed ones, as far as there is
+    room; with `only` they replace them. `publishers`: empty for everybody, None for no change. Raises
+    NetworkError if this key is not the founder's."""
+    before = record.manifest
+    if founder.peer_id != record.founder or before is None:
+        raise NetworkError(
+            f"the private swarm {record.name} was founded by another node, and only that one changes it",
+            hint="run this in the founder's home (--home DIR)",
+        )
+    if record.founder in remove:
+        raise NetworkError("the founder cannot be removed: nobody else could sign the list")
+    removed = tuple(sorted({*before.removed, *_ids(remove)}))
+    # Those of before come first: one member with a thousand names must not keep the founder from a new key.
+    wanted = (record.founder, *(_ids(only) or (*before.members, *_ids(members))))
+    staying = [peer for peer in dict.fromkeys(wanted) if peer not in removed][:MAX_LISTED]
+    if len(removed) > MAX_LISTED:
+        raise NetworkError(
+            f"a list names at most {MAX_LISTED} removed peers",
+            hint="`swarmnode swarm rotate --only PEER` names those who stay instead",
+        )
+    keys = (SwarmKey.generate(), *record.keys)[:MAX_KEYS] if new_key else record.keys
+    allowed = before.publishers if publishers is None else _ids(publishers) or None
+    manifest = Manifest(
+        record.name, before.version + 1, keys[0].mark, tuple(sorted(staying)), removed, allowed
+    )
+    return replace(record, keys=keys, signed_list=signed(manifest, founder))
+
+
+def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRecord | None:
+    """Returns the record with a newer list from a peer, and with the key that it names. None: the list is not
+    newer. Raises Rejected for a list that the founder has not signed, and for another key."""
+    manifest, before = read_manifest(signed_list, swarm=record.name, founder=record.founder), record.manifest
+    if manifest.version < record.least_version or (before and manifest.version <= before.version):
+        return None
+    if manifest.key_mark == record.key.mark:
+        return replace(record, signed_list=signed_list)
+    if len(secret) != SECRET_BYTES or SwarmKey(secret).mark != manifest.key_mark:
+        raise Rejected("another_key", "it is not the one that the founder has signed for")
+    return replace(record, keys=(SwarmKey(secret), *record.keys)[:MAX_KEYS], signed_list=signed_list)
+
+
+def _check_name(name: str) -> None:
+    """Raises NetworkError if a text is no name of a swarm, and so none of a file."""
+    if not re.fullmatch(SWARM_NAME, name):
+        raise NetworkError(
+            f"{name!r} is not the name of a swarm", hint="lower-case letters, digits, dots, - and _"
+        )
+
+
+def _ids(peer_ids: Sequence[str]) -> tuple[str, ...]:
+    """Returns peer ids in order. Raises NetworkError for a malformed one."""
+    for peer_id in peer_ids:
+        try:
+            public_key_from_peer_id(peer_id)
+        except Rejected as error:
+            raise NetworkError(
+                f"{peer_id!r} is not a peer id", hint="`swarmnode swarm members` lists them"
+            ) from error
+    return tuple(sorted(set(peer_ids)))
+
+
+# ---- the file ----
+
+
+class _SwarmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    founder: str
+    secrets: Annotated[tuple[bytes, ...], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]
+    seeds: tuple[str, ...]
+    signed_list: bytes
+    least_version: int = 0
+    version: Literal[1] = 1
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """Returns the file of a swarm's record in the folder of a home."""
+    return folder / f"{name}{_SUFFIX}"
+
+
+def names_in(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the private swarms that a home has a key for."""
+    return tuple(sorted(path.stem for path in folder.glob(f"*{_SUFFIX}")))
+
+
+def save(record: SwarmRecord, path: Path) -> None:
+    """Writes the record, readable by us alone. Raises StorageError."""
+    secrets = tuple(key.secret for key in record.keys)
+    content = _SwarmFile(
+        record.name, record.founder, secrets, record.seeds, record.signed_list, record.least_version
+    )
+    try:
+        replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1), mode=0o600)
+    except OSError as error:
+        raise StorageError(f"the key of a swarm cannot be kept in {path}: {error.strerror}") from error
+
+
+def load(path: Path) -> SwarmRecord:
+    """Reads a record. Raises NetworkError for a damaged one: to go on without it would be to go public."""
+    hint = f"put your backup back, or remove {path} and join again with an invitation"
+    try:
+        with path.open("rb") as file:
+            keep_secret(path, file.fileno())
+            data = file.read(MAX_FILE_BYTES)
+        content = msgspec.json.decode(data, type=_SwarmFile)
+        keys = tuple(SwarmKey(secret) for secret in content.secrets)
+        record = SwarmRecord(
+            content.name, content.founder, keys, content.seeds, content.signed_list, content.least_version
+        )
+        if content.name != path.stem or (record.manifest and record.manifest.key_mark != record.key.mark):
+            raise NetworkError("its parts do not belong together")
+    except OSError as error:
+        raise NetworkError(f"cannot read {path}: {error.strerror}", hint=hint) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, NetworkError, Rejected) as error:
+        raise NetworkError(f"the key of a private swarm in {path} is damaged: {error}", hint=hint) from error
+    return record
+
+
+def accept(invitation: Invitation, folder: Path) -> None:
+    """Keeps the contents of an invitation to a private swarm. Raises NetworkError, StorageError."""
+    _check_name(invitation.name)
+    save(invited(invitation, record_of(folder, invitation.name)), file_of(folder, invitation.name))
+
+
+def record_of(folder: Path, name: str) -> SwarmRecord | None:
+    """Returns a home's record of a private swarm. None: it has no key of that name, so the swarm is
+    public."""
+    path = file_of(folder, name)
+    return load(path) if path.exists() else None

@@ -1,0 +1,1 @@
+"""Whether others can reach this node, and by which way."""

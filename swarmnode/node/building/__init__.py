@@ -1,0 +1,1 @@
+"""Assembling a node from its settings."""

@@ -1,0 +1,163 @@
+"""A running node as a process: the lock on its identity, the note that it leaves for others, its signals.
+
+run.py, seed_node.py -> [IdentityLock]
+                     -> [write_running] -> running.json -> `swarmnode status`, `swarmnode swarm`
+                     -> [stop_on_signals] -> NodeLoop.request_stop
+
+One process per identity: two nodes under one peer id would each receive half of what is sent to them. The
+lock is the kernel's (flock), so it is gone the moment its holder is, SIGKILL included; the file that is left
+behind locks nothing. It is never deleted, because deleting a lock file is a race.
+
+The note tells other commands the node's pid, its status page and its addresses. SIGINT, SIGTERM and SIGHUP
+mean: once, stop in order; again, stop at once.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
+
+import msgspec
+import psutil
+
+from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse, SwarmnodeError
+from swarmnode.machine.storage import Paths, replace_file
+
+if TYPE_CHECKING:
+    from swarmnode.node.showing.node_status import NodeStatus
+
+logger = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_S = 5.0
+
+SAME_REQUEST_S = 1.0
+"""Signals this close together are one request: a terminal and a supervisor often both send one."""
+
+STOPPING = "stopping: the work in hand is ended and a checkpoint is written"
+
+
+class IdentityLock:
+    """Hold the identity at `path` (the key file) while the block runs. Raises IdentityInUse.
+
+    >>> with IdentityLock(paths.identity):      # doctest: +SKIP
+    ...     key = load_or_create(paths.identity)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.with_name(path.name + ".lock")
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        descriptor = self._open()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise IdentityInUse(
+                f"process {holder or 'unknown'} already runs on this identity",
+                hint="run the second node on its own identity: swarmnode join --home DIR",
+            ) from error
+        # The pid is a courtesy to the next one; the lock holds without it, on a full disk too.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise IdentityError(
+                f"cannot open the lock {self.path}: {error.strerror}",
+                hint="choose another folder with --home DIR",
+            ) from error
+
+
+class RunningNode(msgspec.Struct, frozen=True):
+    """A node that runs now."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    peer_id: str
+    http_host: str
+    http_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    addresses: tuple[str, ...] = ()
+
+
+def write_running(path: Path, note: RunningNode) -> None:
+    """Leave the note. Raises OSError."""
+    replace_file(path, msgspec.json.encode(note))
+
+
+def read_running(path: Path) -> RunningNode | None:
+    """The node that runs here, or None: no note, a damaged note, or one whose process is gone."""
+    try:
+        note = msgspec.json.decode(path.read_bytes(), type=RunningNode)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return note if psutil.pid_exists(note.pid) else None
+
+
+def ask_status(note: RunningNode, paths: Paths) -> "NodeStatus | SwarmnodeError":
+    """Return what the status page of a running node says, or why it says nothing: it may just have ended."""
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    from swarmnode.node.showing.node_status import NodeStatus
+
+    url = f"http://{note.http_host}:{note.http_port}/status"
+    try:
+        with urlopen(url, timeout=STATUS_TIMEOUT_S) as answer:  # a URL of our own making, on this machine
+            return msgspec.json.decode(answer.read(), type=NodeStatus)
+    except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
+        return SwarmnodeError(f"no node answers at {url}: {error}", hint=f"see {paths.logs}/node.log")
+
+
+def remove_running(path: Path) -> None:
+    """Take back our own note; another process's stays."""
+    note = read_running(path)
+    if note is not None and note.pid == os.getpid():
+        path.unlink(missing_ok=True)
+
+
+def stop_on_signals(request_stop: Callable[[], None], stopping: str = STOPPING) -> None:
+    """Install the handlers on the running event loop. `stopping`: what is said at the first request.
+
+    A second request does not wait for the work in hand, which may take minutes: the process ends there and
+    then. The last checkpoint is whole, and the network daemon goes down with us.
+    """
+    loop = asyncio.get_running_loop()
+    asked_at: float | None = None
+
+    def stop() -> None:
+        nonlocal asked_at
+        now = time.monotonic()
+        if asked_at is None:
+            asked_at = now
+            logger.info("%s; again stops at once", stopping)
+            request_stop()
+        elif now - asked_at > SAME_REQUEST_S:
+            logger.warning("stopped at once: the last checkpoint is where the next start goes on")
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)

@@ -1,0 +1,257 @@
+"""Several policies in one process: what they share, and what each has of its own.
+
+config, paths -> [config_of] -> a Seat per policy -> run.py -> a NodeLoop per policy -> [ending]
+                                                    |
+                                      [choose_port], ports that are free
+
+Each policy is a member of the exchange like any other node: own identity, ports, tasks, seed and checkpoints.
+They share the loaded base model, one rollout engine and one training batch, and dial each other first.
+"""
+
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from swarmnode.errors import ConfigError, PortInUse, SwarmnodeError
+from swarmnode.identity.keys import NodeKey
+from swarmnode.machine.storage import Paths
+from swarmnode.node.building.assemble import LocalPolicy
+from swarmnode.node.showing.node_status import Summary
+from swarmnode.settings.config import Config, NetworkConfig, NodeConfig
+from swarmnode.tasks.task import Task
+
+if TYPE_CHECKING:
+    from swarmnode.training.cohort import Cohort
+    from swarmnode.training.records import TrainReport
+    from swarmnode.training.round import RoundOfPolicy
+
+logger = logging.getLogger(__name__)
+
+LARGEST_PORT = 65535
+SEEDS = 2**31
+"""So many there are, from 0 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One policy's place in a process, before anything is loaded."""
+
+    number: int
+    config: Config
+    """The settings as this policy has them."""
+    paths: Paths
+    key: NodeKey
+    seed: int
+    tasks: Mapping[str, Task]
+
+    @property
+    def label(self) -> str:
+        return f"policy-{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended: the last line to print, and the process's exit code."""
+
+    line: str
+    exit_code: int = 0
+
+
+def config_of(config: Config, number: int) -> Config:
+    """The settings of one policy: its own tasks, seed and ports. Raises ConfigError where no port is left."""
+    network, node, tasks = config.network, config.node, config.tasks
+    if tasks.mixes:
+        names = tuple(name.strip() for name in tasks.mixes[number % len(tasks.mixes)].split(","))
+        tasks = tasks.model_copy(update={"names": names})
+    if number:
+        ports = [port + number if port else 0 for port in (network.port, node.http_port)]
+        if max(ports) > LARGEST_PORT:
+            raise ConfigError(
+                f"policy {number} would listen on port {max(ports)}",
+                hint="choose a smaller --port or node.http_port, or leave it out",
+            )
+        # What is announced is a forwarded port, and one port leads to one policy.
+        network = network.model_copy(update={"port": ports[0], "announce": ()})
+        seed = None if node.seed is None else (node.seed + number) % SEEDS
+        node = node.model_copy(update={"seed": seed, "http_port": ports[1]})
+    return config.model_copy(update={"network": network, "node": node, "tasks": tasks})
+
+
+def check_policies(config: Config) -> None:
+    """Raises ConfigError for settings that make no sense of all policies together."""
+    network, node, mixes = config.network, config.node, config.tasks.mixes
+    if len(mixes) > node.policies:
+        raise ConfigError(
+            f"tasks.mixes has {len(mixes)} entries for {node.policies} "
+            + ("policies" if node.policies > 1 else "policy"),
+            hint=f"--policies {len(mixes)} trains one on each, or shorten tasks.mixes",
+        )
+    if network.port and node.http_port and abs(network.port - node.http_port) < node.policies:
+        raise ConfigError(
+            f"--port {network.port} and node.http_port = {node.http_port} run into each other: policy k takes"
+            " both plus k",
+            hint=f"leave at least {node.policies} between them",
+        )
+
+
+def introduced(seat: Seat, addresses: Sequence[str]) -> Seat:
+    """It dials the policies of this process that are up, so that they meet where there is nobody else."""
+    network = seat.config.network
+    network = network.model_copy(update={"seeds": (*network.seeds, *addresses)})
+    return replace(seat, config=seat.config.model_copy(update={"network": network}))
+
+
+def local_address(seat: Seat, addresses: Sequence[str]) -> str | None:
+    """Where the others in this process reach a policy that listens on `addresses`; None: nowhere."""
+    network = seat.config.network
+    host = "127.0.0.1" if network.listen == "0.0.0.0" else network.listen
+    # A port that is set comes first: where something is announced, the addresses are a router's.
+    port = network.port or port_of(addresses)
+    return f"/ip4/{host}/tcp/{port}/p2p/{seat.key.peer_id}" if port else None
+
+
+def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPolicy]:
+    """The policies of all seats on the base that the first one brought, each with a part of its engine."""
+    if len(seats) == 1:
+        return [first]
+    from swarmnode.model.policy import Policy
+    from swarmnode.rollout.shared import SharedEngine
+
+    shared = SharedEngine(first.engine, members=len(seats))
+    return [
+        replace(
+            first,
+            policy=Policy(first.base, seat.config.policy, seat.seed, beside=first.policy)
+            if seat.number
+            else first.policy,
+            engine=shared.member(seat.label),
+        )
+        for seat in seats
+    ]
+
+
+def cohort_of(seats: Sequence[Seat]) -> "Cohort[RoundOfPolicy, TrainReport] | None":
+    """Where they meet to train in one batch; one alone meets nobody."""
+    if len(seats) == 1:
+        return None
+    from swarmnode.training.cohort import Cohort
+    from swarmnode.training.together import train_together
+
+    return Cohort([seat.label for seat in seats], train_together)
+
+
+def ending(seats: Sequence[Seat], outcomes: Sequence[Summary | BaseException]) -> Ending:
+    """The last line. One policy: its summary. Several: what became of each, and what they come to together.
+
+    Where no policy ended well, raises what ended one of them: rather a defect of ours than an error that a
+    person can do something about. Else the exit code tells of the worst.
+    """
+    errors = [plain_error(one) for one in outcomes if isinstance(one, BaseException)]
+    defects = [error for error in errors if not isinstance(error, SwarmnodeError)]
+    done = [one for one in outcomes if isinstance(one, Summary)]
+    if not done:
+        raise [*defects, *errors][0]
+    if len(seats) == 1:
+        return Ending(msgspec.json.encode(done[0]).decode())
+    policies = [_entry(seat, outcome) for seat, outcome in zip(seats, outcomes, strict=True)]
+    totals = {
+        "rounds": sum(summary.rounds for summary in done),
+        "tokens": sum(summary.tokens for summary in done),
+        "seconds": max(summary.seconds for summary in done),
+        "failed": len(errors),
+    }
+    code = 1 if defects else next((e.exit_code for e in errors if isinstance(e, SwarmnodeError)), 0)
+    return Ending(msgspec.json.encode({"policies": policies, "totals": totals}).decode(), code)
+
+
+def plain_error(error: BaseException) -> BaseException:
+    """The first error of a group that a person can read, else the first.
+
+    >>> plain_error(ExceptionGroup("two tasks", [ExceptionGroup("one", [ValueError("7")]), KeyError(8)]))
+    ValueError('7')
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group: BaseExceptionGroup[BaseException] = error
+    return plain_error((group.subgroup(SwarmnodeError) or group).exceptions[0])
+
+
+def _entry(seat: Seat, outcome: Summary | BaseException) -> dict[str, Any]:
+    if isinstance(outcome, Summary):
+        return asdict(outcome)
+    error = plain_error(outcome)
+    text = str(error) if isinstance(error, SwarmnodeError) else f"{type(error).__name__}: {error}"
+    return {"peer": seat.key.peer_id, "error": text}
+
+
+# ---- ports ----
+
+
+def check_status_port(node: NodeConfig) -> None:
+    """Raises PortInUse for a status port that is taken, before the model is loaded for nothing."""
+    if node.http_port and not _is_free(node.http, node.http_port):
+        raise PortInUse(
+            f"the status page cannot listen on {node.http}:{node.http_port}",
+            hint="choose another --set node.http_port=..., or 0 for any free one",
+        )
+
+
+def choose_port(network: NetworkConfig, paths: Paths) -> int:
+    """The port to listen on: the one that is set, else last time's if it is free, else 0: any.
+
+    To be asked right before listening. Raises PortInUse for a set port that is taken. A steady port keeps
+    remembered addresses valid.
+    """
+    remembered = _remembered_port(paths)
+    for port in (network.port, remembered):
+        if port and _is_free(network.listen, port):
+            return port
+    if network.port:
+        raise PortInUse(
+            f"port {network.port} on {network.listen} is in use or not allowed",
+            hint="choose another --port, or leave it out for any free one",
+        )
+    if remembered:
+        logger.info("port %d of last time is taken; listening on another one", remembered)
+    return 0
+
+
+def remember_port(paths: Paths, addresses: tuple[str, ...]) -> None:
+    """Keep the TCP port that the host listens on for the next start."""
+    if (port := port_of(addresses)) is not None:
+        paths.state.mkdir(parents=True, exist_ok=True)
+        _port_file(paths).write_text(str(port))
+
+
+def port_of(addresses: Sequence[str]) -> int | None:
+    """The TCP port in the first address that has one.
+
+    >>> port_of(["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooW..."])
+    4001
+    """
+    return next((int(a.split("/tcp/")[1].split("/")[0]) for a in addresses if "/tcp/" in a), None)
+
+
+def _remembered_port(paths: Paths) -> int | None:
+    try:
+        port = int(_port_file(paths).read_text())
+    except (OSError, ValueError):
+        return None
+    return port if 0 < port < 65536 else None
+
+
+def _port_file(paths: Paths) -> Path:
+    return paths.state / "port"
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port)):
+            return True
+    except OSError:
+        return False

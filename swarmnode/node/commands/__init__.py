@@ -1,0 +1,1 @@
+"""Commands that run no training node of their own."""

@@ -1,0 +1,311 @@
+"""Looks at a machine the way a patient colleague would: facts first, then what to do, in order.
+
+hardware, paths, config -> [examine] -> `swarmnode doctor`
+"""
+
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from swarmnode import __version__
+from swarmnode.engine_record import by_preference
+from swarmnode.errors import ConfigError, EngineError, ModelError, PortInUse, SwarmnodeError
+from swarmnode.extensions.native.compiler import find_compiler
+from swarmnode.extensions.sandbox.isolation import Isolation
+from swarmnode.extensions.sandbox.sandbox import available
+from swarmnode.identity.keys import memorable_name
+from swarmnode.machine.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
+from swarmnode.machine.installing import how_to_install
+from swarmnode.machine.storage import Paths
+from swarmnode.models import folder_of
+from swarmnode.network.daemon.p2pd_control import find_daemon
+from swarmnode.network.private.swarm_record import record_of
+from swarmnode.node.building.assemble import specs_of
+from swarmnode.node.building.machine_memory import PlannedMemory, plan_for
+from swarmnode.node.building.node_process import ask_status, read_running
+from swarmnode.node.building.policies import check_policies, check_status_port, config_of
+from swarmnode.settings.config import Config
+from swarmnode.tasks.loader import load_tasks
+
+Verdict = Literal["ok", "note", "problem"]
+
+PACKAGES = ("torch", "transformers", "peft", "safetensors", "hivemind")
+LEAST_DISK_BYTES = 200 * 2**20
+"""Checkpoints of the tiny policy are 1 MB; logs and an update of the cache fit beside them."""
+LEAST_MEMORY_BYTES = 2 * 2**30
+"""torch and transformers take about 0.5 GiB, the tiny policy and its KV cache the same again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `advice` is empty when there is nothing to do."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+    advice: str = ""
+
+
+def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list[Finding]:
+    """Everything that decides whether `join` will work here."""
+    machine, card = inspect_machine(), find_card(config.policy.device)
+    used = machine if card.gpu is not None else replace(machine, gpus=())
+    return [
+        *_versions(machine),
+        _memory(machine),
+        gpu_finding(machine, card),
+        *engine_findings(used),
+        *compiler_findings(config, used),
+        Finding("model", "ok", f"{model} ({model_reason})"),
+        *model_findings(config, model),
+        *memory_findings(plan_for(config, model)),
+        *_folders(paths),
+        *([_daemon()] if config.network.transport == "p2pd" else []),
+        _swarm(config, paths),
+        *policy_findings(config, paths),
+        sandbox_finding(available(), config.tasks.sandbox == "optional"),
+        *reach_findings(paths),
+        _clock(),
+    ]
+
+
+def _swarm(config: Config, paths: Paths) -> Finding:
+    """Whether strangers can take part in the swarm that this home joins."""
+    name = config.swarm.name
+    try:
+        record = record_of(paths.swarms, name)
+    except SwarmnodeError as error:
+        return Finding("swarm", "problem", error.message, error.hint)
+    if record is None:
+        return Finding("swarm", "ok", f"{name} is public: whoever names it takes part")
+    founder = memorable_name(record.founder)
+    return Finding("swarm", "ok", f"{name} is private: who has its key takes part; founded by {founder}")
+
+
+def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
+    """What there is to say of each policy: whether its tasks can be loaded and its ports are to be had."""
+    several = config.node.policies > 1
+    try:
+        check_policies(config)
+        for number in range(config.node.policies):
+            who = f" {number}" if several else ""
+            own, place = config_of(config, number), paths.policy(number)
+            yield _tasks(f"tasks{who}", own)
+            yield _port(f"port{who}", own, place)
+            yield from _status_port(f"status page{who}", own, place)
+    except ConfigError as error:
+        yield Finding("policies", "problem", error.message, error.hint)
+
+
+def model_findings(config: Config, model: str) -> Iterator[Finding]:
+    """What there is to say of a model that is on this disk: the engine that will run it, and the layers that
+    LoRA will change."""
+    folder = folder_of(model)
+    if folder is None or any(_version(name) is None for name in ("torch", "transformers", "peft")):
+        return
+    from swarmnode.model.policy import look_ahead
+
+    try:
+        ahead = look_ahead(config, str(folder), policies=config.node.policies)
+    except (EngineError, ModelError) as error:
+        yield Finding("engine", "problem", error.message, error.hint)
+        return
+    if ahead is not None:
+        record, reason = ahead.engine
+        yield Finding("engine", "ok", f"{record.name}: {reason}")
+        yield Finding("LoRA", "ok", ahead.targets.describe())
+
+
+def memory_findings(planned: PlannedMemory) -> Iterator[Finding]:
+    """The arithmetic of the model against what is free here, and what follows for training."""
+    verdict: Verdict = "note" if planned.fits is None else "ok" if planned.fits else "problem"
+    yield Finding("memory plan", verdict, planned.describe(), planned.advice)
+    if planned.budget is not None:
+        yield Finding("micro-batch", "ok" if planned.budget.fits else "note", planned.budget.reason)
+
+
+def _versions(machine: Machine) -> Iterator[Finding]:
+    where = f"{platform.system()} {platform.release()}, Python {platform.python_version()}, {machine.cpu}"
+    yield Finding("machine", "ok", f"swarmnode {__version__} on {where}, {machine.cores} cores")
+    found = {name: _version(name) for name in PACKAGES}
+    missing = [name for name, number in found.items() if number is None]
+    text = ", ".join(f"{name} {number or 'missing'}" for name, number in found.items())
+    advice = f"install what training needs: {how_to_install('train')}" if missing else ""
+    yield Finding("versions", "problem" if missing else "ok", text, advice)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory(machine: Machine) -> Finding:
+    text = f"{machine.memory_free_bytes / GIB:.1f} of {machine.memory_total_bytes / GIB:.1f} GiB free"
+    if machine.memory_free_bytes < LEAST_MEMORY_BYTES:
+        return Finding(
+            "memory", "problem", text, f"free memory: a node needs {LEAST_MEMORY_BYTES / GIB:.0f} GiB"
+        )
+    return Finding("memory", "ok", text)
+
+
+def gpu_finding(machine: Machine, card: Card) -> Finding:
+    """The cards that the driver shows, and whether torch can use the one it would take."""
+    if not machine.gpus:
+        return Finding("gpu", "note", "none found: the CPU trains the tiny policy or small models")
+    text = ", ".join(
+        f"{gpu.name} ({(gpu.memory_free_bytes or 0) / GIB:.1f} GiB free)" for gpu in machine.gpus
+    )
+    if card.problem:
+        return Finding("gpu", "problem", f"{text}; {card.problem}", card.advice)
+    if card.gpu is None:
+        return Finding("gpu", "note", f"{text}; not used, as policy.device or CUDA_VISIBLE_DEVICES say")
+    taken = f"; {card.gpu.name} is used" if len(machine.gpus) > 1 else ""
+    return Finding("gpu", "ok", text + taken)
+
+
+def engine_findings(machine: Machine) -> Iterator[Finding]:
+    """Says of each engine that has to be installed whether it is, and whether that would pay here."""
+    device = "cuda" if machine.gpus else "cpu"
+    for record in by_preference(device):
+        missing, pays = record.missing(device), record.fastest_on.get(device)
+        if missing is not None:
+            advice = f"on {device} {pays}: {record.install}" if pays else ""
+            yield Finding(record.name, "note", f"{missing}: rollouts come from another engine", advice)
+        elif record.install:
+            yield Finding(record.name, "ok", f"can be used on {device}")
+
+
+def compiler_findings(config: Config, machine: Machine) -> Iterator[Finding]:
+    """A CPU node compiles its kernels; a card does not need them."""
+    if config.policy.device not in ("auto", "cpu") or (config.policy.device == "auto" and machine.gpus):
+        return
+    if config.policy.cpu_kernels == "off":
+        yield Finding("C compiler", "note", "not asked: policy.cpu_kernels is off")
+    elif (found := find_compiler()) is not None:
+        yield Finding("C compiler", "ok", f"{found} compiles the CPU kernels, once")
+    else:
+        text = "none found: torch's operations take the place of our CPU kernels"
+        yield Finding(
+            "C compiler", "note", text, "install gcc or clang: training on this CPU is slower without"
+        )
+
+
+def _folders(paths: Paths) -> Iterator[Finding]:
+    for subject, folder in (("data", paths.data), ("cache", paths.cache)):
+        free = free_disk_bytes(folder)
+        text = f"{folder} ({free / GIB:.1f} GiB free)"
+        if not _writable(folder):
+            yield Finding(
+                subject, "problem", text, f"{folder} cannot be written: change its owner, or use --home DIR"
+            )
+        elif free < LEAST_DISK_BYTES:
+            yield Finding(
+                subject, "problem", text, f"free at least {LEAST_DISK_BYTES / 2**20:.0f} MB in {folder}"
+            )
+        else:
+            yield Finding(subject, "ok", text)
+
+
+def _writable(folder: Path) -> bool:
+    import os
+
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(existing, os.W_OK | os.X_OK)
+
+
+def _daemon() -> Finding:
+    try:
+        return Finding("daemon", "ok", str(find_daemon()))
+    except SwarmnodeError as error:
+        return Finding("daemon", "problem", error.message, error.hint)
+
+
+def _tasks(subject: str, config: Config) -> Finding:
+    try:
+        return Finding(subject, "ok", ", ".join(task.name for task in load_tasks(specs_of(config.tasks))))
+    except SwarmnodeError as error:
+        return Finding(subject, "problem", error.message, error.hint)
+
+
+def sandbox_finding(isolation: Isolation, optional: bool) -> Finding:
+    """What programs in answers would run in, for rewards that run them. No other task needs it."""
+    text = isolation.describe()
+    if isolation.confines:
+        return Finding("sandbox", "ok", text)
+    if optional:
+        return Finding("sandbox", "note", f"{text}, as tasks.sandbox=optional lets them")
+    advice = "for rewards that run code: landlock (Linux 5.13), user namespaces, or install bubblewrap"
+    return Finding("sandbox", "note", f"{text}, so none is run", advice)
+
+
+def _port(subject: str, config: Config, paths: Paths) -> Finding:
+    running = read_running(paths.running)
+    if running is not None:
+        return Finding(
+            subject, "ok", f"a node runs here (process {running.pid}): {', '.join(running.addresses)}"
+        )
+    where = f"{config.network.listen}:{config.network.port}"
+    try:
+        with socket.create_server((config.network.listen, config.network.port)):
+            pass
+    except OSError as error:
+        advice = "choose another --port, or 0 for any free one; to see who has it: ss -ltnp"
+        return Finding(subject, "problem", f"cannot listen on {where}: {error.strerror}", advice)
+    text = "any free port" if config.network.port == 0 else where
+    who = "the router is asked to forward it" if config.network.map_port else "forward it in the router"
+    return Finding(subject, "ok", f"{text}; for peers outside your network, {who}")
+
+
+def reach_findings(paths: Paths) -> Iterator[Finding]:
+    """What the node that runs here was told by its peers: whether others can reach it."""
+    running = read_running(paths.running)
+    if running is None:
+        yield Finding("reach", "note", "others try whether they can reach you once a node runs here")
+        return
+    status = ask_status(running, paths)
+    if isinstance(status, SwarmnodeError):
+        yield Finding("reach", "note", status.message, status.hint)
+        return
+    reach = status.network.reach
+    good = reach.verdict in ("reachable", "relayed")
+    verdict: Verdict = "ok" if good and not status.exchange.starved else "note"
+    text = "; ".join(filter(None, (reach.text, status.exchange.starved)))
+    yield Finding("reach", verdict, text, "" if reach.verdict == "relayed" else "; or ".join(reach.steps))
+
+
+def _status_port(subject: str, config: Config, paths: Paths) -> Iterator[Finding]:
+    """Only where it is in the way."""
+    try:
+        if read_running(paths.running) is None:
+            check_status_port(config.node)
+    except PortInUse as error:
+        yield Finding(subject, "problem", error.message, error.hint)
+
+
+def _clock() -> Finding:
+    """Peers ignore headers whose time is far off, so a wrong clock makes a node unheard."""
+    tool = shutil.which("timedatectl")
+    if tool is None:
+        return Finding("clock", "note", "unknown whether it is synchronized (no timedatectl)")
+    command = [tool, "show", "--property=NTPSynchronized", "--value"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=False
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        answer = ""
+    if answer == "no":
+        return Finding(
+            "clock", "note", "not synchronized", "switch time synchronization on: timedatectl set-ntp true"
+        )
+    return Finding(
+        "clock", "ok" if answer == "yes" else "note", "synchronized" if answer == "yes" else "unknown"
+    )

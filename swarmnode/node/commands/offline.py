@@ -1,0 +1,308 @@
+"""What can be done with a checkpoint while no node runs: measure it, take it elsewhere.
+
+cli eval, export -> [offline] -> assemble.py, training/evaluation.py
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
+from swarmnode.machine.storage import Paths
+from swarmnode.model.base_model import find_device
+from swarmnode.models import find_model
+from swarmnode.node.building.assemble import LocalPolicy, Progress, load_policy, start_tasks
+from swarmnode.node.showing.screen import Screen
+from swarmnode.rollout.engine import SamplingParams
+from swarmnode.settings.config import Config, TasksConfig
+from swarmnode.tasks.judging.judged import OwnJudge
+from swarmnode.tasks.specs import parse_spec
+from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoints.checkpoint import Checkpoint, check_has_adapter
+from swarmnode.training.checkpoints.run_folders import is_trained, runs_in
+from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
+from swarmnode.training.records import PassAt
+
+Purpose = Literal["eval", "export", "evaluate", "load"]
+"""Why a checkpoint is looked for: two commands, and what a script calls."""
+
+NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
+    "eval": (
+        "evaluate",
+        "train first (`swarmnode join`), use the same --model and --home, or measure the base model as it is:"
+        " `swarmnode eval --base`",
+    ),
+    "export": ("export", "train first (`swarmnode join`), use the same --model and --home"),
+    "evaluate": (
+        "evaluate",
+        "train first (sn.run), pass the same model= and home=, or measure the base model as it is: base=True",
+    ),
+    "load": ("load", "train first (sn.run), and pass the same model= and home="),
+}
+"""The verb of a purpose, and advice for where there is no checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineEvaluation:
+    """What `swarmnode eval` prints. Rewards are means over held-out examples; None: nothing was scored."""
+
+    model: str
+    policy: str
+    sampling: str
+    examples: int
+    """Examples that were asked; of several tasks, of the one with most."""
+    samples: int
+    """Answers to each example."""
+    passing_reward: float
+    per_task: Mapping[str, float | None]
+    mean: float | None
+    pass_at: Mapping[str, PassAt]
+    """A curve for each task: k -> the chance that one of k answers has `passing_reward` or more."""
+    pass_at_mean: PassAt
+    majority_at: Mapping[str, PassAt]
+    """The same for what most of k answers say."""
+    judged_by: Mapping[str, tuple[str, ...]]
+    """The names of the rewards of each task; `agreement` is the vote of the other answers."""
+
+
+def evaluate_offline(
+    config: Config,
+    model: str,
+    paths: Paths,
+    *,
+    base: bool = False,
+    best: bool = False,
+    greedy: bool = False,
+    samples: int = 1,
+    passing_reward: float = PASSING_REWARD,
+    tasks_named: bool = False,
+    tasks: Mapping[str, Task] | None = None,
+    screen: Screen | None = None,
+    purpose: Purpose = "eval",
+) -> OfflineEvaluation:
+    """Measure the newest or the best checkpoint, or the base model, where `base` says so.
+
+    On `tasks`, where they are given; else on those that the node trained on, unless some were named for this
+    very evaluation (`tasks_named`). Where there is nothing to measure, that is said before a model is loaded.
+    """
+    if greedy and samples > 1:
+        raise ConfigError(
+            "greedy gives one answer, however often it is asked", hint="leave out --samples (samples=)"
+        )
+    with screen or Screen() as shown:
+        local, checkpoint = load_checkpoint(
+            config, model, paths, base=base, best=best, progress=shown.progress, purpose=purpose
+        )
+    config = with_room(config, local, checkpoint)
+    temperature = 0.0 if greedy else config.rollout.temperature
+    sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
+    with ExitStack() as stack:
+        if tasks is None:
+            newest = checkpoint or local.store.latest()
+            named = config.tasks if tasks_named else _trained_on(config.tasks, newest)
+            tasks = start_tasks(stack, named, paths.home)
+        judge = OwnJudge(tasks, config.tasks.score_timeout_s, max_failures=config.tasks.max_failures)
+        result = evaluate(
+            local.engine,
+            local.renderer,
+            judge.tasks,
+            sampling,
+            examples=config.tasks.eval_examples,
+            samples=samples,
+            passing_reward=passing_reward,
+            conversations=conversation_rules(judge.tasks, config),
+        )
+    assert result is not None, "only an interrupted evaluation has no result"
+    return OfflineEvaluation(
+        model=model,
+        policy="base model" if checkpoint is None else f"checkpoint {of_round(checkpoint)}",
+        sampling="greedy" if greedy else f"sampled at temperature {temperature:g}",
+        examples=max(result.asked.values(), default=0),
+        samples=samples,
+        passing_reward=passing_reward,
+        per_task=result.per_task,
+        mean=result.mean,
+        pass_at=result.pass_at,
+        pass_at_mean=result.pass_at_mean,
+        majority_at=result.majority_at,
+        judged_by=result.judged_by,
+    )
+
+
+def load_checkpoint(
+    config: Config,
+    model: str,
+    paths: Paths,
+    *,
+    base: bool,
+    best: bool,
+    progress: Progress,
+    apply: bool = True,
+    purpose: Purpose = "eval",
+) -> tuple[LocalPolicy, Checkpoint | None]:
+    """The policy of the newest or the best checkpoint with an engine to sample from it; where `base` says so,
+    the base model as it is, without one. Raises CheckpointError before a model is loaded for nothing.
+
+    Without `apply` it is the base model until `apply_checkpoint`.
+    """
+    if base and best:
+        raise ConfigError("base and best are two different policies", hint="leave one out")
+    if not base:
+        _check_trained(paths, model, config.node.run, purpose)
+    local = load_policy(config, model, paths, progress, trains=False)
+    if base:
+        return local, None
+    checkpoint = _best(local) if best else _newest(local, purpose)
+    check_has_adapter(checkpoint)
+    if apply:
+        apply_checkpoint(local, checkpoint)
+    return local, checkpoint
+
+
+def with_room(config: Config, local: LocalPolicy, checkpoint: Checkpoint | None) -> Config:
+    """The settings with answers that leave room for a prompt: as they are set; where those are too long for
+    the model, as the checkpoint was trained, or half of what the model takes."""
+    limit, wanted = local.base.max_positions, config.rollout.max_tokens
+    if limit is None or wanted < limit:
+        return config
+    noted = None if checkpoint is None else checkpoint.state.settings.get("rollout.max_tokens")
+    tokens = noted if isinstance(noted, int) and 0 < noted < limit else limit // 2
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_tokens": tokens})})
+
+
+def apply_checkpoint(local: LocalPolicy, checkpoint: Checkpoint) -> None:
+    """Let the policy and its engine be what a checkpoint says. Raises CheckpointError."""
+    local.policy.load_adapter(checkpoint.adapter)
+    local.engine.set_policy(local.policy.update(), "abort")
+
+
+def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfig:
+    """The tasks of a checkpoint, where it names them. Raises TaskError where a file of theirs is gone, or
+    they were objects of a script."""
+    specs = () if checkpoint is None else checkpoint.state.task_specs
+    measured = () if checkpoint is None else checkpoint.state.measure.tasks
+    if measured and not specs:
+        raise TaskError(
+            f"the checkpoint was trained on {', '.join(measured)}, which a script passed in",
+            hint="pass it again: swarmnode.evaluate(task, reward), or name other tasks: --task",
+        )
+    if not specs:
+        return tasks
+    parsed = [parse_spec(spec) for spec in specs]
+    gone = [spec.name for spec in parsed if spec.name.startswith("/") and not Path(spec.path).exists()]
+    if gone:
+        raise TaskError(
+            f"the checkpoint was trained on {gone[0]}, which is gone",
+            hint="name the file where it is now, or other tasks: `swarmnode eval --task FILE`",
+        )
+    # What was said of data sets stands in their names.
+    said = {
+        "reward": (),
+        "prompt_column": "",
+        "answer_column": "",
+        "system_prompt": "",
+        "evaluation": "",
+        "reasoning_gym": {},
+        "curriculum": False,
+    }
+    return tasks.model_copy(update={"names": specs, "mixes": (), **said})
+
+
+def export_offline(
+    config: Config, model: str, paths: Paths, folder: Path, *, merged: bool, best: bool = False
+) -> str:
+    """Write the adapter of the newest or the best checkpoint, or the merged model, to `folder`.
+
+    Returns what was written.
+    """
+    from safetensors import SafetensorError
+
+    if folder.exists():
+        raise StorageError(f"{folder} exists already", hint="name a folder that does not")
+    _check_trained(paths, model, config.node.run, "export")
+    with Screen() as screen:
+        merging = for_merging(config) if merged else config
+        local = load_policy(merging, model, paths, screen.progress, trains=False)
+    checkpoint = _best(local) if best else _newest(local, "export")
+    check_has_adapter(checkpoint)
+    aside = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        if merged:
+            _write_merged(local, checkpoint, aside)
+        else:
+            _write_adapter(local, checkpoint, aside)
+        aside.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the path") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    what = "the merged model" if merged else "the adapter (PEFT)"
+    return f"{what} {of_round(checkpoint)}"
+
+
+def of_round(checkpoint: Checkpoint) -> str:
+    """Which checkpoint it is; the run is named where its home has several."""
+    run = checkpoint.folder.parent
+    several = len(runs_in(run.parent)) > 1
+    return f"of round {checkpoint.state.counters.round}" + (f" of run {run.name}" if several else "")
+
+
+def for_merging(config: Config) -> Config:
+    """Settings for merging: on a CPU the sum is formed in float32 unless the precision is set: in bfloat16 it
+    would round away much of the adapter, and a node chooses that type for speed alone."""
+    if config.policy.dtype != "auto" or find_device(config.policy.device).type != "cpu":
+        return config
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "float32"})})
+
+
+def _check_trained(paths: Paths, model: str, named: str, purpose: Purpose) -> None:
+    """Raise CheckpointError, before a model is loaded for nothing, where no run is of this model."""
+    known = runs_in(paths.checkpoints)
+    if is_trained(known, model, named=named):
+        return
+    others = sorted({Path(run.state.base_model).name for run in known if run.state is not None})
+    there = f"; those there are of {', '.join(others)}" if others else ""
+    verb, way_out = NOTHING_YET[purpose]
+    raise CheckpointError(
+        f"there is nothing to {verb}: no checkpoint of {model} in {paths.checkpoints}{there}", hint=way_out
+    )
+
+
+def _newest(local: LocalPolicy, purpose: Purpose) -> Checkpoint:
+    checkpoint = local.store.latest()
+    if checkpoint is None:
+        raise CheckpointError(f"there is no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
+    return checkpoint
+
+
+def _best(local: LocalPolicy) -> Checkpoint:
+    checkpoint = local.store.best()
+    if checkpoint is None:
+        raise CheckpointError(
+            f"no checkpoint in {local.store.folder} was evaluated",
+            hint="set node.eval_every to 10 when training, or leave out best for the newest checkpoint",
+        )
+    return checkpoint
+
+
+def _write_merged(local: LocalPolicy, checkpoint: Checkpoint, folder: Path) -> None:
+    local.policy.load_adapter(checkpoint.adapter)
+    local.policy.peft_model.merge_and_unload().save_pretrained(folder)
+    local.base.tokenizer.save_pretrained(folder)
+
+
+def _write_adapter(local: LocalPolicy, checkpoint: Checkpoint, folder: Path) -> None:
+    """The adapter with its tokenizer, and a name of its base by which PEFT finds that from any folder."""
+    shutil.copytree(checkpoint.adapter, folder)
+    local.base.tokenizer.save_pretrained(folder)
+    base = Path(find_model(local.base.name))
+    path = folder / "adapter_config.json"
+    said = json.loads(path.read_text())
+    said["base_model_name_or_path"] = str(base.resolve()) if base.is_dir() else local.base.name
+    path.write_text(json.dumps(said, indent=2, sort_keys=True))

@@ -1,0 +1,1 @@
+"""Showing a node's state: status, metrics, panels, monitors."""

@@ -1,0 +1,379 @@
+"""Keeps the node's status, and tells whoever shows it: every change of the one record goes through here.
+
+node.py -> [StatusBoard] -> NodeStatus -> /status, /metrics
+                                |
+                                +-> [Watchers] -> monitors.py | panel.py | a stream
+
+Watchers are told after every round: monitors.py always, a panel on a terminal, plain lines elsewhere.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
+from statistics import fmean
+from typing import Protocol, TextIO
+
+import msgspec
+
+from swarmnode import __version__
+from swarmnode.errors import NetworkError
+from swarmnode.exchange.library.swarm_library import SwarmLibrary
+from swarmnode.exchange.limits import Reason
+from swarmnode.exchange.reputation import ExchangeStats
+from swarmnode.network.host import Host
+from swarmnode.network.reach.reachability import Reach
+from swarmnode.network.reach.relaying import RELAY_IN_WORDS
+from swarmnode.node.catching_up import CatchingUp
+from swarmnode.node.learner import RoundRollouts
+from swarmnode.node.showing.node_status import (
+    LibraryStatus,
+    Network,
+    NodeStatus,
+    Phase,
+    PipelineStatus,
+    Progress,
+    Saved,
+    Sharing,
+    SharingEffect,
+    Speed,
+    invitation,
+    joins_from,
+    short_invitation,
+)
+from swarmnode.node.showing.reasons import NOT_NEEDED
+from swarmnode.training.records import Counters, TrainReport
+from swarmnode.training.rules.sharing_gauge import SharingGauge
+from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
+
+logger = logging.getLogger(__name__)
+
+policy_label: ContextVar[str] = ContextVar("policy_label", default="")
+"""The policy's label before every line of the story that is about one of several policies; empty with one."""
+
+
+class StatusBoard:
+    """`status` is always whole: readers in other threads see the record before a change or after it."""
+
+    def __init__(
+        self,
+        *,
+        peer_id: str,
+        name: str,
+        swarm: str,
+        model: str,
+        run: str = "",
+        rounds_limit: int | None,
+        policy: int = 0,
+        policies: int = 1,
+        neighbours: Collection[str] = (),
+        learns: bool = True,
+    ) -> None:
+        """`neighbours`: peer ids of the other policies of this process. `learns`: there is a policy."""
+        now = time.time()
+        self.peers_outside = 0
+        """Connected peers that are not of this process."""
+        self._neighbours = frozenset(neighbours)
+        self._starving = Starving()
+        self.status = NodeStatus(
+            peer_id=peer_id,
+            name=name,
+            swarm=swarm,
+            model=model,
+            run=run,
+            version=__version__,
+            pid=os.getpid(),
+            started_at=now,
+            phase=Phase("starting", now),
+            progress=Progress(rounds_limit=rounds_limit),
+            policy=policy,
+            policies=policies,
+            learns=learns,
+        )
+
+    def enter(self, name: str, detail: str = "") -> None:
+        """Say what is being done; the clock of a phase runs on while its name stays the same."""
+        since = self.status.phase.since if self.status.phase.name == name else time.time()
+        self._set(phase=Phase(name, since, detail))
+
+    def counted(self, counters: Counters, policy_version: int) -> None:
+        """Take over the numbers that continue over restarts."""
+        progress = msgspec.structs.replace(
+            self.status.progress,
+            round=counters.round,
+            policy_version=policy_version,
+            tokens=counters.tokens,
+            seconds=counters.seconds,
+        )
+        self._set(progress=progress)
+
+    def trained(
+        self, rollouts: RoundRollouts, external: Sequence[RolloutGroup], report: TrainReport, round_s: float
+    ) -> None:
+        """A round is over."""
+        parts = by_reward(scores for group in rollouts.groups for scores in group.scores)
+        spreads = [std for group in rollouts.groups if (std := group.reward_std) is not None]
+        reward = msgspec.structs.replace(
+            self.status.reward,
+            own=_mean_reward(rollouts.groups),
+            external=_mean_reward(external),
+            own_std=mean_or_none(spreads),
+            parts={name: fmean(values) for name, values in parts.items()},
+            parts_std={name: spread_of(values) for name, values in parts.items()},
+        )
+        speed = Speed(
+            tokens_per_s=rollouts.tokens / round_s if round_s else None,
+            generate_s=rollouts.seconds,
+            train_s=report.seconds,
+            round_s=round_s,
+        )
+        self._set(reward=reward, speed=speed, generation=rollouts.generation, training=report)
+
+    def learned(self, report: TrainReport) -> None:
+        """An iteration is over that nothing was generated for."""
+        speed = Speed(train_s=report.seconds, round_s=report.seconds)
+        self._set(speed=speed, training=report)
+
+    def evaluated(self, counters: Counters, per_task: Mapping[str, float | None]) -> None:
+        reward = msgspec.structs.replace(
+            self.status.reward,
+            eval_first=counters.reward_first,
+            eval_last=counters.reward_last,
+            eval_round=counters.evaluated_round,
+            eval_tasks=dict(per_task),
+        )
+        self._set(reward=reward)
+
+    def saved(self, round: int) -> None:
+        self._set(checkpoint=Saved(round, time.time()))
+
+    def not_saved(self, why: str) -> None:
+        """The last attempt failed; the checkpoint before it is still the newest."""
+        self._set(checkpoint=msgspec.structs.replace(self.status.checkpoint, error=why))
+
+    def shared(self, stats: ExchangeStats | None, trained: Mapping[str, int]) -> None:
+        """Take over the exchange's counters; None where there is no exchange."""
+        if stats is None:
+            self._set(exchange=Sharing(trained=dict(trained)))
+            return
+        failed = sum(stats.dropped.get(reason, 0) for reason in (Reason.UNAVAILABLE, Reason.TIMEOUT))
+        sharing = Sharing(
+            published=stats.published,
+            headers=stats.headers_seen,
+            fetched=stats.fetched,
+            accepted=stats.accepted,
+            dropped=dict(stats.dropped),
+            buffered=stats.buffered,
+            unpublished=dict(stats.unpublished),
+            served=stats.served,
+            pulled=stats.pulled,
+            through_holders=stats.through_holders,
+            bytes_in=stats.bytes_in,
+            bytes_out=stats.bytes_out,
+            upload_mb_per_s=stats.upload_bytes_per_s / 1e6,
+            banned_peers=len(stats.banned_peers),
+            trained=dict(trained),
+            starved=self._starving.look(stats.fetched, failed, time.monotonic()),
+        )
+        if sharing.starved and not self.status.exchange.starved:
+            logger.warning("%s", sharing.starved)
+        self._set(exchange=sharing, help=stats.help)
+
+    def weighed(self, gauge: SharingGauge, wanted: int) -> None:
+        """What sharing brings, and how much is taken of `wanted` groups a round."""
+        if wanted == 0:
+            return
+        found = gauge.estimate
+        effect = SharingEffect(
+            agreement=None if found is None else found.mean,
+            error=None if found is None else found.error,
+            verdict=gauge.shown,
+            groups=gauge.groups(wanted),
+            groups_most=wanted,
+        )
+        self._set(sharing=effect)
+
+    def borrowed(self, library: SwarmLibrary, state: CatchingUp) -> None:
+        """What is kept of the swarm's library, and what was learnt of it."""
+        found = library.borrowed
+        self._set(
+            library=LibraryStatus(
+                kept=len(library.shelf),
+                pages_served=library.pages_served,
+                borrowed=found.groups,
+                lenders=found.lenders,
+                answers=state.answers,
+                catching_up=state.phase == "on",
+                rounds=state.rounds,
+                rounds_worth=state.rounds_worth,
+            )
+        )
+
+    def advise(self, advice: str) -> None:
+        """Show what there is nothing to learn from; empty where there is something."""
+        self._set(advice=advice)
+
+    def serves(self, page: str) -> None:
+        """The status page has this address."""
+        self._set(page=page)
+
+    def relayed(self, heard: Sharing) -> None:
+        """Take over what a seed heard; it has no exchange that would count more."""
+        self._set(exchange=heard)
+
+    def in_pipeline(self, pipeline: PipelineStatus) -> None:
+        self._set(pipeline=pipeline)
+
+    async def look_at(self, host: Host, reach: Reach | None = None) -> None:
+        """Ask the host for its state, peers and addresses. While it is down it has no peers.
+
+        A change of the verdict on who can reach us is told in the log, once."""
+        state = host.status()
+        peers: Sequence[str] = ()
+        addresses = self.status.network.addresses
+        if state.state == "up":
+            try:
+                peers, addresses = await host.peers(), await host.addresses()
+            except NetworkError as error:
+                logger.debug("the network did not answer: %s", error)
+        self.peers_outside = len(set(peers) - self._neighbours)
+        network = Network(
+            state.state, state.since, state.restarts, state.detail, len(peers), addresses,
+            state.memory_restarts, dict(state.skipped), reach or Reach(), private=state.private,
+            relay=RELAY_IN_WORDS if state.relays_for_others else "",
+        )  # fmt: skip
+        before = self.status.network.reach.verdict
+        short = short_invitation(self.status.swarm, network)
+        self._set(network=msgspec.structs.replace(network, invitation=short))
+        if network.reach.verdict not in ("unknown", before):
+            self._tell_reach()
+
+    def _tell_reach(self) -> None:
+        network = self.status.network
+        is_bad = network.reach.verdict == "nobody"
+        logger.log(logging.WARNING if is_bad else logging.INFO, "%s", network.reach.told())
+        if network.invitation:
+            logger.info("%s joins with: %s", joins_from(self.status), invitation(self.status))
+            logger.info("or: swarmnode join %s", network.invitation)
+
+    def _set(self, **parts: object) -> None:
+        self.status = msgspec.structs.replace(self.status, **parts)
+
+
+STARVED_AFTER_S = 60.0
+
+
+class Starving:
+    """Notices that others announce and nothing of it can be fetched."""
+
+    def __init__(self) -> None:
+        self._fetched = self._failed = 0
+        self._since_s: float | None = None
+
+    def look(self, fetched: int, failed: int, now_s: float) -> str:
+        """Return what is wrong and what to do, empty while nothing is. Bodies that came, and that did not."""
+        if fetched > self._fetched:
+            self._fetched, self._failed, self._since_s = fetched, failed, None
+        elif failed > self._failed and self._since_s is None:
+            self._since_s = now_s
+        if self._since_s is None or now_s < self._since_s + STARVED_AFTER_S:
+            return ""
+        return (
+            f"others announce groups and none came for {STARVED_AFTER_S:.0f} s: nobody who is connected to"
+            " you and to them hands them on; join a seed of this version, or forward a port (see `doctor`)"
+        )
+
+
+def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:
+    return mean_or_none([mean for group in groups if (mean := group.reward_mean) is not None])
+
+
+# ---- watchers ----
+
+
+class Watcher(Protocol):
+    """Told after every round and evaluation, and on every tick (about twice a second)."""
+
+    def round_done(self, status: NodeStatus) -> None: ...
+
+    def evaluated(self, status: NodeStatus) -> None: ...
+
+    def tick(self, status: NodeStatus) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainWatcher:
+    """One line per round, without escape codes."""
+
+    def __init__(self, stream: TextIO, label: str = "") -> None:
+        """`label` says whose rounds these are, where several policies write to one stream."""
+        self._stream = stream
+        self._label = label
+
+    def round_done(self, status: NodeStatus) -> None:
+        self._stream.write(f"{time.strftime('%H:%M:%S')} {self._label}{round_line(status)}\n")
+        self._stream.flush()
+
+    def evaluated(self, status: NodeStatus) -> None:
+        pass
+
+    def tick(self, status: NodeStatus) -> None:
+        pass
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class Watchers:
+    """Several watchers as one. One whose output is gone (a closed pipe) is dropped; the node goes on."""
+
+    def __init__(self, members: Sequence[Watcher]) -> None:
+        self._members = list(members)
+
+    def round_done(self, status: NodeStatus) -> None:
+        self._each(lambda member: member.round_done(status))
+
+    def evaluated(self, status: NodeStatus) -> None:
+        self._each(lambda member: member.evaluated(status))
+
+    def tick(self, status: NodeStatus) -> None:
+        self._each(lambda member: member.tick(status))
+
+    def close(self) -> None:
+        self._each(lambda member: member.close())
+
+    def _each(self, tell: Callable[[Watcher], None]) -> None:
+        for member in tuple(self._members):
+            try:
+                tell(member)
+            except OSError as error:
+                self._members.remove(member)
+                logger.warning("%s stops showing anything: %s", type(member).__name__, error)
+
+
+def round_line(status: NodeStatus) -> str:
+    """A round in one line: reward, data, speed, swarm."""
+    training, progress = status.training, status.progress
+    book = f", {training.replayed} of {training.book} answers in the book" if training.book else ""
+    limit = f"/{progress.rounds_limit}" if progress.rounds_limit is not None else ""
+    dropped = status.exchange.dropped
+    not_needed = sum(count for reason, count in dropped.items() if reason in NOT_NEEDED)
+    return (
+        f"round {progress.round}{limit}  reward {shown(status.reward.own)} own"
+        f" {shown(status.reward.external)} external"
+        f"  trained on {training.own_groups} own + {training.external_groups} external groups{book}"
+        f"  {shown(status.speed.tokens_per_s, '.0f')} tokens/s  {status.network.peers} peers"
+        f"  accepted {status.exchange.accepted} not needed {not_needed}"
+        f" dropped {sum(dropped.values()) - not_needed}"
+    )
+
+
+def shown(value: float | None, spec: str = ".3f") -> str:
+    """A number, or `-` for what is unknown.
+
+    >>> shown(None), shown(0.25)
+    ('-', '0.250')
+    """
+    return "-" if value is None else format(value, spec)

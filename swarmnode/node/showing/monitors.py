@@ -1,0 +1,397 @@
+"""Where the numbers of a run go besides the screen: a file always, and the trackers that somebody asks for.
+
+node.py -> StatusBoard -> [MonitorFeed] -> a thread for each [Monitor] -> metrics.jsonl | TensorBoard | ...
+node.py -> scored groups -> [CompletionLog] -> completions.jsonl
+
+A monitor is an object with the three methods of `Monitor`. `node.monitors` names ours, or one of your own as
+`mymodule:name`; a script passes objects. Each has a thread of its own: one that hangs, raises or finds a full
+disk holds up nothing. That is said once and counted as `monitors.failed`; it is told of the next round all
+the same.
+"""
+
+import importlib
+import json
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+from swarmnode.errors import ConfigError
+from swarmnode.machine.installing import how_to_install
+from swarmnode.node.showing.node_status import NodeStatus, Summary, measurements, summary_of
+from swarmnode.printable import printable_lines
+from swarmnode.registry import find
+from swarmnode.settings.config import SECTIONS, Config
+from swarmnode.types import CHAT_MARK, RolloutGroup, total_reward
+
+logger = logging.getLogger(__name__)
+
+MOST_LOG_BYTES = 64 * 2**20
+"""Then a file is put aside once, so that a node that runs for months keeps its disk."""
+MOST_WAITING = 256
+"""Rounds that wait for a monitor that is slow; what comes on top is lost to it."""
+PATIENCE_S = 30.0
+"""Longest wait at the end for monitors that still have something to write."""
+SHOWN_GROUPS = 4
+"""Groups of our own, and of others, of which a round's log has a completion each."""
+SHOWN_CHARS = 4000
+"""Longest prompt or answer in that log; what is cut off says so."""
+
+Event = Literal["round", "evaluation"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run as its monitors hear of it before the first round."""
+
+    name: str
+    """The node's name."""
+    peer_id: str
+    swarm: str
+    model: str
+    folder: Path
+    """The folder of the node's logs, for what a monitor writes."""
+    settings: Mapping[str, Any]
+    """Every setting by its full name, as in "training.learning_rate"."""
+    run: str = ""
+    """Name of the run that is trained; empty in a pipeline."""
+
+
+@runtime_checkable
+class Monitor(Protocol):
+    """Follows a run. All three methods are called in one thread, and no error of theirs stops anything."""
+
+    def start(self, run: RunInfo) -> None:
+        """Called before the first `log`, again before the next one where it raised."""
+        ...
+
+    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
+        """Called after every round and every evaluation, which has the number of the round before it.
+        `values` are all known numbers by name (docs/metrics.md)."""
+        ...
+
+    def finish(self, summary: Summary) -> None:
+        """Called once at the end, where `start` was not in vain."""
+        ...
+
+
+# ---- ours ----
+
+
+class JsonlMonitor:
+    """Appends one JSON object per event to metrics.jsonl."""
+
+    def start(self, run: RunInfo) -> None:
+        self._path = run.folder / "metrics.jsonl"
+        self._whose = {"peer": run.peer_id, "run": run.run}
+
+    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
+        append_line(self._path, {"event": event, "time": time.time(), **self._whose, **values})
+
+    def finish(self, summary: Summary) -> None:
+        pass
+
+
+class TensorBoardMonitor:
+    """Writes curves for `tensorboard --logdir`, in the folder `tensorboard` beside metrics.jsonl."""
+
+    def __init__(self) -> None:
+        self._module = _imported("tensorboard.summary", "tensorboard")
+
+    def start(self, run: RunInfo) -> None:
+        self._writer = self._module.Writer(str(run.folder / "tensorboard"))
+
+    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
+        for name, value in _curves(event, values).items():
+            self._writer.add_scalar(name, value, step=round)
+        self._writer.flush()
+
+    def finish(self, summary: Summary) -> None:
+        self._writer.close()
+
+
+class TrackioMonitor:
+    """Logs to trackio's local database: `trackio show` is its page."""
+
+    def __init__(self) -> None:
+        self._module = _imported("trackio", "trackio")
+
+    def start(self, run: RunInfo) -> None:
+        self._run = self._module.init(
+            project=f"swarmnode-{run.swarm}", name=_start_name(run), config=_plain(run), embed=False,
+            auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+
+    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
+        self._run.log(_curves(event, values), step=round)
+
+    def finish(self, summary: Summary) -> None:
+        self._run.finish()
+
+
+class WandbMonitor:
+    """Logs to Weights & Biases; without an API key offline, into the folder `wandb` for `wandb sync`."""
+
+    def __init__(self) -> None:
+        self._module = _imported("wandb", "wandb")
+
+    def start(self, run: RunInfo) -> None:
+        # It would ask for a key on the terminal, and take stdout and stderr, which are the panel's.
+        online = self._module.setup().settings.mode == "online"
+        keyless = online and not self._module.login(prompt=False, verify=False)
+        offline = {"mode": "offline"} if keyless else {}
+        quiet = self._module.Settings(silent=True, console="off", save_code=False)
+        self._run = self._module.init(
+            project=f"swarmnode-{run.swarm}", name=_start_name(run), config=_plain(run), dir=str(run.folder),
+            settings=quiet, reinit="create_new", **offline,
+        )  # fmt: skip
+
+    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
+        self._run.log(_curves(event, values), step=round)
+
+    def finish(self, summary: Summary) -> None:
+        self._run.finish()
+
+
+def make_monitors(names: Sequence[str]) -> list[Monitor]:
+    """The JSONL file and the monitors that `node.monitors` names. A class or function without arguments makes
+    one. Raises ConfigError for what is none, and for a tracker that is not installed."""
+    return [JsonlMonitor(), *(checked_monitor(find("monitor", name), name) for name in names)]
+
+
+def checked_monitor(given: object, name: str = "") -> Monitor:
+    """An object as the monitor that it is, or what a class or function without arguments makes. Raises
+    ConfigError for one that lacks a method, or that needs arguments."""
+    if isinstance(given, type) or (callable(given) and not isinstance(given, Monitor)):
+        try:
+            given = cast(Callable[[], object], given)()
+        except TypeError as error:
+            raise ConfigError(
+                f"the monitor {name or repr(given)[:80]} cannot be made: {error}",
+                hint="pass an object, or a class that needs no arguments",
+            ) from error
+    if not isinstance(given, Monitor):
+        raise ConfigError(
+            f"{name or repr(given)[:80]} is no monitor",
+            hint="give it start(run), log(event, round, values) and finish(summary)",
+        )
+    return given
+
+
+def _imported(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"the monitor {package} cannot be used: {error}",
+            # The others pin libraries that ours pin otherwise, so they are no extras.
+            hint=how_to_install(package) if package == "tensorboard" else f"pip install {package}",
+        ) from error
+
+
+def _start_name(run: RunInfo) -> str:
+    """The name of one start: trackers refuse steps that go back, as they do after a crash."""
+    return f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _plain(run: RunInfo) -> dict[str, Any]:
+    """The settings of a run, but for its addresses: trackers may be public."""
+    told = {key: value for key, value in run.settings.items() if not key.startswith("network.")}
+    return {"model": run.model, "peer": run.peer_id, "run": run.run, **told}
+
+
+def _curves(event: Event, values: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that are new with an event, by names that trackers group."""
+    return {
+        name.replace(".", "/"): value
+        for name, value in values.items()
+        if event == "round" or name.startswith("reward.eval")
+    }
+
+
+# ---- how they are told ----
+
+
+class MonitorFeed:
+    """The `Watcher` that tells monitors."""
+
+    def __init__(self, run: RunInfo, monitors: Sequence[Monitor], patience_s: float = PATIENCE_S) -> None:
+        self._told = [_Told(monitor, run) for monitor in monitors]
+        self._patience_s = patience_s
+        self._last: NodeStatus | None = None
+
+    @property
+    def failed(self) -> int:
+        """Calls of monitors that raised, or for which a monitor was too slow."""
+        return sum(one.failed for one in self._told)
+
+    def round_done(self, status: NodeStatus) -> None:
+        self._log("round", status)
+
+    def evaluated(self, status: NodeStatus) -> None:
+        self._log("evaluation", status)
+
+    def tick(self, status: NodeStatus) -> None:
+        self._last = status
+
+    def close(self) -> None:
+        """Let them finish. Whoever has not within the patience is left behind."""
+        for one in self._told:
+            # Nobody has begun who was told nothing.
+            one.end(None if self._last is None else summary_of(self._last))
+        until = time.monotonic() + self._patience_s
+        for one in self._told:
+            one.thread.join(max(0.0, until - time.monotonic()))
+            if one.thread.is_alive():
+                logger.warning("%s has not finished; it is not waited for", one.what)
+            elif one.failed:
+                logger.info("%s failed %d times in this run", one.what, one.failed)
+
+    def _log(self, event: Event, status: NodeStatus) -> None:
+        self._last = status
+        values = {**measurements(status), "monitors.failed": float(self.failed)}
+        for one in self._told:
+            one.log(event, status.progress.round, values)
+
+
+class _Told:
+    """One monitor, and what it has not been told yet."""
+
+    def __init__(self, monitor: Monitor, run: RunInfo) -> None:
+        self.what = f"monitor {type(monitor).__name__}"
+        self._monitor = monitor
+        self._run = run
+        self._waiting: queue.Queue[Callable[[], bool] | None] = queue.Queue(MOST_WAITING)
+        self._begun = self._failing = False
+        self._raised = self._lost = 0  # one is counted by the monitor's thread, the other by the node's
+        self.thread = threading.Thread(target=self._serve, name=self.what, daemon=True)
+        self.thread.start()
+
+    @property
+    def failed(self) -> int:
+        return self._raised + self._lost
+
+    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
+        try:
+            self._waiting.put_nowait(partial(self._log, event, round, values))
+        except queue.Full:
+            if not self._lost:
+                logger.warning("%s is too slow: rounds are lost to it; training goes on", self.what)
+            self._lost += 1
+
+    def end(self, summary: Summary | None) -> None:
+        """Have it finish behind what waits; in place of the oldest where there is no room."""
+        for call in (None,) if summary is None else (partial(self._finish, summary), None):
+            with suppress(queue.Empty):
+                if self._waiting.full():
+                    self._waiting.get_nowait()
+            self._waiting.put_nowait(call)
+
+    def _serve(self) -> None:
+        while (call := self._waiting.get()) is not None:
+            try:
+                told = call()
+            except (Exception, SystemExit) as error:  # noqa: BLE001  whoever wrote it
+                self._raised += 1
+                if not self._failing:
+                    why = error or type(error).__name__
+                    logger.warning("%s fails (%s); training goes on", self.what, why)
+                self._failing = True
+                continue
+            if self._failing and told:
+                logger.info("%s works again", self.what)
+                self._failing = False
+
+    def _log(self, event: Event, round: int, values: Mapping[str, float]) -> bool:
+        if not self._begun:
+            self._monitor.start(self._run)
+            self._begun = True
+        self._monitor.log(event, round, values)
+        return True
+
+    def _finish(self, summary: Summary) -> bool:
+        if self._begun:
+            self._monitor.finish(summary)
+        return False
+
+
+def run_info(config: Config, *, name: str, peer_id: str, model: str, folder: Path, run: str = "") -> RunInfo:
+    """Returns a run with these settings as its monitors hear of it."""
+    sections = {section: getattr(config, section).model_dump(mode="json") for section in SECTIONS}
+    settings = {
+        f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()
+    }
+    return RunInfo(name, peer_id, config.swarm.name, model, folder, settings, run)
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a JSON object to a file of bounded size: a full one becomes NAME.1.jsonl. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > MOST_LOG_BYTES:
+        path.replace(path.with_suffix(".1.jsonl"))
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+# ---- samples of completions ----
+
+Credit = Callable[[RolloutGroup], "Sequence[float | None] | None"]
+"""The advantages of a group; None: it has no gradient."""
+
+
+class CompletionLog:
+    """Keeps a few completions of each round, for people who want to see what is rewarded."""
+
+    def __init__(self, path: Path, credit: Credit, seed: int) -> None:
+        self._path, self._credit, self._seed = path, credit, seed
+        self._failing = False
+
+    def keep(self, round: int, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
+        """Append one completion each of up to SHOWN_GROUPS own groups, and as many of others. A full disk is
+        said once."""
+        try:
+            for record in self._sampled(round, own, external):
+                append_line(self._path, record)
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                logger.warning("no completions are kept: cannot write %s (%s)", self._path, error.strerror)
+            self._failing = True
+
+    def _sampled(
+        self, round: int, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
+    ) -> Iterator[Mapping[str, Any]]:
+        chance = random.Random(f"{self._seed}:{round}:shown")
+        for groups, author in ((own, "own"), (external, None)):
+            for group in chance.sample(groups, min(SHOWN_GROUPS, len(groups))):
+                place = chance.randrange(len(group.completions))
+                completion, scores = group.completions[place], group.scores[place]
+                credit = self._credit(group)
+                yield {
+                    "round": round,
+                    "author": author or _legible(group.author),
+                    "task": group.example.key.task,
+                    "prompt": _legible(group.example.prompt),
+                    "completion": _legible(completion.text),
+                    "reward": total_reward(scores),
+                    "rewards": dict(scores),
+                    "advantage": None if credit is None else credit[place],
+                    "policy_version": group.policy_version,
+                    "finish": completion.finish,
+                }
+
+
+def _legible(text: str) -> str:
+    """The text with its lines, and nothing in it that steers a terminal, whoever wrote it. A conversation is
+    the JSON of its messages."""
+    text = text.removeprefix(CHAT_MARK)
+    surplus = len(text) - SHOWN_CHARS
+    shown = printable_lines(text[:SHOWN_CHARS], max_lines=SHOWN_CHARS)
+    return f"{shown}... ({surplus} more characters)" if surplus > 0 else shown

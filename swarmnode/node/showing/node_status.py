@@ -1,0 +1,453 @@
+"""What the node knows about itself, as one frozen record: the only source of every number on a screen.
+
+node.py replaces parts of it -> [NodeStatus] -> panel, JSONL, /status, /metrics, `swarmnode status`
+                                     |
+                                     +-> [summarise] -> the last line that `swarmnode join` prints
+
+All of them read the same record, so they can never disagree. None means unknown, zero is a measurement.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from swarmnode.errors import NetworkError
+from swarmnode.exchange.reputation import HelpStats
+from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
+from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
+from swarmnode.network.reach.reachability import Reach
+from swarmnode.node.learner import Generation
+from swarmnode.printable import printable
+from swarmnode.training.records import Counters, TrainReport
+
+OF_SEEDS = (
+    *("pid", "started_at", "phase.", "network."),
+    *(
+        f"exchange.{name}"
+        for name in ("headers", "bytes_in", "bytes_out", "pulled", "served", "banned_peers")
+    ),
+)
+"""What the names of measurements begin with that a member has which only connects others."""
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """What the node is doing or waiting for, and since when (seconds since the epoch)."""
+
+    name: str
+    """generating, training, evaluating, waiting for peers, stopped, and so on."""
+    since: float
+    """When it began, in seconds since the epoch."""
+    detail: str = ""
+    """More of it, for people."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    round: int = 0
+    """Rounds that are done, over all starts."""
+    rounds_limit: int | None = None
+    """node.rounds: how many there will be. None: no end."""
+    policy_version: int = 0
+    """Rounds that changed the policy."""
+    tokens: int = 0
+    """Completion tokens generated for training, over all starts."""
+    seconds: float = 0.0
+    """Wall time spent in rounds, over all starts."""
+
+
+class Rewards(msgspec.Struct, frozen=True):
+    """Mean rewards. own and external: groups of the last round, both scored here."""
+
+    own: float | None = None
+    """Mean reward of our own groups of the last round."""
+    external: float | None = None
+    """Mean reward of the groups of others that it took."""
+    own_std: float | None = None
+    """Standard deviation of the rewards within a group of ours, mean over the groups."""
+    parts: dict[str, float] = {}
+    """Mean of each reward over our own answers of the last round, before its weight, by name."""
+    parts_std: dict[str, float] = {}
+    """Standard deviation of each reward over these answers, by name."""
+    eval_first: float | None = None
+    """Mean reward on held-out examples before the first round."""
+    eval_last: float | None = None
+    """The newest such mean."""
+    eval_round: int | None = None
+    """Round that it was measured after."""
+    eval_tasks: dict[str, float | None] = {}
+    """The same by task."""
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Speed of the last round."""
+
+    tokens_per_s: float | None = None
+    """Completion tokens of the round's groups over `round_s`, whatever went on beside what."""
+    generate_s: float | None = None
+    """Time until the round's answers were complete and scored. With overlap it passed beside the training of
+    the round before, and with refill some of them were complete already."""
+    train_s: float | None = None
+    """Time that its training took."""
+    round_s: float | None = None
+    """Wall time of the whole round."""
+
+
+class Network(msgspec.Struct, frozen=True):
+    state: str = "off"
+    """starting, up, restarting, closed, or off: there is no network."""
+    since: float = 0.0
+    """When it came to this state, in seconds since the epoch."""
+    restarts: int = 0
+    """Times that the network process was started again."""
+    detail: str = ""
+    """Why it is in this state."""
+    peers: int = 0
+    """Connected peers."""
+    addresses: tuple[str, ...] = ()
+    """Addresses that others can dial, the best first."""
+    memory_restarts: int = 0
+    """Times that the network process was replaced because strangers had made it grow."""
+    skipped: dict[str, int] = {}
+    """What came in from peers and could not be used, by cause."""
+    reach: Reach = Reach()
+    """Who can reach this node."""
+    invitation: str = ""
+    """What an outsider joins by, as a short string. Empty: no outsider can."""
+    private: bool = False
+    """Only who has the swarm's key takes part."""
+    relay: str = ""
+    """What it lets through for peers that nobody can dial, in words. Empty: nothing."""
+
+
+class Sharing(msgspec.Struct, frozen=True):
+    """Counters of the exchange since this start; `trained` over all starts."""
+
+    published: int = 0
+    """Own groups that were announced."""
+    headers: int = 0
+    """Announcements heard."""
+    fetched: int = 0
+    """Bodies of groups that were fetched."""
+    accepted: int = 0
+    """Groups of others that passed all checks."""
+    dropped: dict[str, int] = {}
+    """Groups of others that were not taken, by reason; of crowded_out, stale, over_share there was plenty."""
+    buffered: int = 0
+    """Accepted groups that wait for a round."""
+    unpublished: dict[str, int] = {}
+    """Own groups that were not announced, by reason."""
+    served: int = 0
+    """Bodies handed to others."""
+    pulled: int = 0
+    """Bodies of others that were fetched because somebody asked for them."""
+    through_holders: int = 0
+    """Bodies received from a peer other than their author."""
+    starved: str = ""
+    """Why nothing comes although others announce, and what to do; empty while something comes."""
+    bytes_in: int = 0
+    """Bytes that came from peers."""
+    bytes_out: int = 0
+    """Bytes that went to peers."""
+    upload_mb_per_s: float | None = None
+    """Most megabytes a second that bodies may take of the upload."""
+    banned_peers: int = 0
+    """Peers that are not listened to for now."""
+    trained: dict[str, int] = {}
+    """Groups learned from, by author."""
+
+
+class SharingEffect(msgspec.Struct, frozen=True):
+    """Whether what others teach helps us (training/rules/gradient_agreement.py), and what follows from it."""
+
+    agreement: float | None = None
+    """Mean cosine of what their answers ask of the policy with the gradient of our own reward, over the last
+    rounds. None: not known."""
+    error: float | None = None
+    """Standard error of that mean."""
+    verdict: str = ""
+    """helps, harms or open; empty: nothing is taken from others."""
+    groups: int = 0
+    """J: groups of others that a round asks for now."""
+    groups_most: int = 0
+    """The same as it is set."""
+
+
+class LibraryStatus(msgspec.Struct, frozen=True):
+    """What this node keeps of the swarm's library, and what it learnt of it since this start."""
+
+    kept: int = 0
+    """Groups kept for others because the book holds answers of them."""
+    pages_served: int = 0
+    """Pages of the library given to others."""
+    borrowed: int = 0
+    """Groups of libraries that passed all checks."""
+    lenders: int = 0
+    """Peers that gave them."""
+    answers: int = 0
+    """Right answers of libraries that the book took."""
+    catching_up: bool = False
+    """Rounds have few own groups and much of the book in them."""
+    rounds: int = 0
+    """Rounds of catching up."""
+    rounds_worth: float | None = None
+    """Usual rounds in which our own sampling would have found as many right answers, at its pass rate when
+    catching up began. None: nothing was taken, or nothing found."""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """The last checkpoint, and why the last attempt failed if it did."""
+
+    round: int | None = None
+    """Round of the newest checkpoint. None: there is none."""
+    at: float | None = None
+    """When it was written, in seconds since the epoch."""
+    error: str = ""
+    """Why the last attempt failed. Empty: it did not."""
+
+
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a larger model that this node holds. Counters are since this start."""
+
+    name: str = ""
+    """Empty: the node is in no pipeline."""
+    stage: int | None = None
+    """None: there is no plan yet, or it has no place for us."""
+    stages: int | None = None
+    """Stages of the plan."""
+    first_layer: int | None = None
+    """The first layer of our stage."""
+    end_layer: int | None = None
+    """One past the last."""
+    replicas: int | None = None
+    """Members that hold our stage."""
+    members: int = 0
+    """Alive, ourselves included."""
+    plans: int = 0
+    """Agreed on since the start: one, and one more for each time that somebody came or went."""
+    iteration: int = 0
+    """Optimizer steps taken by the pipeline."""
+    iteration_s: float | None = None
+    """Time of the last iteration, its step included."""
+    planned_s: float | None = None
+    """What the plan says it takes, without the step."""
+    busy_share: float | None = None
+    """Share of the last iteration in which we computed."""
+    repaired: int = 0
+    """Micro-batches that got another path because a member on theirs was lost."""
+    given_up: int = 0
+    """Micro-batches that found no other path."""
+    stragglers: int = 0
+    """Members that an iteration did not wait for."""
+    lost: int = 0
+    """Members that were there and are not any more."""
+    idle_tokens: int = 0
+    """Generated with a policy of our own while the stage had to wait."""
+    idle_share: float | None = None
+    """Share of the time that the stage had to wait which went into generating `idle_tokens`. None: there is
+    no such policy, or the stage has not worked yet."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    peer_id: str
+    """The node's peer id."""
+    name: str
+    """The name that its peer id stands for, for people."""
+    swarm: str
+    """The swarm it is in."""
+    model: str
+    """Its base model."""
+    run: str = ""
+    """Name of the run that is trained; empty: runs have none (a pipeline, a seed)."""
+    version: str
+    """Version of swarmnode."""
+    pid: int
+    """Its process id."""
+    started_at: float
+    """When this start was, in seconds since the epoch."""
+    phase: Phase
+    """What it does now."""
+    learns: bool = True
+    """False: it only connects others (`swarmnode seed`). What is about a policy means nothing then."""
+    policy: int = 0
+    """Its number among the policies of its process."""
+    policies: int = 1
+    """How many policies its process has."""
+    progress: Progress = Progress()
+    """How far it has come."""
+    reward: Rewards = Rewards()
+    """What its answers were worth."""
+    speed: Speed = Speed()
+    """How long the last round took."""
+    generation: Generation = Generation()
+    """How it generates."""
+    network: Network = Network()
+    """Who it is connected to."""
+    exchange: Sharing = Sharing()
+    """What it gave and got."""
+    sharing: SharingEffect = SharingEffect()
+    """Whether that helps."""
+    library: LibraryStatus = LibraryStatus()
+    """What it keeps of the swarm's library, and what it learnt of it."""
+    help: HelpStats = HelpStats()
+    """What it asked others for, and what it did for those who asked."""
+    pipeline: PipelineStatus = PipelineStatus()
+    """Its part of a pipeline, where it has one."""
+    training: TrainReport = TrainReport()
+    """The last round of learning."""
+    checkpoint: Saved = Saved()
+    """The newest checkpoint."""
+    advice: str = ""
+    """Which tasks there is nothing to learn from, and what helps (drought.py). Empty: none."""
+    page: str = ""
+    """Where this record is served: the address of the status page. Empty: nowhere yet."""
+
+
+def invitation(status: NodeStatus) -> str | None:
+    """Return what another machine types to join this node's swarm; None while nobody could reach it.
+
+    It is for outsiders where one can use it, else for those whom `joins_from` names."""
+    addresses = _usable(status)[1]
+    if not addresses:
+        return None
+    if status.network.private:
+        return (
+            f"swarmnode join INVITATION, which `swarmnode swarm invite --swarm {status.swarm}` prints here,"
+            " with the --home of this node"
+        )
+    swarm = "" if status.swarm == "commons" else f" --swarm {status.swarm}"
+    return f"swarmnode join {addresses[0]}{swarm}"
+
+
+def joins_from(status: NodeStatus) -> str:
+    """Return who can use the invitation: `another machine`, or who is nearer."""
+    nearer = {"lan": "another machine in this LAN", "machine": "another node on this machine"}
+    return nearer.get(_usable(status)[0], "another machine")
+
+
+def short_invitation(swarm: str, network: Network) -> str:
+    """Return the invitation for outsiders as a string (network/finding/invitation.py); empty where there is none.
+
+    That of a private swarm has its key in it, which no status tells."""
+    addresses = () if network.private else _for_outsiders(network)
+    return Invitation(name=swarm, seeds=addresses[:MAX_SEEDS]).text() if addresses else ""
+
+
+def _usable(status: NodeStatus) -> tuple[Scope, tuple[str, ...]]:
+    """Return the addresses for whoever is farthest away and can use any."""
+    found = _for_outsiders(status.network)
+    if found:
+        return "public", found
+    own = status.network.addresses
+    near = _within("lan", own)
+    return ("lan", near) if near else ("machine", _within("machine", own))
+
+
+def _for_outsiders(network: Network) -> tuple[str, ...]:
+    """Return what was found to work; before anybody has looked, our public addresses."""
+    if network.reach.verdict != "unknown" or network.reach.addresses:
+        return network.reach.addresses
+    return _within("public", network.addresses)
+
+
+def _within(scope: Scope, addresses: Iterable[str]) -> tuple[str, ...]:
+    """Return the addresses of a scope; what is none is left out, as a status may come from elsewhere."""
+    found: list[str] = []
+    for address in addresses:
+        with suppress(NetworkError):
+            # Who joins cannot dial places at a relay, only who is in a pipeline (network.relays).
+            found += [address] if scope_of(address) == scope and not is_relayed(address) else []
+    return tuple(found)
+
+
+def swarm_of(status: NodeStatus) -> str:
+    """The swarm as a screen names it."""
+    return f"{status.swarm} (private)" if status.network.private else status.swarm
+
+
+def printable_status(status: NodeStatus) -> NodeStatus:
+    """The status with every text in it fit for a terminal: names, details and reasons may quote a peer."""
+    return msgspec.convert(_printable(msgspec.to_builtins(status)), NodeStatus)
+
+
+def measurements(status: NodeStatus) -> dict[str, float]:
+    """Every known number by dotted name; the names of JSONL and, with underscores, of Prometheus.
+
+    Unknown ones are absent: a gauge at zero would be a lie. Of a seed, so is all that is about a policy.
+    """
+    found = dict(_numbers("", msgspec.to_builtins(status)))
+    return {name: value for name, value in found.items() if status.learns or name.startswith(OF_SEEDS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What one run came to. Numbers are the run's, over all starts; None means not measured."""
+
+    peer: str
+    rounds: int
+    tokens: int
+    seconds: float
+    reward_first: float | None
+    reward_last: float | None
+    evaluated_round: int | None
+    """The round that `reward_last` was measured at."""
+    external_groups_trained: dict[str, int]
+    saved_round: int | None
+    """Round of the newest checkpoint; less than `rounds` when the disk was full."""
+    stopped: str
+    advice: str = ""
+    """What the node said at the end about tasks that there is nothing to learn from. Empty: nothing."""
+    run: str = ""
+    """Its name; empty in a pipeline."""
+
+
+def summarise(status: NodeStatus, counters: Counters, stopped: str) -> Summary:
+    """Put together what is known at the end; `stopped` says why it ended."""
+    return Summary(
+        peer=status.peer_id,
+        rounds=counters.round,
+        tokens=counters.tokens,
+        seconds=round(counters.seconds, 3),
+        reward_first=counters.reward_first,
+        reward_last=counters.reward_last,
+        evaluated_round=counters.evaluated_round,
+        external_groups_trained=dict(counters.external_groups_trained),
+        saved_round=status.checkpoint.round,
+        stopped=stopped,
+        advice=status.advice,
+        run=status.run,
+    )
+
+
+def summary_of(status: NodeStatus) -> Summary:
+    """Returns the summary of a run that ends at this status."""
+    counted = Counters(
+        round=status.progress.round,
+        tokens=status.progress.tokens,
+        seconds=status.progress.seconds,
+        reward_first=status.reward.eval_first,
+        reward_last=status.reward.eval_last,
+        evaluated_round=status.reward.eval_round,
+        external_groups_trained=status.exchange.trained,
+    )
+    stopped = status.phase.detail if status.phase.name == "stopped" else "it was broken off"
+    return summarise(status, counted, stopped)
+
+
+def _numbers(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _numbers(f"{prefix}{key}.", value)  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{key}", float(value)
+
+
+def _printable(tree: Any) -> Any:
+    if isinstance(tree, str):
+        return printable(tree)
+    if isinstance(tree, dict):
+        return {_printable(key): _printable(value) for key, value in tree.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(tree, list | tuple):
+        return [_printable(value) for value in tree]  # pyright: ignore[reportUnknownVariableType]
+    return tree

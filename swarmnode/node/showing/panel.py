@@ -1,0 +1,431 @@
+"""The live panel on a terminal: what the node does, learns, hears, drops and waits for.
+
+node_status.py -> [panel] -> rich        panel_layout.py (what a small terminal leaves out)
+
+`render` is a pure function of a status, so a picture of it is a real one. The command with which others join
+stands above the panel once, outside any frame and in one piece, so that a terminal copies it as one line.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from swarmnode.exchange.limits import Reason
+from swarmnode.exchange.reputation import HelpStats
+from swarmnode.network.reach.reachability import Reach
+from swarmnode.node.showing.board import policy_label, shown
+from swarmnode.node.showing.node_status import (
+    LibraryStatus,
+    NodeStatus,
+    PipelineStatus,
+    Rewards,
+    Sharing,
+    SharingEffect,
+    invitation,
+    joins_from,
+    printable_status,
+    swarm_of,
+)
+from swarmnode.node.showing.panel_layout import fit_rows
+from swarmnode.node.showing.reasons import in_words
+from swarmnode.printable import printable
+from swarmnode.training.records import TrainReport
+
+LOG_LINES = 6
+HISTORY_ROUNDS = 60
+SPARKS = "▁▂▃▄▅▆▇█"
+FIRST_TO_GO = (
+    "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
+    "policy", "speed", "help", "library", "sharing", "reach", "network",
+)  # fmt: skip
+"""Rows that a small terminal does without, in this order; the others stay as long as anything does."""
+ROOM_AROUND = 4
+"""Columns that the frame and its padding take."""
+LABEL_ROOM = len("trained on") + 2
+"""Columns of the longest label, and of the gap behind it."""
+LONGEST_BAR = 40
+BESIDE_BAR = 30
+"""Columns that the numbers on both sides of the bar take."""
+
+
+class PanelWatcher(logging.Handler):
+    """Draws the panel in place and shows the latest log lines inside it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
+        self._rewards: deque[float] = deque(maxlen=HISTORY_ROUNDS)
+        self._screen = InPlace(console)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(f"{time.strftime('%H:%M:%S')} {policy_label.get()}{record.getMessage()}")
+
+    def round_done(self, status: NodeStatus) -> None:
+        if status.reward.own is not None:
+            self._rewards.append(status.reward.own)
+        self.tick(status)
+
+    def evaluated(self, status: NodeStatus) -> None:
+        self.tick(status)
+
+    def tick(self, status: NodeStatus) -> None:
+        rewards, lines = tuple(self._rewards), tuple(self._lines)
+        self._screen.draw(lambda width, height: render(status, rewards, lines, time.time(), height), status)
+
+    def close(self) -> None:
+        self._screen.close()
+        super().close()
+
+
+class InPlace:
+    """Draws a panel again and again in the same place, on a terminal that may change its size.
+
+    A terminal that becomes narrower folds the lines that it shows, so an old frame then takes more of them
+    than were drawn, and going up by those leaves the rest behind. So at another size everything is wiped.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._begin()
+
+    def _begin(self) -> None:
+        self._size, self._command = self._console.size, ""
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def draw(self, picture: Callable[[int, int], RenderableType], inviting: NodeStatus | None = None) -> None:
+        """Show `picture` of the columns and lines that are left. `inviting`: the node whose invitation stands
+        above it, once."""
+        if self._console.size != self._size:
+            self._live.stop()
+            self._console.clear()
+            self._begin()
+        if inviting is not None:
+            self._command = print_invitation(self._console, inviting, self._command)
+        size = self._console.width, room_below(self._console, self._command)
+        # An empty line below: what a terminal echoes there (^C) must not fold, which would move the panel.
+        self._live.update(Group(picture(*size), Text()), refresh=True)
+
+    def close(self) -> None:
+        """Let go of the terminal; the last picture stays."""
+        self._live.stop()
+
+
+def print_invitation(console: Console, status: NodeStatus, printed: str) -> str:
+    """The command with which another machine joins, above the panel and in one piece, unless it is the one
+    `printed` last. Returns what stands there now."""
+    command = invitation(status)
+    if command is None or command == printed:
+        return printed
+    console.print(Text(f"{joins_from(status)} joins with:", style="dim"))
+    # Soft: the terminal folds the line, and so knows that it is one.
+    console.print(Text(command), soft_wrap=True)
+    return command
+
+
+def room_below(console: Console, command: str) -> int:
+    """Lines of the terminal that are left for a panel below the command, and the cursor below the panel."""
+    above = -(-len(command) // console.width)
+    return console.height - above - 1
+
+
+def render(
+    status: NodeStatus,
+    rewards: Sequence[float],
+    lines: Sequence[str],
+    now: float,
+    height: int | None = None,
+) -> RenderableType:
+    """The whole panel for one moment, or what matters most of it within `height` lines."""
+    return _Fitting(status, rewards, lines, now, height)
+
+
+class _Fitting:
+    """Looks at the width only when it is drawn: a terminal may change its size at any time."""
+
+    def __init__(
+        self,
+        status: NodeStatus,
+        rewards: Sequence[float],
+        lines: Sequence[str],
+        now: float,
+        height: int | None,
+    ) -> None:
+        self._status, self._now, self._height = printable_status(status), now, height
+        self._rewards, self._lines = rewards, [printable(line) for line in lines]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(options.max_width - ROOM_AROUND - LABEL_ROOM, 1)
+        rows = dict(_rows(self._status, self._rewards, self._now, width))
+        lines_of = {label: _lines_taken(content, console, width) for label, content in rows.items()}
+        layout = fit_rows(lines_of, FIRST_TO_GO, len(self._lines), self._height, cut_last=("advice",))
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", justify="right", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label in layout.rows:
+            # Names, reasons and details are text: what looks like markup in them is not ours.
+            content = rows[label]
+            piece = Text(content) if isinstance(content, str) else content
+            if isinstance(piece, Text) and label in layout.one_line:
+                piece.no_wrap, piece.overflow = True, "ellipsis"
+            grid.add_row(label, piece)
+        status = self._status
+        title = Text.assemble((status.name, "bold"), f"  {status.peer_id[:6]}..{status.peer_id[-6:]}")
+        told = self._lines[len(self._lines) - layout.story :]
+        story = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in told]
+        yield Panel(
+            Group(grid, *([Text(), *story] if story else [])),
+            title=title,
+            subtitle=Text(status.page) if status.page else None,
+            border_style=_colour(status),
+        )
+
+
+def _policy(status: NodeStatus) -> str:
+    run = f", run {status.run}" if status.run else ""
+    return f"{status.model}{run}, version {status.progress.policy_version}, swarm {swarm_of(status)}"
+
+
+def _lines_taken(content: RenderableType, console: Console, width: int) -> int:
+    if isinstance(content, ProgressBar | Table):
+        return 1
+    text = Text(content) if isinstance(content, str) else content
+    return max(len(text.wrap(console, width)), 1) if isinstance(text, Text) else 1
+
+
+def _rows(
+    status: NodeStatus, rewards: Sequence[float], now: float, width: int
+) -> list[tuple[str, RenderableType]]:
+    """All rows in order, for `width` columns behind the labels."""
+    if not status.learns:
+        return _rows_of_seed(status, now)
+    reward, training, sharing, speed = status.reward, status.training, status.exchange, status.speed
+    return [
+        ("doing", f"{status.phase.name} for {age(now - status.phase.since)}  {status.phase.detail}"),
+        ("policy", _policy(status)),
+        ("round", _progress(status, width)),
+        ("reward", _reward(reward, rewards, width)),
+        (
+            "held out",
+            f"{shown(reward.eval_first)} at first, {shown(reward.eval_last)}"
+            f" after {_none(reward.eval_round)} rounds",
+        ),
+        *([("advice", Text(status.advice, style="yellow"))] if status.advice else []),
+        ("trained on", _trained_on(training)),
+        *([("sharing", _effect(status.sharing))] if status.sharing.groups_most else []),
+        *([("library", _library(status.library))] if status.library != LibraryStatus() else []),
+        *([("help", _help(status.help))] if status.help.asked or status.help.heard else []),
+        (
+            "speed",
+            f"{shown(speed.tokens_per_s, '.0f')} tokens/s, round {shown(speed.round_s, '.2f')} s "
+            f"(generate {shown(speed.generate_s, '.2f')}, train {shown(speed.train_s, '.2f')})",
+        ),
+        ("rollouts", _generation(status)),
+        *([("pipeline", _pipeline(status.pipeline))] if status.pipeline.name else []),
+        ("network", _network(status, now)),
+        *([("reach", _reach(status))] if status.network.reach != Reach() else []),
+        (
+            "exchange",
+            f"announced {_announced(status)}, served {sharing.served}, heard {sharing.headers}, "
+            f"fetched {sharing.fetched}, accepted {sharing.accepted}, waiting {sharing.buffered}",
+        ),
+        ("dropped", in_words(sharing.dropped)),
+        *([("no groups", Text(sharing.starved, style="yellow"))] if sharing.starved else []),
+        ("kept back", in_words(sharing.unpublished)),
+        ("saved", _saved(status, now)),
+        ("join us", _invitation(status)),
+    ]
+
+
+def _rows_of_seed(status: NodeStatus, now: float) -> list[tuple[str, RenderableType]]:
+    """Rows of a member that only connects others: it has no policy, no rounds and no rewards."""
+    heard = status.exchange
+    return [
+        ("doing", f"{status.phase.name} for {age(now - status.phase.since)}  {status.phase.detail}"),
+        ("swarm", swarm_of(status)),
+        ("network", _network(status, now)),
+        *([("reach", _reach(status))] if status.network.reach != Reach() else []),
+        ("passed on", f"{heard.headers:,} headers; {_handed_on(heard)}"),
+        *([("relay", status.network.relay)] if status.network.relay else []),
+        ("join us", _invitation(status)),
+    ]
+
+
+def _handed_on(sharing: Sharing) -> str:
+    refused = sharing.dropped.get(Reason.UPLOAD_LIMITED, 0)
+    most = f"at most {shown(sharing.upload_mb_per_s, 'g')} MB/s"
+    late = f"; {refused:,} refused for it" if refused else ""
+    return f"{sharing.served:,} groups, {sharing.bytes_out / 1e6:,.1f} MB ({most}{late})"
+
+
+def _reward(reward: Rewards, rewards: Sequence[float], width: int) -> str:
+    numbers = f"own {shown(reward.own)}  external {shown(reward.external)}  "
+    return numbers + sparkline(rewards[-max(width - len(numbers), 1) :])
+
+
+def _announced(status: NodeStatus) -> str:
+    count = status.exchange.published
+    return f"{count} (to nobody: no peer is connected)" if count and not status.network.peers else str(count)
+
+
+def _effect(sharing: SharingEffect) -> str:
+    most = f" of {sharing.groups_most}" if sharing.groups < sharing.groups_most else ""
+    amount = f"{sharing.groups}{most} groups of others a round"
+    if sharing.agreement is None or sharing.error is None:
+        return f"not known yet, {amount}"
+    says = {"helps": "it helps", "harms": "it works against us"}.get(sharing.verdict, "not clear")
+    return f"{sharing.agreement:+.2f} ± {sharing.error:.2f}, {amount} ({says})"
+
+
+def _library(library: LibraryStatus) -> str:
+    kept = f"{library.kept} groups kept for others"
+    if not library.answers:
+        return kept
+    now = f"catching up, round {library.rounds + 1}" if library.catching_up else "learnt"
+    worth = "" if library.rounds_worth is None else f", worth {library.rounds_worth:.0f} rounds of our own"
+    return f"{now}: {library.answers} right answers from {library.lenders} peers{worth}; {kept}"
+
+
+def _help(stats: HelpStats) -> str:
+    others = f"{stats.answered} groups announced again and {stats.tried} examples tried for them"
+    return f"asked others {stats.asked} times, were asked {stats.heard} times: {others}"
+
+
+def _progress(status: NodeStatus, width: int) -> RenderableType:
+    progress = status.progress
+    if progress.rounds_limit is None:
+        return f"{progress.round} (until stopped), {progress.tokens:,} tokens"
+    row = Table.grid(padding=(0, 1))
+    bar_width = max(min(LONGEST_BAR, width - BESIDE_BAR), 1)
+    bar = ProgressBar(total=max(progress.rounds_limit, 1), completed=progress.round, width=bar_width)
+    row.add_row(f"{progress.round}/{progress.rounds_limit}", bar, f"{progress.tokens:,} tokens")
+    return row
+
+
+def _trained_on(training: TrainReport) -> str:
+    """Groups, or with a book the groups of our own and what was replayed."""
+    if training.book:
+        return (
+            f"{training.own_groups} own groups, {training.replayed} of {training.book} answers in the book"
+            f" ({training.book_foreign} from others{_mended(training)}){_teachers(training)}"
+        )
+    return (
+        f"{training.own_groups} own + {training.external_groups} external groups; "
+        f"{training.zero_advantage_own} own ones had equal rewards"
+    )
+
+
+def _teachers(training: TrainReport) -> str:
+    """Nothing where nobody was ever heard, or everybody may teach."""
+    if not (training.teaching or training.waiting):
+        return ""
+    authors = "1 author teaches" if training.teaching == 1 else f"{training.teaching} authors teach"
+    waiting = "waits" if training.waiting == 1 else "wait"
+    return f"; {authors}, {training.waiting} {waiting}"
+
+
+def _mended(training: TrainReport) -> str:
+    if not (training.mended or training.refused):
+        return ""
+    return f"; this round {training.mended} mended, {training.refused} refused"
+
+
+def _pipeline(pipeline: PipelineStatus) -> str:
+    if pipeline.stage is None or pipeline.end_layer is None:
+        return f"{pipeline.name}, {pipeline.members} members, no stage for us yet"
+    return (
+        f"{pipeline.name}: stage {pipeline.stage} of {_none(pipeline.stages)}"
+        f" (layers {pipeline.first_layer} to {pipeline.end_layer - 1}), {pipeline.members} members;"
+        f" iteration {pipeline.iteration} in {shown(pipeline.iteration_s, '.2f')} s"
+        f" (planned {shown(pipeline.planned_s, '.2f')});"
+        f" {pipeline.repaired} paths repaired, {pipeline.lost} members lost{_idle(pipeline)}"
+    )
+
+
+def _idle(pipeline: PipelineStatus) -> str:
+    if pipeline.idle_share is None:
+        return ""
+    return f"; {pipeline.idle_tokens:,} tokens in {pipeline.idle_share:.0%} of its waiting time"
+
+
+def _generation(status: NodeStatus) -> str:
+    generation, training = status.generation, status.training
+    if not generation.engine:
+        return "-"
+    return (
+        f"{generation.engine}, {generation.mode}; {generation.groups_in_flight} in flight;"
+        f" off-policy {shown(training.off_policy_share, '.0%')}, oldest {_none(training.max_age)} versions"
+    )
+
+
+def _network(status: NodeStatus, now: float) -> str:
+    network = status.network
+    restarts = f", restarted {network.restarts} times" if network.restarts else ""
+    replaced = f", replaced {network.memory_restarts} times for its size" if network.memory_restarts else ""
+    story = f": {network.detail}" if network.detail else ""
+    since = f" for {age(now - network.since)}" if network.since else ""
+    return f"{network.peers} peers, {network.state}{since}{restarts}{replaced}{story}"
+
+
+def _reach(status: NodeStatus) -> Text:
+    reach = status.network.reach
+    return Text(reach.told(), style="yellow" if reach.verdict == "nobody" else "")
+
+
+def _saved(status: NodeStatus, now: float) -> RenderableType:
+    saved = status.checkpoint
+    if saved.error:
+        return Text(saved.error, style="red")
+    if saved.round is None or saved.at is None:
+        return "nothing yet"
+    return f"round {saved.round}, {age(now - saved.at)} ago"
+
+
+def _invitation(status: NodeStatus) -> Text:
+    """The command for another machine. It folds rather than being cut: people copy it."""
+    command, who = invitation(status), joins_from(status).removeprefix("another machine ")
+    nearer = "" if command is None or who == "another machine" else f"{who}: "
+    return Text(f"{nearer}{command or '-'}", overflow="fold")
+
+
+def _colour(status: NodeStatus) -> str:
+    return "red" if status.checkpoint.error else "yellow" if status.network.state == "restarting" else "green"
+
+
+def _none(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in characters, from the lowest to the highest value shown.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▄█'
+    """
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[int((value - low) * scale)] for value in values)
+
+
+def age(seconds: float) -> str:
+    """A duration as a person would say it.
+
+    >>> age(75), age(7300)
+    ('1 min 15 s', '2 h 1 min')
+    """
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

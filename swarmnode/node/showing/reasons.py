@@ -1,0 +1,53 @@
+"""Why something was not used, in words for a person. Metrics and JSON keep the short codes.
+
+node_status.py: counters by code (exchange/limits.py:Reason) -> [in_words] -> panel.py
+"""
+
+from collections.abc import Mapping
+
+from swarmnode.exchange.limits import Reason
+
+NOT_NEEDED = frozenset(
+    {Reason.STALE, Reason.CROWDED_OUT, Reason.OVER_SHARE, Reason.DUPLICATE, Reason.EXPIRED, Reason.NO_SPREAD}
+)
+"""Reasons that blame nobody: there was enough to train on, or nothing to learn from it."""
+
+WORDS: dict[str, str] = {
+    Reason.RATE_LIMITED: "too many from one peer",
+    Reason.OVER_CAPACITY: "more than we can hear",
+    Reason.NO_SPREAD: "claimed equal rewards",
+    Reason.OVERSIZED: "larger than we take",
+    Reason.EXPIRED: "announced too long ago",
+    Reason.DUPLICATE: "heard before",
+    Reason.BEFORE_OUR_TIME: "older than this node",
+    Reason.UNAVAILABLE: "could not be fetched",
+    Reason.TIMEOUT: "fetched too slowly",
+    Reason.NOT_DRAWABLE: "no such question here",
+    Reason.UNSCORABLE: "our judge gave no score",
+    Reason.SCORE_TIMEOUT: "judged too slowly",
+    Reason.PLAY_TIMEOUT: "played too slowly",
+    Reason.ZERO_ADVANTAGE: "equal rewards",
+    Reason.INTERNAL: "a defect of ours",
+    Reason.FALSE_CLAIM: "claimed other rewards than ours",
+    Reason.STALE: "too old to train on",
+    Reason.CROWDED_OUT: "not needed, newer ones took their place",
+    Reason.OVER_SHARE: "too many of one author",
+    Reason.UPLOAD_LIMITED: "our upload was full",
+    Reason.PRIVATE: "stays at home",
+    Reason.PACED: "more than others would hear",
+    Reason.HOST_DOWN: "the network was down",
+}
+"""Codes that do not speak for themselves; of others the underscores are left out."""
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """Returns the counters in one line, the largest first.
+
+    >>> in_words({"stale": 3, "bad_signature": 41})
+    '41 bad signature, 3 too old to train on'
+    """
+    most_first = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return (
+        ", ".join(f"{count} {WORDS.get(code, code.replace('_', ' '))}" for code, count in most_first)
+        or "nothing"
+    )

@@ -1,0 +1,166 @@
+"""Where a node's story goes: a log file always, and a live panel on a terminal or plain lines elsewhere.
+
+run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from textwrap import indent
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from swarmnode.node.showing.board import PlainWatcher, Watcher, Watchers, policy_label
+from swarmnode.node.showing.monitors import MOST_LOG_BYTES
+from swarmnode.node.showing.monitors import logger as monitors_logger
+from swarmnode.printable import printable, printable_lines
+
+logger = logging.getLogger(__name__)
+
+CHATTER = ("bitsandbytes.backends.cpu.ops",)
+"""Loggers of libraries whose warnings are about what we do not use (a kernel from the hub)."""
+
+PLAIN_STEPS = 5
+"""Progress lines of a long preparation where no bar can be drawn."""
+
+
+class Screen:
+    """Sets up logging for the length of a command. `start_watcher` hands the terminal over to the panel."""
+
+    def __init__(
+        self, log_file: Path | None = None, *, terminal: bool | None = None, shows: bool = True
+    ) -> None:
+        """`terminal`: whether stderr is one; None: as it is. `shows`: without it the story goes to the log
+        file alone."""
+        self._log_file = log_file
+        self._terminal = shows and (sys.stderr.isatty() if terminal is None else terminal)
+        self._shows = shows
+        self._console = Console(stderr=True)
+        self._logger = logging.getLogger("swarmnode")
+        self._level = self._logger.level
+        self._least = self._level or logging.INFO
+        self._handlers: list[logging.Handler] = []
+        self._lines: logging.Handler | None = None
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        # A level that somebody chose for our logger is about stderr; the file has the whole story.
+        self._logger.setLevel(min(self._least, logging.INFO))
+        self._logger.propagate = False
+        for name in CHATTER:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        if self._shows:
+            self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(policy)s%(message)s")
+            self._lines.setLevel(self._least)
+        elif self._log_file is not None:
+            # Whoever reads a tracker instead of the log hears of its end all the same.
+            self._add(logging.StreamHandler(sys.stderr), "%(message)s").addFilter(_of_monitors)
+        if self._log_file is not None:
+            self._keep_file(self._log_file)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._end_bar()
+        for handler in self._handlers:
+            self._logger.removeHandler(handler)
+            handler.close()
+        self._handlers.clear()
+        self._logger.propagate = True
+        self._logger.setLevel(self._level)
+
+    def _keep_file(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handler = RotatingFileHandler(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
+        except OSError as error:
+            logger.warning("no log file: cannot write %s (%s)", path, error.strerror)
+        else:
+            self._add(handler, "%(asctime)s %(levelname)s %(name)s: %(policy)s%(message)s")
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        """Show how far a preparation is: a bar on a terminal, a few lines elsewhere."""
+        if not self._terminal:
+            if done == 0 or done * PLAIN_STEPS // total > (done - 1) * PLAIN_STEPS // total:
+                logger.info("%s: %d of %d", what, done, total)
+            return
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._bar.start()
+            self._bar.add_task(what, total=total)
+        self._bar.update(self._bar.task_ids[0], completed=done, description=what)
+        if done >= total:
+            self._end_bar()
+
+    def start_watcher(self) -> Watcher:
+        """The panel, which takes over the log lines too, or plain lines."""
+        if not self._shows or self._least > logging.INFO:
+            return Watchers([])
+        if not self._terminal or self._lines is None:
+            return PlainWatcher(sys.stderr)
+        from swarmnode.node.showing.panel import PanelWatcher
+
+        self._logger.removeHandler(self._lines)
+        panel = PanelWatcher(self._console)
+        self._add(panel, "%(message)s")
+        return panel
+
+    def start_watchers(self, policies: int) -> Sequence[Watcher]:
+        """One for each of several policies: they share the panel, or the stream of lines."""
+        if policies == 1:
+            return [self.start_watcher()]
+        if not self._terminal or self._lines is None:
+            return [PlainWatcher(sys.stderr, f"policy {number}: ") for number in range(policies)]
+        from swarmnode.node.showing.policies_panel import PoliciesPanel
+
+        self._logger.removeHandler(self._lines)
+        panel = PoliciesPanel(self._console)
+        self._add(panel, "%(message)s")
+        return [panel.watcher(number) for number in range(policies)]
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _add(self, handler: logging.Handler, line: str) -> logging.Handler:
+        handler.setFormatter(PrintableFormatter(line, datefmt="%H:%M:%S"))
+        handler.addFilter(_with_policy)
+        self._logger.addHandler(handler)
+        self._handlers.append(handler)
+        return handler
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats records so that no text in them, whoever wrote it, begins a line or steers a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        # The record may carry a traceback that another formatter has written.
+        theirs, record.exc_text = record.exc_text, None
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = theirs
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        # Every line of a traceback is indented: none can be taken for a line of the log.
+        return indent(printable_lines(super().formatException(ei)), "    ")
+
+
+def _of_monitors(record: logging.LogRecord) -> bool:
+    return record.name == monitors_logger.name and record.levelno >= logging.WARNING
+
+
+def _with_policy(record: logging.LogRecord) -> bool:
+    record.policy = policy_label.get()
+    return True

@@ -1,0 +1,164 @@
+"""What the nodes of a local swarm knew, what they learnt, and how they do alone: for who watches.
+
+metrics.jsonl of each node -> [NodeStory] -> local_swarm.py (results), swarm_panel.py and cli (lines)
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from swarmnode.node.showing.panel import sparkline
+
+KNOWN = 0.3
+"""Held-out reward from which on a task counts as one that a node knew at first."""
+
+RISE = 0.15
+"""Gain in held-out reward that counts as learnt. With 64 examples a task, its error is 0.06."""
+
+CURVE_COLUMNS = 30
+EVAL = "reward.eval_tasks."
+NEEDED = (
+    "event", "progress.round", "reward.own", "reward.eval_last", "training.book_foreign", "sharing.agreement",
+    "sharing.error",
+)  # fmt: skip
+"""What of an event is kept, besides held-out rewards by task."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStory:
+    """One node's run, as its metrics tell it. What did not happen yet is empty or None."""
+
+    round: int = 0
+    rewards: tuple[float, ...] = ()
+    """Mean reward of the answers it sampled, round by round."""
+    tasks_first: Mapping[str, float] | None = None
+    """Held-out reward by task before round 1."""
+    tasks_last: Mapping[str, float] | None = None
+    """The same at the newest evaluation."""
+    held_out: float | None = None
+    """The mean of these."""
+    replayed_from_others: int = 0
+    """Verified right answers of others that it holds, to learn from."""
+    agreement: float | None = None
+    """Whether they go its way (training/agreement.py)."""
+    agreement_error: float | None = None
+
+    @property
+    def knew(self) -> list[str]:
+        """Tasks that it answered well from the start, the best first."""
+        first = self.tasks_first or {}
+        return sorted((task for task in first if first[task] >= KNOWN), key=lambda task: -first[task])
+
+    @property
+    def learnt(self) -> dict[str, tuple[float, float]]:
+        """Tasks that it did not know and on which it rose: at first and now, the largest gain first."""
+        first, last = self.tasks_first or {}, self.tasks_last or {}
+        gains = {
+            task: (first[task], last[task])
+            for task in first
+            if task in last and first[task] < KNOWN and last[task] - first[task] >= RISE
+        }
+        return dict(sorted(gains.items(), key=lambda item: item[1][0] - item[1][1]))
+
+
+class StoryReader:
+    """Reads a node's metrics while they are written, every line once."""
+
+    def __init__(self, metrics: Path) -> None:
+        self._metrics = metrics
+        self._read_bytes = 0
+        self._events: list[dict[str, Any]] = []
+
+    def read(self) -> NodeStory:
+        """The story so far; an empty one before the node wrote anything."""
+        try:
+            with self._metrics.open("rb") as file:
+                file.seek(self._read_bytes)
+                text = file.read()
+        except OSError:
+            return story_of(self._events)
+        # The last line may be half written.
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        self._events += [_needed(json.loads(line)) for line in whole.splitlines()]
+        return story_of(self._events)
+
+
+def story_of(events: Iterable[Mapping[str, Any]]) -> NodeStory:
+    """
+    >>> story_of([{"event": "round", "progress.round": 1, "reward.own": 0.5}]).rewards
+    (0.5,)
+    """
+    rewards: list[float] = []
+    first: dict[str, float] | None = None
+    last: dict[str, float] | None = None
+    newest: Mapping[str, Any] = {}
+    for event in events:
+        newest = event
+        tasks = {key.removeprefix(EVAL): value for key, value in event.items() if key.startswith(EVAL)}
+        if event["event"] == "evaluation" and tasks:
+            first, last = first or tasks, tasks
+        if event["event"] == "round" and (reward := event.get("reward.own")) is not None:
+            rewards.append(reward)
+    return NodeStory(
+        round=int(newest.get("progress.round", 0)),
+        rewards=tuple(rewards),
+        tasks_first=first,
+        tasks_last=last,
+        held_out=newest.get("reward.eval_last"),
+        replayed_from_others=int(newest.get("training.book_foreign", 0)),
+        agreement=newest.get("sharing.agreement"),
+        agreement_error=newest.get("sharing.error"),
+    )
+
+
+def lines_of(name: str, story: NodeStory, alone: NodeStory | None) -> list[str]:
+    """What a newcomer is told of one node at the end. `alone`: the same node without the others."""
+    curves = curves_of([story.rewards] if alone is None else [story.rewards, alone.rewards])
+    knew = ", ".join(story.knew) or "nothing well"
+    lines = [f"{name} knew {knew}", f"  in the swarm  {curves[0]}  held out {_shown(story.held_out)}"]
+    if alone is not None:
+        lines.append(f"  alone         {curves[1]}  held out {_shown(alone.held_out)}")
+    elsewhere = (alone.tasks_last if alone is not None else None) or {}
+    gains = [
+        f"{task} {before:.2f} -> {now:.2f}" + (f" ({elsewhere[task]:.2f} alone)" if task in elsewhere else "")
+        for task, (before, now) in story.learnt.items()
+    ]
+    if gains:
+        source = f", with {story.replayed_from_others} right answers of others"
+        lines.append(f"  learnt {', '.join(gains)}{source if story.replayed_from_others else ''}")
+    if story.agreement is not None and story.agreement_error is not None:
+        lines.append(f"  sharing {story.agreement:+.2f} +- {story.agreement_error:.2f} (above 0: it helps)")
+    return lines
+
+
+def curves_of(series: Sequence[Sequence[float]], columns: int = CURVE_COLUMNS) -> list[str]:
+    """Curves in characters, at most so many, on one common scale.
+
+    >>> curves_of([[0.0, 1.0], [0.0, 0.5]])
+    ['▁█', '▁▄']
+    """
+    every = [value for one in series for value in one]
+    if not every:
+        return ["" for _ in series]
+    ends = [min(every), max(every)]
+    return [sparkline([*ends, *_shortened(one, columns)])[len(ends) :] for one in series]
+
+
+def _needed(event: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key in NEEDED or key.startswith(EVAL)}
+
+
+def _shortened(values: Sequence[float], columns: int) -> list[float]:
+    """The values as at most `columns` means of neighbours."""
+    count = min(len(values), columns)
+    cuts = [len(values) * place // count for place in range(count + 1)] if count else [0]
+    return [fmean(values[start:end]) for start, end in pairwise(cuts)]
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,544 @@
+"""Every setting: frozen sections, and one sentence under each field.
+
+files, environment, command line -> config_layers.py -> [config] -> everybody
+"""
+
+import re
+from ipaddress import IPv4Address
+from typing import Annotated, Any, Literal, get_origin
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from swarmnode.registry import Kind, known
+
+NOT_OF_A_TEMPLATE = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Arguments of apply_chat_template that the node sets, or that would turn a prompt into something else."""
+
+
+SECRET = "secret"
+"""Type of an error whose value may be a key or a password and must not be shown."""
+
+
+class Section(BaseModel):
+    """A frozen group of settings. Unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
+        """Turns a single value into a list of one, so that `--set tasks.names=rev` works."""
+        field = cls.model_fields[str(info.field_name)]
+        return (value,) if isinstance(value, str) and get_origin(field.annotation) is tuple else value
+
+
+SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
+"""Pattern of a swarm's name, which stands in topics and in names of files."""
+
+
+def named(kind: Kind, *besides: str) -> AfterValidator:
+    """Marks a setting as the name of a part: one of ours, one that is registered, or an import path."""
+    return AfterValidator(lambda name: known(kind, name, *besides))
+
+
+class SwarmConfig(Section):
+    name: str = Field(default="commons", pattern=f"^{SWARM_NAME}$")
+    """Nodes with the same swarm name exchange rollouts; others never hear each other."""
+
+
+class NetworkConfig(Section):
+    transport: Annotated[str, named("transport")] = "p2pd"
+    """Transport of messages: p2pd (the go-libp2p daemon), or a host of your own, as mymodule:name. All nodes
+    of a swarm must agree."""
+    listen: str = "0.0.0.0"
+    """IPv4 address to listen on. 127.0.0.1 keeps the node to this machine."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """TCP port. 0: the port this node used last time, or any free one. A port named here must be free."""
+    announce: tuple[str, ...] = ()
+    """Public multiaddrs to tell peers instead of the ones we listen on (behind a forwarded port). Of several
+    policies the first one announces them."""
+    map_port: bool = False
+    """Ask the router to forward our port, by UPnP or NAT-PMP, and tell peers where it does."""
+    relays: tuple[str, ...] = ("auto",)
+    """Relays that take connections for us if nobody can dial us: multiaddrs that end in /p2p/<peer id>, or
+    seeds, or none. auto: the seeds, for a member of a pipeline that has no public address and announces
+    none."""
+    relay_for_others: bool | None = None
+    """Take connections for peers that nobody can dial, within limits; we must be reachable. Unset: on for a
+    seed that listens for more than its own machine."""
+    seeds: tuple[str, ...] = ("shipped",)
+    """Peers to dial first: multiaddrs that end in /p2p/<peer id>, files with one on each line, DNS names as
+    /dnsaddr/example.org. shipped: the list that came with swarmnode (configs/seeds.txt)."""
+    mdns: bool = True
+    """Find peers in the local network by multicast DNS, in private address ranges only."""
+    wait_for_peers: int = Field(default=0, ge=0)
+    """Connected peers to wait for before round 1, other policies of this process not among them. 0 starts
+    alone at once."""
+    wait_for_peers_s: float = Field(default=60.0, ge=0)
+    """Longest such wait in seconds; then the node starts with the peers it has."""
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_ipv4(cls, text: str) -> str:
+        return str(IPv4Address(text))
+
+
+class PolicyConfig(Section):
+    model: str = "auto"
+    """auto, tiny, a folder, or a hub name of a causal LM. auto: tiny without a GPU, else by free memory."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the base weights. auto: bfloat16 on a GPU that has it, and on a CPU with AVX512-BF16 or
+    AMX for models of width 256 and more; else float32. A pipeline on CPUs is float32: members must agree."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    threads: int = Field(default=1, ge=1)
+    """torch threads on a CPU. More than one pays only for large models on an idle machine."""
+    cpu_kernels: Literal["auto", "off"] = "auto"
+    """Our C kernels on a CPU. auto: where this machine has a C compiler, which is asked once."""
+    lora_rank: int = Field(default=16, ge=1, le=512)
+    """Rank of the LoRA adapter."""
+    lora_targets: tuple[str, ...] = ("auto",)
+    """Layers that the adapter changes: auto (linear layers, but no experts and no routers), all-linear, or
+    names as in ["q_proj", "v_proj"]."""
+    quantization: Literal["none", "nf4"] = "none"
+    """nf4 holds the frozen base in 4 bits (bitsandbytes), on a CUDA card or, slowly, on a CPU."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """LoRA scaling is alpha / rank."""
+
+    chat_template: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Further arguments of the tokenizer's own chat template, as in {enable_thinking = false}."""
+
+    raw_prompts: bool = False
+    """Use prompts that are a text, or one message of a user, as they are, as TRL trains on texts. Off: put
+    the chat template around them. Conversations of several messages have it in any case."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def _the_form_of_a_chat_is_ours(
+        cls, options: dict[str, bool | int | float | str]
+    ) -> dict[str, bool | int | float | str]:
+        if taken := NOT_OF_A_TEMPLATE & options.keys():
+            raise ValueError(f"{min(taken)} is no variable of a template that you may set")
+        return options
+
+    @field_validator("lora_targets")
+    @classmethod
+    def _targets_are_one_word_or_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        words = {"auto", "all-linear"} & set(names)
+        if not names or not all(names) or (words and len(names) > 1):
+            raise ValueError("either auto, or all-linear, or names of layers")
+        return names
+
+
+class JudgeConfig(Section):
+    """A judge behind a URL (tasks/judging/http_judge.py), as the table [tasks.judge]."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    url: str = ""
+    """An OpenAI-compatible endpoint such as http://localhost:8000/v1, with `model`; or an endpoint that takes
+    {"prompt", "completions", "columns"} by POST and gives {"scores": [...]}. Empty: there is none."""
+    model: str = ""
+    """The model that judges each answer. Empty: the URL gives scores itself."""
+    prompt: str = (
+        "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is the answer, from 0 (wrong) to 1 (right)?"
+        " Reply with one number and nothing else."
+    )
+    """Prompt of the model: {prompt}, {completion} and any {column} are filled in."""
+    read: str = r"^\s*(\d+(?:\.\d+)?)\s*$"
+    """Regular expression whose first group is the number; of several matches the last."""
+    lowest: float = 0.0
+    """Smallest number that counts as a score."""
+    highest: float = 1.0
+    """Largest number that counts as a score. A number outside is no score."""
+    key_env: str = ""
+    """Environment variable that holds the key. It is read for each request to the judge, and never
+    written."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Longest reply of the model."""
+    concurrency: int = Field(default=8, ge=1, le=256)
+    """Requests of one process at the same time."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Longest that the answers to one example may take, attempts and waits included. Past it they have no
+    reward. Strangers' answers have 14 seconds at most."""
+    tries: int = Field(default=5, ge=1, le=20)
+    """Attempts at one request that finds the judge busy, broken or unclear."""
+    cached: int = Field(default=100_000, ge=0)
+    """Judgements kept on disk, so that no question is asked twice. 0: none."""
+    exchangeable: bool = False
+    """True if every node with this judge gets the same scores of it, so that rollouts may leave this one."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_one_without_a_password(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("a URL begins with http:// or https://")
+        if parts.username or parts.password:
+            raise PydanticCustomError(
+                SECRET, "no password in a URL: name the variable that holds the key in key_env"
+            )
+        return url
+
+    @field_validator("key_env")
+    @classmethod
+    def _key_env_is_a_name(cls, name: str) -> str:
+        if name and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise PydanticCustomError(
+                SECRET, "key_env is the name of an environment variable, and not the key itself"
+            )
+        return name
+
+    @field_validator("read")
+    @classmethod
+    def _read_has_a_group(cls, pattern: str) -> str:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        if not groups:
+            raise ValueError(f"{pattern!r} has no group around the number")
+        return pattern
+
+
+class TasksConfig(Section):
+    names: tuple[str, ...] = ("builtin",)
+    """Built-in task names, `builtin` for all eight, task files, `package.module:attribute`, or data sets: a
+    .jsonl, .csv or .parquet file, a folder of `datasets`, `hf:owner/name[/subset][:split]` of the hub; or
+    `reasoning-gym:NAME`."""
+    mixes: tuple[str, ...] = ()
+    """The tasks of each of several policies, names joined by commas. Policy k takes entry k, and the first
+    again after the last; more entries than policies are refused. Empty: all policies take `names`."""
+    evaluation: str = ""
+    """A data set of the same columns that measures what data sets train on, whole: a file, a folder or
+    `hf:NAME:SPLIT`. All their rows train then. Empty: a fifth of the prompts is held out."""
+    eval_examples: int = Field(default=64, ge=1, le=1024)
+    """Held-out examples per task in an evaluation, where a task has no evaluation set of its own."""
+    score_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    """Longest that a task file may take to judge the answers to one example, or to draw examples. Then its
+    process is ended and started again, and the answers have no reward."""
+    max_turns: int = Field(default=16, ge=1, le=1024)
+    """Most turns that a policy has with an environment; fewer where the environment says so."""
+    turn_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
+    """Longest that an environment may take to answer one turn. Then that completion is over and has no
+    reward; the others go on."""
+    workers: int | None = Field(default=None, ge=1, le=64)
+    """Most processes of a task's code that judge our own rollouts at the same time, each started when it is
+    needed. Unset: four, and one where it takes half a GiB or more. Those of strangers have their own."""
+    memory_mb: int | None = Field(default=None, ge=64)
+    """Most MiB that such a process may write to (Linux); a judgement that would take more is lost. Unset: no
+    limit."""
+    max_failures: int = Field(default=3, ge=1, le=1000)
+    """So many groups of a task one after the other whose reward raises, overruns or ends its process stop the
+    node. A reward that raises before it ever judged a group stops it at once."""
+    sandbox: Literal["required", "optional"] = "required"
+    """Isolation of programs in answers that rewards run. required: in a sandbox, or not at all if the machine
+    can make none; optional: without a sandbox with your rights, those in strangers' answers too."""
+    reward: tuple[str, ...] = ()
+    """Rewards of data sets: exact_match and our others by name, `file.py:function` or
+    `package.module:function`. Empty: an answer counts when it equals the answer column."""
+    reward_weights: tuple[float, ...] = ()
+    """Weight of each reward of `reward` in their sum, a judge behind a URL last; at 0 it is only measured.
+    Empty: 1 each. Peers with other weights have another task."""
+    prompt_column: str = ""
+    """Column of data sets that holds the question. Empty: prompt, messages, question, problem, or the
+    like."""
+    answer_column: str = ""
+    """Column of data sets that rewards get as `answer`. Empty: answer, solution, target, or the like."""
+    system_prompt: str = ""
+    """System message before every question of data sets and of reasoning-gym."""
+    reasoning_gym: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Parameters of `reasoning-gym:NAME`, as a table [tasks.reasoning_gym.NAME]."""
+    curriculum: bool = False
+    """Ask data sets of reasoning-gym at the level of their curriculum that the policy has reached: the next
+    one from three answers in four right, the one before below one in ten."""
+    judge: JudgeConfig = JudgeConfig()
+    """A judge of data sets behind a URL, as a table [tasks.judge], beside those in `reward`."""
+    private: bool = False
+    """Announce no rollout of ours to anyone. Without, rollouts of data sets leave with the number of their
+    row and never its text, and only a node with the same rows can use them."""
+
+    @model_validator(mode="after")
+    def _a_judge_ends_before_its_process_is_ended(self) -> "TasksConfig":
+        if self.judge.url and self.judge.timeout_s >= self.score_timeout_s:
+            raise ValueError("tasks.judge.timeout_s must be below tasks.score_timeout_s")
+        return self
+
+
+class RolloutConfig(Section):
+    groups: int = Field(default=8, ge=1, le=1024)
+    """Groups generated per round. All are shared; how many train depends on what peers sent."""
+    group_size: int = Field(default=8, ge=2, le=512)
+    """Completions per example (G)."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Longest completion in tokens; in a conversation, the environment's messages count, too."""
+    max_turn_tokens: int | None = Field(default=None, ge=1)
+    """Longest turn in tokens, where an environment answers; one that is cut ends its conversation. Unset:
+    max_tokens is the only bound."""
+    max_prompt_tokens: int = Field(default=1024, ge=1)
+    """Longest prompt in tokens. Examples with longer ones are left out, with a line in the log."""
+    temperature: float = Field(default=1.0, ge=0.01)
+    """Sampling temperature. Training needs exploration, so it cannot be 0."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling. 1 samples from the whole distribution."""
+    slots: int = Field(default=256, ge=1, le=4096)
+    """Most sequences generated at the same time."""
+    engine: Annotated[str, named("engine", "auto")] = "auto"
+    """Engine: embedded (our own loop), vllm, generate (transformers' own, the slowest), or an engine
+    of your own, as mymodule:name. auto: vllm on a GPU where it is installed, else our own loop; `join` says
+    why."""
+    mode: Literal["refill", "april", "sync"] = "refill"
+    """End of a round. refill: as soon as its groups are complete, the rest goes on into the next round.
+    april: as the paper has it (ask for more, stop, resume). sync: waits for everything."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Sequences kept in flight in mode refill. Unset: from the measured cost of a step; of several policies
+    each keeps those of one round."""
+    max_lag: int = Field(default=8, ge=0)
+    """Oldest policy version that a trained token of our own may have, counted back from the newest. 0: none
+    but the newest."""
+    dynamic_sampling: float = Field(default=1.0, ge=1, le=16)
+    """DAPO's dynamic sampling: ask again until enough groups have a gradient, at most this many times as many
+    as wanted. 1: ask once."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Generate the next round while this one is trained on. auto: where memory and processors allow it."""
+
+
+class ExchangeConfig(Section):
+    enabled: bool = True
+    """Share rollouts and train on others'. Off: no network at all; `rule` says what remains."""
+    local_groups: int = Field(default=4, ge=0)
+    """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison), where external
+    ones take the places of own ones: under the rules book and own_book all of a round are."""
+    external_groups: int = Field(default=4, ge=0)
+    """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
+    (exchange.rule), what is missing is filled up with own groups."""
+    rule: Annotated[str, named("rule")] = "book"
+    """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
+    fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
+    the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows sapo and
+    takes the others as successes; with enabled=false book is own_book, and the others but own_book are plain
+    GRPO."""
+    mend: Literal["auto", "off"] = "auto"
+    """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
+    them: text that was put in goes. off: they enter as they are."""
+    help: float = Field(default=0.125, ge=0, le=0.5)
+    """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs
+    was right: one at least where anybody asks. 0: none. A pipeline has none."""
+    teachers: Literal["measured", "all"] = "measured"
+    """Authors who may fill the book. measured: an author's answers wait until their gradients agree with
+    those of our own finds; all: everybody with answers that our judge gives full marks."""
+    buffer_groups: int = Field(default=256, ge=1, le=65536)
+    """Accepted external groups kept for later rounds."""
+    library: bool = True
+    """Keep the groups that the book of rule=book has answers of, as their authors signed them, for whoever
+    asks; and at a start, and again when nothing is ever right, ask several peers for theirs, and catch up by
+    replaying them. Off: neither."""
+    upload_mb_per_s: float = Field(default=2.0, ge=1.1)
+    """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
+
+    @field_validator("rule", mode="before")
+    @classmethod
+    def _rule_is_no_example(cls, name: Any) -> Any:
+        if name in ("rescue", "hacpo"):
+            raise ValueError(
+                f"an example now: with examples/ on PYTHONPATH it is rules.{name}:{name.capitalize()}"
+            )
+        return name
+
+
+class TrainingConfig(Section):
+    loss: Annotated[str, named("loss")] = "dapo"
+    """The objective with its advantages. dapo averages over tokens, grpo over answers first, dr_grpo divides
+    by a constant, gspo clips whole answers, cispo keeps clipped tokens, rloo compares with the others. Or a
+    loss of your own, as mymodule:name."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """AdamW learning rate of the adapter."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate until node.rounds, which linear and cosine need: constant, falling in a
+    straight line, or along half a cosine."""
+    warmup_rounds: int = Field(default=0, ge=0)
+    """Rounds over which the learning rate rises to its full size. 0: it begins with that."""
+    weight_decay: float = Field(default=0.0, ge=0, lt=1)
+    """AdamW weight decay of the adapter."""
+    inner_epochs: int = Field(default=1, ge=1, le=64)
+    """Passes of a round over the same answers, each in an order of its own. The ratio that is clipped stays
+    the one against the policy before the round."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """Lower clip of the probability ratio (1 - clip_low); cispo has none. gspo clips whole answers: 3e-4 here
+    and 4e-4 above suit it."""
+    clip_high: float = Field(default=0.28, gt=0)
+    """Upper clip of the probability ratio (1 + clip_high); wider than below, as DAPO has it."""
+    grad_clip: float = Field(default=1.0, gt=0)
+    """Largest gradient norm of one optimizer step."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus. 0: the entropy is measured only."""
+    sequences_per_step: int = Field(default=128, ge=1)
+    """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
+    correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
+    """Weighting of tokens sampled by another policy than the newest: truncated importance sampling, masked
+    importance sampling, decoupled PPO, or not at all."""
+    micro_batch_tokens: int | None = Field(default=None, ge=16)
+    """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
+    out."""
+    packing: Literal["auto", "off"] = "auto"
+    """Sequences behind each other without padding. auto: where the model gives the same numbers that way."""
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
+
+
+class PipelineConfig(Section):
+    name: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")
+    """Hold a part of one larger model with the other members of this pipeline. Empty: train a model alone."""
+    data: bool = True
+    """Be ready for stage 0: it draws tasks, sees texts and losses, and holds embedding and head."""
+    members: tuple[str, ...] = ()
+    """Peer ids that may be members; "anyone" for whoever is in the swarm. Empty: whoever is in a private
+    swarm, or on this machine alone; a public one is refused."""
+    wait_for_members: int = Field(default=2, ge=1, le=512)
+    """Members, ourselves included, to wait for before the first plan."""
+    memory_gb: float | None = Field(default=None, gt=0)
+    """Memory that a stage may take here. Unset: three quarters of what is free at the start."""
+    stages: int | None = Field(default=None, ge=1, le=64)
+    """Parts the model is cut into. Unset: what is fastest by the members' measurements."""
+    skip: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the stages that a micro-batch leaves out. Above 0 it is faster, and costs quality a token."""
+    slots: int = Field(default=3, ge=1, le=64)
+    """Micro-batches that a member holds between their forward and backward pass."""
+    waves: int | None = Field(default=None, ge=1, le=256)
+    """Micro-batches that each slot of a data node sends through in one iteration, one after the other. Unset:
+    as many as a round of full answers fills."""
+    micro_batch_tokens: int = Field(default=1024, ge=16, le=1 << 20)
+    """Tokens of one micro-batch."""
+    trainable: Literal["lora", "full"] = "lora"
+    """Train an adapter on each stage, or all of its weights."""
+    codec: Literal["none", "fp16", "int8"] = "fp16"
+    """Encoding of activations and gradients on the wire. int8 is a quarter of float32 and changes them by up
+    to 1/254."""
+    text: str = ""
+    """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
+    idle_model: str = ""
+    """Small model of our own that generates rollouts for the swarm while our stage waits: `tiny`, a folder or
+    a hub name. Its memory is taken off the stage's. It rests while we hold stage 0 and learn from tasks: then
+    there are other rollouts to share. Empty: none."""
+    search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
+    """Tasks that the search for a plan simulates, about a second of CPU. All members must agree."""
+
+
+class NodeConfig(Section):
+    seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    """Seed of draws, sampling and adapter. Unset: from the peer id, so that nodes ask different questions."""
+    rounds: int | None = Field(default=None, ge=0)
+    """Stop when this many rounds of the run are done, counted over all starts. Unset: go on until stopped."""
+    run: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,79})?$")
+    """Name of the run to go on with, or to begin. Unset: that of the same model, tasks and rewards, a new one
+    beside it where these are others; for evaluations and exports, the one that was written to last."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Rounds between checkpoints. One more is written after every evaluation and at every orderly stop."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+    """Checkpoints kept; older ones are deleted, but never the one with the best evaluation."""
+    learner: Annotated[str, named("learner")] = "local"
+    """Learner: local, or a class of your own in its place, as mymodule:name. A pipeline has
+    a learner of its own."""
+    policies: int = Field(default=1, ge=1, le=16)
+    """Policies that this node trains on one base model, each with its own identity, seed and adapter."""
+    eval_every: int = Field(default=20, ge=0)
+    """Rounds between evaluations on held-out draws or the tasks' own evaluation sets; 64 draws take about as
+    long as generating a round. 0: only at the first start and at the end."""
+    monitors: tuple[str, ...] = ()
+    """Trackers that get the numbers of every round, besides state/logs/metrics.jsonl: tensorboard, trackio,
+    wandb, or one of your own as mymodule:name."""
+    http: str = "127.0.0.1"
+    """Address of the status page (/healthz, /status, /metrics)."""
+    http_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the status page. 0: any free one; `swarmnode status` finds it. Policy k adds k."""
+
+    @field_validator("monitors")
+    @classmethod
+    def _monitors_are_known_or_can_be_imported(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(known("monitor", name) for name in names)
+
+
+class Config(Section):
+    swarm: SwarmConfig = SwarmConfig()
+    network: NetworkConfig = NetworkConfig()
+    policy: PolicyConfig = PolicyConfig()
+    tasks: TasksConfig = TasksConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
+    training: TrainingConfig = TrainingConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    node: NodeConfig = NodeConfig()
+
+    @model_validator(mode="after")
+    def _a_pipeline_has_one_run(self) -> "Config":
+        if self.pipeline.name and self.node.run:
+            raise ValueError("node.run is about a policy of one machine: a pipeline has one run")
+        return self
+
+    @model_validator(mode="after")
+    def _enough_groups_to_train_on(self) -> "Config":
+        wanted = self.exchange.local_groups + self.exchange.external_groups
+        if self.exchange.enabled and wanted == 0:
+            raise ValueError(
+                "exchange.local_groups and exchange.external_groups are both 0: nothing to train on"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_schedule_that_ends_has_an_end(self) -> "Config":
+        if self.training.schedule != "constant" and self.node.rounds is None:
+            raise ValueError(f"training.schedule = {self.training.schedule} needs node.rounds")
+        return self
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "swarm": SwarmConfig,
+    "network": NetworkConfig,
+    "policy": PolicyConfig,
+    "tasks": TasksConfig,
+    "rollout": RolloutConfig,
+    "exchange": ExchangeConfig,
+    "training": TrainingConfig,
+    "pipeline": PipelineConfig,
+    "node": NodeConfig,
+}
+KEYS = tuple(f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields)
+
+
+def explain_setting(key: str) -> str:
+    """Returns the sentence under a setting.
+
+    >>> explain_setting("network.mdns")
+    'Find peers in the local network by multicast DNS, in private address ranges only.'
+    """
+    section, _, name = key.partition(".")
+    return " ".join((SECTIONS[section].model_fields[name].description or "").split())

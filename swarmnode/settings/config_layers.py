@@ -1,0 +1,261 @@
+"""The layers a setting may come from, later ones winning.
+
+defaults < preset < user file < --config < SWARMNODE_SECTION__KEY < --set < flags -> [config_layers] -> Config
+
+`load_config` merges the layers, refuses unknown keys (naming the closest one) and remembers where each value
+came from, so that `swarmnode config show` can say so.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from swarmnode.errors import ConfigError
+from swarmnode.machine.storage import Paths, builtin_folder, resolve_paths
+from swarmnode.models import resolve_model
+from swarmnode.settings.config import KEYS, SECRET, SECTIONS, Config
+from swarmnode.settings.other_names import (
+    ARGUMENTS_OF_TRL,
+    NAMES_OF_TRL,
+    NO_LONGER_SETTINGS,
+    WITHOUT_A_NAME_HERE,
+)
+
+ENV_PREFIX = "SWARMNODE_"
+NOT_SETTINGS = frozenset({"SWARMNODE_HOME"})
+"""Environment variables with our prefix that are no settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigLayer:
+    """Values of one origin, flat: `section.key` -> value."""
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """The merged settings and the origin of each (`section.key` -> where it was set)."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The merged settings of a command or a script. `model` is resolved: tiny, a folder or a hub name."""
+
+    config: Config
+    origins: Mapping[str, str]
+    paths: Paths
+    model: str
+    model_reason: str
+
+
+def load_config(
+    *,
+    preset: Path | None = None,
+    user_file: Path | None = None,
+    config_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    assignments: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    flags_from: str = "command line",
+) -> LoadedConfig:
+    """Merges all layers. `flags` are command-line flags that stand for a key (`--seed`), or a script's
+    settings, where a section may be a dictionary of its own; they win over all others.
+
+    Raises ConfigError naming the layer, the key and, for an unknown key, the closest known one.
+    """
+    layers: list[ConfigLayer] = []
+    if preset is not None:
+        layers.append(_file_layer(f"preset {preset.stem}", preset))
+    if user_file is not None and user_file.exists():
+        layers.append(_file_layer(str(user_file), user_file))
+    if config_file is not None:
+        layers.append(_file_layer(f"--config {config_file}", config_file))
+    layers.extend(_environment_layers(os.environ if environ is None else environ))
+    layers.append(ConfigLayer("--set", dict(_split_assignment(text) for text in assignments)))
+    layers.append(ConfigLayer(flags_from, dict(_flat(flags or {}))))
+    return merge_layers(layers)
+
+
+def merge_layers(layers: Iterable[ConfigLayer]) -> LoadedConfig:
+    """Merges layers; later ones win. Every key of every layer must exist, even an overridden one."""
+    origins = dict.fromkeys(KEYS, "default")
+    tree: dict[str, dict[str, Any]] = {}
+    for layer in layers:
+        for key, value in layer.values.items():
+            if key in NO_LONGER_SETTINGS:
+                _require_what_holds_now(key, value, layer.origin)
+                continue
+            _require_known(key, layer.origin)
+            section, _, name = key.partition(".")
+            tree.setdefault(section, {})[name] = value
+            origins[key] = layer.origin
+    try:
+        return LoadedConfig(Config.model_validate(tree), origins)
+    except ValidationError as error:
+        raise _explain(error, origins) from None
+
+
+def load_settings(
+    *,
+    home: Path | None = None,
+    preset: str | None = None,
+    config_file: Path | None = None,
+    assignments: Sequence[str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    flags_from: str = "command line",
+) -> Settings:
+    """Merges all layers. The tiny policy brings its preset along unless another one was named."""
+    paths = resolve_paths(home)
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+
+    def load(preset_file: Path | None) -> LoadedConfig:
+        return load_config(
+            preset=preset_file,
+            user_file=paths.user_config,
+            config_file=config_file,
+            assignments=assignments or (),
+            flags=given,
+            flags_from=flags_from,
+        )
+
+    loaded = load(_preset_file(preset) if preset else None)
+    model, reason = resolve_model(
+        loaded.config, builtin_folder("configs") / "models.toml", paths.model_choice
+    )
+    if model == "tiny" and preset is None:
+        loaded = load(_preset_file("tiny"))
+    return Settings(loaded.config, loaded.origins, paths, model, reason)
+
+
+def presets(folder: Path) -> dict[str, Path]:
+    """Returns the TOML files of the folder by preset name."""
+    return {path.stem: path for path in sorted(folder.glob("*.toml")) if path.stem != "models"}
+
+
+def _preset_file(name: str) -> Path:
+    known = presets(builtin_folder("configs"))
+    if name not in known:
+        raise ConfigError(f"there is no preset {name!r}", hint=f"known presets: {', '.join(known)}")
+    return known[name]
+
+
+def _file_layer(origin: str, path: Path) -> ConfigLayer:
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint="correct that line") from None
+    values: dict[str, Any] = {}
+    for section, content in tree.items():
+        if not isinstance(content, dict):
+            raise ConfigError(f"{origin}: {section!r} stands outside a section", hint=_closest(section))
+        values.update({f"{section}.{key}": value for key, value in content.items()})  # type: ignore[misc]
+    return ConfigLayer(origin, values)
+
+
+def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if name in SECTIONS and isinstance(value, Mapping):
+            for key, one in cast(Mapping[str, Any], value).items():
+                yield f"{name}.{key}", one
+        else:
+            yield name, value
+
+
+def _environment_layers(environ: Mapping[str, str]) -> list[ConfigLayer]:
+    layers: list[ConfigLayer] = []
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
+            continue
+        section, separator, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
+        if not separator:
+            raise ConfigError(f"{variable} is no setting", hint=f"write {ENV_PREFIX}SECTION__KEY")
+        layers.append(ConfigLayer(variable, {f"{section}.{key}": _parse_value(text)}))
+    return layers
+
+
+def _split_assignment(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {text!r} has no '='", hint="write --set section.key=value")
+    return key.strip(), _parse_value(value.strip())
+
+
+def _parse_value(text: str) -> Any:
+    """Returns the TOML value of a text (3, true, ["a"]), or the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _require_known(key: str, origin: str) -> None:
+    if key not in KEYS:
+        raise ConfigError(f"unknown setting {key!r} ({origin})", hint=_closest(key))
+
+
+def _require_what_holds_now(key: str, value: Any, origin: str) -> None:
+    holds, instead = NO_LONGER_SETTINGS[key]
+    if value != holds:
+        raise ConfigError(f"{key} is no longer a setting ({origin})", hint=f"take it out: {instead}")
+
+
+def _closest(key: str) -> str:
+    """Returns advice with the nearest known key: a slip of one letter, TRL's name, the name in another
+    section, then the nearest by whole name and by last part."""
+    tail = key.rpartition(".")[2]
+    slips = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.94)
+    if tail in NAMES_OF_TRL and not slips:
+        ours, note = NAMES_OF_TRL[tail]
+        return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
+    if tail in WITHOUT_A_NAME_HERE and not slips:
+        return f"TRL's {tail} has no setting here: {WITHOUT_A_NAME_HERE[tail]}"
+    matches = (
+        slips
+        or [full for full in KEYS if full.endswith(f".{tail}")]
+        or difflib.get_close_matches(key, KEYS, n=1, cutoff=0.6)
+    )
+    if not matches:
+        tails = {full.partition(".")[2]: full for full in KEYS}
+        matches = [tails[t] for t in difflib.get_close_matches(tail, tails, n=1, cutoff=0.6)]
+    return f"Did you mean {matches[0]!r}?" if matches else "`swarmnode config show` lists every setting"
+
+
+def advice_for_argument(name: str, known: Collection[str]) -> str:
+    """Returns advice for an unknown keyword of a Node: the intended one, or the setting.
+
+    >>> advice_for_argument("roundz", ["rounds", "home"])
+    "Did you mean 'rounds'?"
+    """
+    if name in ARGUMENTS_OF_TRL:
+        return f"TRL's {name} is here {ARGUMENTS_OF_TRL[name]}"
+    if name in WITHOUT_A_NAME_HERE:
+        return _closest(name)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    if close and name not in NAMES_OF_TRL:
+        return f"Did you mean {close[0]!r}?"
+    return f"{_closest(name)} Settings go into one dictionary: settings={{'section.name': value}}"
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"][:2])
+    where = f" ({origins[key]})" if key in origins else ""
+    message = first["msg"].removeprefix("Value error, ")
+    value = "..." if first["type"] == SECRET else repr(first["input"])
+    shown = f"{key} = {value}: " if key in origins else ""
+    return ConfigError(
+        f"{shown}{message}{where}", hint="`swarmnode config show --explain` explains every setting"
+    )

@@ -1,0 +1,1 @@
+"""Deadlines for work that cannot be interrupted."""

@@ -1,0 +1,1 @@
+"""Judging answers: rewards, votes, and the processes that run code of others."""

@@ -1,0 +1,472 @@
+"""Reward functions: found by name, called on TRL's contract unchanged, and never believed blindly.
+
+example + completions -> [call_reward] -> one finite number or None per completion
+        text -> [pieces_of] -> numbers for a reward that insists on completion_ids
+
+TRL passes prompts, completions, completion_ids and every dataset column by keyword, to a sync or an async
+function, and does not check what comes back (trl#6533). We pass a function only what its signature accepts,
+and raise TaskError when a result has the wrong length or type or is not finite.
+
+Completions are texts where the prompt is a text, and lists of one message where it came as messages, as TRL
+has it. A function that annotates them as lists of messages, as all of trl.rewards do, gets messages in any
+case: which is decided by its signature alone, so it is the same on every node.
+
+Token ids are not passed: a node has ids of its own, scores strangers' texts that it never had ids of, and all
+nodes must find the same reward. A function that cannot do without gets a number for each piece of the text
+instead, the same on every node, for any model. Words of up to eight letters, up to three digits, and single
+signs are about as many as the tokens of a common vocabulary, and a phrase that repeats repeats here too. They
+cannot be decoded.
+"""
+
+import asyncio
+import importlib
+import inspect
+import json
+import logging
+import math
+import re
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
+
+from swarmnode.errors import TaskError
+from swarmnode.settings.config import JudgeConfig
+from swarmnode.tasks.judging.plain_rewards import builtin
+from swarmnode.tasks.task import is_held_out, load_source, traceback_of, where
+from swarmnode.types import WEIGHT_MARK, Example, Message, messages_of
+
+logger = logging.getLogger(__name__)
+
+# Bytes: what counts as a letter beyond ASCII changes with the version of Python.
+_PIECE = re.compile(rb" ?[A-Za-z]{1,8}| ?[0-9]{1,3}|[\x80-\xff]{1,4}|\s+|.", re.DOTALL)
+
+
+def pieces_of(text: str) -> list[int]:
+    """Returns a token number for each piece of a text; equal pieces have equal numbers.
+
+    >>> len(pieces_of("What is 12 + 34?")), pieces_of("no no")[0] == pieces_of("no")[0]
+    (7, True)
+    """
+    return [zlib.crc32(piece) for piece in _PIECE.findall(text.encode(errors="replace"))]
+
+
+Reward = Callable[..., Any]
+"""`fn(prompts, completions, completion_ids=None, **columns) -> list[float | None]`, or a coroutine of it."""
+
+
+@runtime_checkable
+class RemoteReward(Protocol):
+    """A reward whose scores come from elsewhere, so that its code does not tell what they depend on."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def exchangeable(self) -> bool: ...
+
+
+def are_exchangeable(rewards: Mapping[str, Reward]) -> bool:
+    """Returns True if other nodes would get the same scores of all these rewards, also for a part of a
+    group."""
+    elsewhere = [reward for reward in rewards.values() if isinstance(reward, RemoteReward)]
+    return not judge_groups(rewards) and all(reward.exchangeable for reward in elsewhere)
+
+
+MAX_WEIGHT = 1000.0
+
+_MODULES = ("exact", "format", "length", "math", "strict")
+
+URLS = ("http://", "https://")
+"""Prefixes of a reward that is the URL of a judge."""
+
+_OURS = ("swarmnode.extensions.suites.code_tests", "swarmnode.tasks.judging.votes")
+"""Modules of swarmnode with rewards that need more than a plain file may import."""
+
+_RESERVED = frozenset(
+    {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+)
+"""Arguments of the contract, which no column may be named after."""
+
+_LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequence)\[", re.IGNORECASE)
+"""An annotation that says: each completion is a list of messages."""
+
+
+@runtime_checkable
+class GroupReward(Protocol):
+    """A reward that compares the answers to one example, so it needs the whole group at once. Any function
+    becomes one by `of_group = True`."""
+
+    of_group: bool
+
+
+@runtime_checkable
+class HasHeldOutJudge(Protocol):
+    """A reward that is replaced on held-out examples: the training signal is not the measure of success
+    there."""
+
+    def __call__(self, *prompts: Any, **columns: Any) -> Any: ...
+
+    def measured(self, columns: Mapping[str, Any]) -> tuple[str, "Reward"]: ...
+
+
+def judge_groups(rewards: Mapping[str, "Reward"]) -> bool:
+    """Returns True if one of these rewards has to see all answers of a group at once."""
+    return any(isinstance(reward, GroupReward) and reward.of_group for reward in rewards.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """The state of TRL's trainer that a reward may ask for. It is always the beginning: the same text must
+    score the same on every node, so a reward cannot depend on how far one node has come."""
+
+    global_step: int = 0
+    max_steps: int = 0
+    epoch: float = 0.0
+
+
+def load_reward(spec: str) -> Reward:
+    """Finds a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function`,
+    `installed.module:function` or the URL of a judge (http_judge.py). One of another trainer is adapted, by
+    its arguments or as `verl:path/file.py:function` says (conventions.py).
+
+    >>> load_reward("exact_match")(["2+2="], ["4"], answer=["4"])
+    [1.0]
+    """
+    if spec.startswith(URLS):
+        return judge_of(json.dumps({"url": spec}))
+    origin, _, name = spec.rpartition(":")
+    if not origin:
+        found = (rewards[name] for rewards in map(_rewards_in, (*_MODULES, *_OURS)) if name in rewards)
+        if (ours := next(found, None)) is None:
+            raise _unknown(spec)
+        return ours
+    from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
+
+    # `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
+    first, _, rest = spec.partition(":")
+    convention, path = (first, rest) if first in CONVENTIONS and ":" in rest else (None, spec)
+    origin, _, name = path.rpartition(":")
+    reward = _attribute(_module(origin), name)
+    if not callable(reward) and (reward is None or convention != "nanochat"):
+        raise _unknown(spec)
+    return adapted(reward, convention)
+
+
+def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
+    """Returns rewards by their names in scores and metrics. The policy learns from their sum, each with its
+    weight. Raises TaskError."""
+    from swarmnode.tasks.kinds.conventions import adapted
+
+    found: dict[str, Reward] = {}
+    for number, given in enumerate(rewards):
+        if not isinstance(given, str) and not callable(given):
+            raise TaskError(f"{given!r:.80} is no reward", hint="pass a function, or the name of one")
+        reward: Reward = load_reward(given) if isinstance(given, str) else adapted(given)
+        name = given.rpartition(":")[2] if isinstance(given, str) else _name(given)
+        nameless = name == "<lambda>" or (isinstance(given, str) and given.startswith(URLS))
+        name = f"reward_{number}" if nameless else name
+        if name in found:
+            raise TaskError(f"two rewards are called {name}", hint="name each function once")
+        found[name] = reward
+    return found
+
+
+def with_weights(rewards: Mapping[str, Reward], weights: object) -> dict[str, Reward]:
+    """Returns the rewards under names that end in their weights, in the order given; without weights,
+    unchanged. Raises TaskError unless there is a number for each.
+
+    >>> list(with_weights({"correct": len, "format": len}, [1, 0.5]))
+    ['correct', 'format*0.5']
+    """
+    try:
+        numbers = [float(weight) for weight in cast(Iterable[Any], weights)]
+    except (TypeError, ValueError):
+        raise TaskError(f"{weights!r:.80} are no reward weights", hint="give a list of numbers") from None
+    if not numbers:
+        return dict(rewards)
+    if len(numbers) != len(rewards):
+        raise TaskError(
+            f"there are {len(numbers)} reward weights and {len(rewards)} rewards",
+            hint=f"one weight for each of {', '.join(rewards) or 'the rewards that you pass'}",
+        )
+    for weight in numbers:
+        if not abs(weight) <= MAX_WEIGHT:
+            raise TaskError(f"{weight:g} is no weight of a reward", hint=f"at most {MAX_WEIGHT:g}")
+    return {
+        name if weight == 1 else f"{name}{WEIGHT_MARK}{weight!r}": reward
+        for (name, reward), weight in zip(rewards.items(), numbers, strict=True)
+    }
+
+
+def judge_of(settings: str) -> Reward:
+    """Returns the judge behind a URL with these settings in JSON. Raises TaskError, which quotes no value:
+    one may hold a password."""
+    from pydantic import ValidationError
+
+    from swarmnode.tasks.judging.http_judge import HttpJudge
+
+    try:
+        return HttpJudge(JudgeConfig.model_validate_json(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        setting = ".".join(("tasks.judge", *map(str, first["loc"])))
+        why = first["msg"].removeprefix("Value error, ")
+        raise TaskError(f"{setting}: {why}", hint="`swarmnode config show --explain` explains it") from None
+
+
+def _unknown(spec: str) -> TaskError:
+    return TaskError(f"there is no reward {spec!r}", hint=f"ours are {', '.join(builtin_rewards())}")
+
+
+def builtin_rewards() -> list[str]:
+    """Names of the reward functions that come with swarmnode."""
+    return [name for module in (*_MODULES, *_OURS) for name in _rewards_in(module)]
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    """Returns an attribute of a module, or None. Lazy modules, such as trl.rewards, import it now. Raises
+    TaskError."""
+    try:
+        return getattr(module, name, None)
+    except Exception as error:
+        raise TaskError(f"cannot import {name} of {module.__name__}: {error!r}", hint=where(error)) from error
+
+
+@cache
+def _rewards_in(name: str) -> dict[str, Reward]:
+    """Returns the rewards of one of these modules, each imported only if the ones before it lack the name."""
+    module = builtin(name) if name in _MODULES else importlib.import_module(name)
+    found: dict[str, Reward] = {
+        name: value
+        for name, value in vars(module).items()
+        if (inspect.isfunction(value) or isinstance(value, HasHeldOutJudge))
+        and value.__module__ == module.__name__
+        and _is_reward(value)
+    }
+    return found
+
+
+def _is_reward(function: Callable[..., Any]) -> bool:
+    return list(inspect.signature(function).parameters)[:2] == ["prompts", "completions"]
+
+
+def _module(origin: str) -> ModuleType:
+    if origin.endswith(".py"):
+        return load_source(Path(origin)).module
+    package, _, module = origin.partition(".")
+    if package == "rewards" and module in _MODULES:
+        return builtin(module)
+    try:
+        return importlib.import_module(origin)
+    except ImportError as error:
+        raise TaskError(
+            f"cannot import {origin}: {error}", hint="is it installed in this environment?"
+        ) from error
+
+
+def call_reward(
+    reward: Reward,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    conversational: bool = False,
+    instead: Mapping[str, Any] | None = None,
+) -> list[float | None]:
+    """Calls any TRL reward with the arguments that it accepts, and checks its answer. None stays None.
+
+    `conversational`: the task gave its prompts as messages. `instead`: replacements of our arguments, for
+    completions that are conversations. Blocks until an async reward is done, so call it off the event loop.
+    Raises TaskError.
+
+    >>> call_reward(lambda completions, **columns: [len(c) for c in completions], ["?"], ["four"])
+    [4.0]
+    """
+    columns = columns or {}
+    if clash := _RESERVED & columns.keys():
+        raise TaskError(
+            f"column {min(clash)!r} has the name of an argument of rewards", hint="rename the column"
+        )
+    as_messages = conversational or _wants_messages(reward)
+    arguments: dict[str, Any] = {
+        "prompts": [messages_of(text) for text in prompts] if as_messages else list(prompts),
+        "completions": [_said(text) for text in completions] if as_messages else list(completions),
+        "trainer_state": TrainerState(),
+        "log_extra": _log_extra,
+        "log_metric": _log_metric,
+        **{name: list(values) for name, values in columns.items()},
+        **(instead or {}),
+    }
+    accepted = _accepted(reward, arguments)
+    if _insists_on_ids(reward):
+        from swarmnode.tasks.judging.rewards import pieces_of
+
+        accepted["completion_ids"] = [pieces_of(text) for text in completions]
+    try:
+        result = reward(**accepted)
+        if inspect.isawaitable(result):
+            result = _wait(result)
+        values = _listed(result, len(completions))
+    except (TaskError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        failed = TaskError(f"reward {_name(reward)} failed: {error!r}", hint=where(error))
+        failed.add_note(traceback_of(error))
+        raise failed from error
+    return _checked(reward, result, values, len(completions))
+
+
+def score_with(
+    rewards: Mapping[str, Reward],
+    example: Example,
+    completions: Sequence[str],
+    *,
+    held_out: bool | None = None,
+) -> list[Mapping[str, float | None]]:
+    """Scores the completions of one example with several named rewards, in the form of `Task.score`.
+    `held_out`: True if nobody trains on the example; None: its prompt decides."""
+    rewards = rewards_for(rewards, example, held_out=held_out)
+    count = len(completions)
+    prompts = [example.prompt] * count
+    columns = {name: [value] * count for name, value in example.columns.items()}
+    values = [
+        call_reward(reward, prompts, completions, columns, conversational=example.conversational)
+        for reward in rewards.values()
+    ]
+    rows = zip(*values, strict=True) if values else [()] * count
+    return [dict(zip(rewards, row, strict=True)) for row in rows]
+
+
+def rewards_for(
+    rewards: Mapping[str, Reward], example: Example, *, held_out: bool | None = None
+) -> Mapping[str, Reward]:
+    """Returns the rewards of an example: on held-out ones some have another in their place. `held_out`: see
+    `score_with`."""
+    if not (is_held_out(example.prompt) if held_out is None else held_out):
+        return rewards
+    return dict(_measured(name, reward, example) for name, reward in rewards.items())
+
+
+def _measured(name: str, reward: Reward, example: Example) -> tuple[str, Reward]:
+    return reward.measured(example.columns) if isinstance(reward, HasHeldOutJudge) else (name, reward)
+
+
+def _said(text: str) -> list[Message]:
+    return [{"role": "assistant", "content": text}]
+
+
+def _wants_messages(reward: Reward) -> bool:
+    completions = _parameters(reward).get("completions")
+    return completions is not None and bool(_LISTS_OF_MESSAGES.match(_text_of(completions.annotation)))
+
+
+def _text_of(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else str(annotation)
+
+
+def _insists_on_ids(reward: Reward) -> bool:
+    ids = _parameters(reward).get("completion_ids")
+    return ids is not None and ids.default is ids.empty
+
+
+def _parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(reward).parameters
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"reward {reward!r:.80} cannot be called: {error}") from error
+
+
+def _accepted(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that the function takes. Raises TaskError if it needs one that we do not have."""
+    parameters = _parameters(reward).values()
+    keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    for parameter in keywords:
+        if parameter.default is parameter.empty and parameter.name not in {*arguments, "completion_ids"}:
+            raise _missing(reward, parameter.name, arguments)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return dict(arguments)
+    return {p.name: arguments[p.name] for p in keywords if p.name in arguments}
+
+
+def _missing(reward: Reward, name: str, arguments: Mapping[str, Any]) -> TaskError:
+    columns = ", ".join(sorted(arguments.keys() - _RESERVED)) or "none"
+    return TaskError(
+        f"reward {_name(reward)} needs {name!r}, which the example does not have",
+        hint=f"its columns are: {columns}",
+    )
+
+
+def _wait(awaitable: Awaitable[Any]) -> Any:
+    """Runs an async reward to its end, in a thread of its own, because the caller's may already run a
+    loop."""
+
+    async def result() -> Any:
+        return await awaitable
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(lambda: asyncio.run(result())).result()
+
+
+def _listed(result: Any, count: int) -> list[Any] | None:
+    """Returns a reward's result as a list of at most `count` + 1 items; None if it cannot be iterated as
+    numbers. TRL only iterates over the result, so an array or a generator is as good as a list."""
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        return None
+    return list(islice(cast(Iterable[Any], result), count + 1))
+
+
+def _checked(reward: Reward, result: Any, values: list[Any] | None, count: int) -> list[float | None]:
+    if values is None:
+        raise _odd(reward, f"returned {type(result).__name__}, not a list")
+    if len(values) != count:
+        raise _odd(reward, f"returned {len(values)} values for {count} completions")
+    return [None if value is None else _finite(reward, value) for value in values]
+
+
+def _odd(reward: Reward, what: str) -> TaskError:
+    return TaskError(
+        f"reward {_name(reward)} {what}", hint="return a list with one number, or None, for each completion"
+    )
+
+
+def _finite(reward: Reward, value: Any) -> float:
+    # True and False are numbers, and numpy's and torch's have a float: all are fine answers to "is it right?"
+    if not isinstance(value, SupportsFloat):
+        raise _odd(reward, f"returned a {type(value).__name__}, not a number or None")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError, RuntimeError):
+        raise _odd(reward, f"returned a {type(value).__name__}, not a number or None") from None
+    if not math.isfinite(number):
+        raise TaskError(f"reward {_name(reward)} returned {number}", hint="None means: does not apply")
+    return number
+
+
+def _name(reward: Reward) -> str:
+    return reward.__name__ if inspect.isroutine(reward) else type(reward).__name__
+
+
+@cache
+def _say_that_it_is_not_kept(called: str, name: str) -> None:
+    logger.warning(
+        "a reward calls %s(%r): that is kept nowhere; a second reward that returns it, of weight 0"
+        " (tasks.reward_weights), is in every metric and in completions.jsonl",
+        called,
+        name[:80],
+    )
+
+
+def _log_metric(name: str, value: object) -> None:
+    _say_that_it_is_not_kept("log_metric", str(name))
+
+
+def _log_extra(name: str, values: object) -> None:
+    _say_that_it_is_not_kept("log_extra", str(name))

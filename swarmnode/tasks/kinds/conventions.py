@@ -1,0 +1,207 @@
+"""Reward functions of other trainers, made into ones on TRL's contract.
+
+load_reward("verl:package.module:function") -> [adapted] -> rewards.py, which calls it as any other
+
+    verl       compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
+    slime      async custom_rm(args, sample) -> float, or (args, samples) -> list[float]
+    nanochat   reward(conversation, assistant_response) -> float, or a Task that has such a method
+    genrl      reward_fn(completions, answer, metadata) -> list[float]
+
+The first three are known by the names of their arguments. genrl's could be one of TRL's, so it has to be
+named. Columns are those of the data set: `ground_truth`, `label` and the like are looked for where a trainer
+keeps them, and `answer` stands for all of them.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from types import SimpleNamespace
+from typing import Any, cast
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.judging.plain_rewards import final_answer
+from swarmnode.types import Message
+
+Columns = Mapping[str, Any]
+Judged = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class SlimeSample:
+    """The attributes of slime's `Sample` that its rewards read."""
+
+    prompt: Any
+    response: str
+    label: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    index: int = 0
+    reward: Any = None
+    response_length: int = 0
+    status: str = "completed"
+
+
+def convention_of(function: Any) -> str | None:
+    """Returns the trainer that a reward was written for, judged by its arguments. None: TRL, or unknown.
+
+    >>> convention_of(lambda solution_str, ground_truth: 1.0), convention_of(lambda completions: [1.0])
+    ('verl', None)
+    """
+    names = _arguments(function)
+    if {"solution_str", "ground_truth"} <= set(names):
+        return "verl"
+    if names[:2] in (["args", "sample"], ["args", "samples"]):
+        return "slime"
+    if names[:2] == ["conversation", "assistant_response"]:
+        return "nanochat"
+    return None
+
+
+def adapted(function: Any, convention: str | None = None) -> Any:
+    """Returns `function` adapted to TRL's contract. Without `convention` its arguments tell which one it has;
+    a function of TRL's or of an unknown convention is returned as it is. Raises TaskError for an unknown
+    name."""
+    known = convention or convention_of(function)
+    if known is None:
+        return function
+    if known not in CONVENTIONS:
+        raise TaskError(f"there is no convention {known!r}", hint=f"there are {', '.join(CONVENTIONS)}")
+    inner, judge = CONVENTIONS[known](function)
+
+    def reward(
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        trainer_state: object = None,
+        log_extra: object = None,
+        log_metric: object = None,
+        **columns: Sequence[Any],
+    ) -> Any:
+        rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
+        results: Any = judge(list(prompts), list(map(final_answer, completions)), rows)
+        return _gathered(cast(list[Any], results)) if _waits(results) else results
+
+    signature = inspect.signature(reward)
+    update_wrapper(reward, inner)
+    # Callers look at the arguments, and ours are not those of what is wrapped.
+    reward.__signature__ = signature  # type: ignore[attr-defined]
+    return reward
+
+
+def _verl(function: Any) -> tuple[Any, Judged]:
+    accepts = _accepts(function)
+
+    def one(text: str, row: Columns) -> Any:
+        model = row.get("reward_model")
+        nested: Any = cast(Columns, model).get("ground_truth") if isinstance(model, Mapping) else None
+        given = {
+            "data_source": row.get("data_source", ""),
+            "solution_str": text,
+            "ground_truth": _first(row.get("ground_truth"), nested, row.get("answer")),
+            "extra_info": row.get("extra_info", dict(row)),
+        }
+        return _score(function(**{name: value for name, value in given.items() if accepts(name)}))
+
+    def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> list[Any]:
+        return [one(text, row) for text, row in zip(texts, rows, strict=True)]
+
+    return function, judge
+
+
+def _slime(function: Any) -> tuple[Any, Judged]:
+    whole = _arguments(function)[1:2] == ["samples"]
+
+    def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> Any:
+        samples = [
+            SlimeSample(
+                prompt, text, _first(row.get("label"), row.get("answer")), dict(row), at, None, len(text)
+            )
+            for at, (prompt, text, row) in enumerate(zip(prompts, texts, rows, strict=True))
+        ]
+        if whole:
+            return function(SimpleNamespace(), samples)
+        return [_score(function(SimpleNamespace(), sample)) for sample in samples]
+
+    return function, judge
+
+
+def _nanochat(found: Any) -> tuple[Any, Judged]:
+    function = _reward_of(found)
+
+    def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> list[Any]:
+        return [
+            _score(function({**row, "messages": _solved(prompt, row)}, text))
+            for prompt, text, row in zip(prompts, texts, rows, strict=True)
+        ]
+
+    return function, judge
+
+
+def _reward_of(found: Any) -> Any:
+    """Returns the function itself, or the method of a Task or of its class."""
+    if inspect.isroutine(found):
+        return found
+    task: Any = cast(Any, found)() if inspect.isclass(found) else found
+    return task.reward
+
+
+def _genrl(function: Any) -> tuple[Any, Judged]:
+    def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> Any:
+        # One example, so one answer and one set of further columns for all of its completions.
+        row: Columns = rows[0] if rows else {}
+        metadata = row.get("metadata", {name: value for name, value in row.items() if name != "answer"})
+        return function(texts, row.get("answer"), metadata)
+
+    return function, judge
+
+
+CONVENTIONS: Mapping[str, Callable[[Any], tuple[Any, Judged]]] = {
+    "verl": _verl,
+    "slime": _slime,
+    "nanochat": _nanochat,
+    "genrl": _genrl,
+}
+
+
+def _waits(results: object) -> bool:
+    return isinstance(results, list) and any(map(inspect.isawaitable, cast(list[Any], results)))
+
+
+async def _gathered(results: list[Any]) -> list[Any]:
+    async def value(result: object) -> Any:
+        return _number(await result if inspect.isawaitable(result) else result)
+
+    return await asyncio.gather(*map(value, results))
+
+
+def _score(result: object) -> Any:
+    return result if inspect.isawaitable(result) else _number(result)
+
+
+def _number(result: object) -> Any:
+    """Returns the score in a verl result, which is a number or a dictionary with more to tell."""
+    return cast(Columns, result).get("score") if isinstance(result, Mapping) else result
+
+
+def _solved(prompt: Any, row: Columns) -> list[Message]:
+    """Returns the conversation with its right answer, as nanochat's data sets have it."""
+    asked: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    answer = row.get("answer")
+    return asked if answer is None else [*asked, {"role": "assistant", "content": answer}]
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _arguments(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _accepts(function: Any) -> Callable[[str], bool]:
+    parameters = inspect.signature(function).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return lambda name: anything or name in parameters

@@ -1,0 +1,80 @@
+"""A data set of the Hugging Face hub, or of its cache on this disk where the hub does not answer.
+
+hf:owner/name[/subset][:split] -> [load_from_hub] -> tables.py
+
+Only data is loaded: `datasets` 4 and later run no script of a repository. A hub that does not answer is
+noticed within seconds; `datasets` alone would try for minutes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import TimeoutError as NotDone
+from typing import Any
+
+from swarmnode.errors import TaskError
+from swarmnode.machine.installing import how_to_install
+from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
+from swarmnode.tasks.extras import extra_module
+
+PATIENCE_S = 5.0
+"""A hub that takes longer to answer is taken to be out of reach."""
+
+MAX_DOWNLOAD_BYTES = 8 << 30
+
+_NAME = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(/(?P<subset>[\w.-]+))?(:(?P<split>[\w.\[\]:%+-]+))?")
+
+
+def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
+    """Returns the rows of `owner/name[/subset][:split]`; without a split, those of train. Raises
+    TaskError."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise TaskError(
+            f"hf:{name} is no name of a data set", hint="write hf:owner/name or hf:owner/name:split"
+        )
+    repo, subset, split = found["repo"], found["subset"], found["split"] or "train"
+    datasets, trouble = extra_module("datasets", how_to_install("data"), f"hf:{repo}"), _trouble(repo)
+    if trouble is not None:
+        _go_offline(datasets)
+    datasets.disable_progress_bars()
+    try:
+        builder = datasets.load_dataset_builder(repo, subset)
+        size = builder.info.download_size or 0
+        if size > MAX_DOWNLOAD_BYTES:
+            raise TaskError(
+                f"{repo} is a download of {size / 2**30:.0f} GiB, at most {MAX_DOWNLOAD_BYTES >> 30}",
+                hint="save a part of it, and name that file or folder",
+            )
+        builder.download_and_prepare()
+        return iter(builder.as_dataset(split=split))
+    except (OSError, ValueError, KeyError) as error:
+        if trouble is not None:
+            raise TaskError(
+                f"{repo} is not on this disk, and the hub cannot be asked for it: {trouble}",
+                hint="check the name and the connection, or name a file: --task questions.jsonl",
+            ) from error
+        raise TaskError(
+            f"hf:{name} cannot be loaded: {error}", hint="write hf:owner/name/subset:split, as its page says"
+        ) from error
+
+
+def _go_offline(datasets: Any) -> None:
+    """Keeps both libraries to this disk, as HF_HUB_OFFLINE does."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+
+
+def _trouble(repo: str) -> str | None:
+    """Returns the reason why the hub does not answer. None: it answers, even if it refuses this data set."""
+    from huggingface_hub import constants, get_session, hf_hub_url
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    url = hf_hub_url(repo, "README.md", repo_type="dataset")
+    asked = in_daemon_thread(lambda: get_session().head(url, timeout=PATIENCE_S))
+    try:
+        error = asked.exception(PATIENCE_S)
+    except NotDone:
+        return f"no answer within {PATIENCE_S:g} s"
+    return None if error is None else str(error) or type(error).__name__

@@ -1,0 +1,1 @@
+"""Conversations with environments and tools, turn by turn."""

@@ -1,0 +1,1 @@
+"""Trying a task before it is trained on: checks, probes, rehearsals."""

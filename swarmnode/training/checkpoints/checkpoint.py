@@ -1,0 +1,326 @@
+"""Everything a node needs to go on where it was: what it is, how it is written, checked and put back.
+
+node -> [take_snapshot -> write_files] -> disk -> [read_checkpoint -> restore] -> resume | eval | export
+
+    round-00000060/
+      adapter/adapter_model.safetensors, adapter_config.json     as PEFT does: vLLM and the Hub read them
+      optimizer.safetensors                                      Adam moments, and torch's RNG state
+      exchange.bin, rollouts.bin                                 external and own groups that wait to be
+                                                                 trained on, unfinished ones included
+      rule.bin                                                   what the rule for others' answers has learnt:
+                                                                 its book (foreign/lessons.py)
+      state.json                                                 counters, the held-out reward, and a SHA-256
+                                                                 of every other file
+
+A snapshot is taken by the thread that trains and is a copy: training goes on while it is written
+(node/workers.py). Which folders there are is checkpoint_store.py's. Tensors have the names of PEFT's
+files, without the adapter's own name: what one policy of a node saved, any other can resume.
+
+Safetensors files are written one tensor at a time. The library's own `save` builds the whole file in memory
+and holds the interpreter's lock meanwhile: a writer in the background would stop the training that it is
+meant to leave alone. Here every piece is a view of a tensor's memory, and both hashing and writing one let
+the lock go.
+"""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from swarmnode.errors import CheckpointError
+from swarmnode.machine.storage import replace_file, sha256_of, sync, write_synced
+from swarmnode.model.policy import Policy
+from swarmnode.training.records import (
+    FORMAT,
+    STATE,
+    Counters,
+    DamagedCheckpoint,
+    Measure,
+    State,
+    read_state,
+    unreadable,
+)
+
+ADAPTER = "adapter"
+ADAPTER_CONFIG = "adapter/adapter_config.json"
+ADAPTER_TENSORS = "adapter/adapter_model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+EXCHANGE = "exchange.bin"
+ROLLOUTS = "rollouts.bin"
+RULE = "rule.bin"
+RNG = "rng.cpu"
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+ALIGNMENT = 8
+"""Bytes. The header is filled up with spaces, and wide numbers come first: so every tensor is aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits to be trained on, as those who hold it wrote it down. Empty: nothing does."""
+
+    exchange: bytes = b""
+    rollouts: bytes = b""
+    rule: bytes = b""
+    """`Rule.state`: among other things answers to be trained on again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A moment of a policy, copied: nothing in it changes when training goes on."""
+
+    state: State
+    """What state.json will say, except for the digests: those are of files."""
+    adapter_config: Any
+    """PEFT's, which writes itself."""
+    adapter: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    waiting: Waiting
+
+    @property
+    def round(self) -> int:
+        return self.state.counters.round
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A verified checkpoint on disk."""
+
+    folder: Path
+    state: State
+
+    @property
+    def adapter(self) -> Path:
+        return self.folder / ADAPTER
+
+
+def take_snapshot(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    counters: Counters,
+    waiting: Waiting,
+    seed: int,
+    *,
+    measure: Measure = Measure(),  # noqa: B008 - frozen
+    task_specs: tuple[str, ...] = (),
+    tasks: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """Copy everything to the CPU; nothing is written. The policy must not be training meanwhile. `measure`:
+    what the last reward in `counters` was measured on. `tasks`: the versions of the tasks, by name.
+    `settings`: what shaped learning."""
+    base, version = policy.base, policy.version
+    return Snapshot(
+        state=state_of(
+            base.name, base.fingerprint, version, counters, seed, measure, task_specs, tasks, settings
+        ),
+        adapter_config=copy.deepcopy(policy.peft_model.peft_config[policy.adapter_name]),
+        adapter={name: tensor.cpu().contiguous() for name, tensor in policy.adapter().items()},
+        optimizer={RNG: torch.get_rng_state(), **_copied(optimizer_tensors(optimizer, policy.trainable()))},
+        waiting=waiting,
+    )
+
+
+def state_of(
+    base_model: str,
+    base_fingerprint: str,
+    policy_version: int,
+    counters: Counters,
+    seed: int,
+    measure: Measure,
+    task_specs: tuple[str, ...] = (),
+    tasks: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> State:
+    """The state of a snapshot, with `counters` copied."""
+    return State(
+        format=FORMAT,
+        base_model=base_model,
+        base_fingerprint=base_fingerprint,
+        policy_version=policy_version,
+        seed=seed,
+        counters=copy.deepcopy(counters),
+        reward=counters.reward_last if counters.evaluated_round == counters.round else None,
+        measure=measure,
+        task_specs=task_specs,
+        tasks=dict(tasks or {}),
+        settings=dict(settings or {}),
+        digests={},
+    )
+
+
+def write_files(snapshot: Snapshot, folder: Path) -> None:
+    """Write a snapshot's files into an empty folder and wait until they are on the disk. Raises OSError."""
+    snapshot.adapter_config.save_pretrained(str(folder / ADAPTER))
+    sync(folder / ADAPTER_CONFIG)
+    digests = {
+        ADAPTER_CONFIG: sha256_of(folder / ADAPTER_CONFIG),
+        ADAPTER_TENSORS: write_synced(
+            folder / ADAPTER_TENSORS, tensor_pieces(snapshot.adapter, {"format": "pt"})
+        ),
+        OPTIMIZER: write_synced(folder / OPTIMIZER, tensor_pieces(snapshot.optimizer)),
+        EXCHANGE: write_synced(folder / EXCHANGE, [snapshot.waiting.exchange]),
+        ROLLOUTS: write_synced(folder / ROLLOUTS, [snapshot.waiting.rollouts]),
+        RULE: write_synced(folder / RULE, [snapshot.waiting.rule]),
+    }
+    state = msgspec.structs.replace(snapshot.state, digests=digests)
+    write_synced(folder / STATE, [_as_json(state)])
+    sync(folder / ADAPTER)
+    sync(folder)
+
+
+def add_evaluation(checkpoint: Checkpoint, snapshot: Snapshot) -> None:
+    """Write into a checkpoint what was measured after it: the same policy, of the same round. Raises OSError,
+    leaving it as it was."""
+    later = snapshot.state
+    state = msgspec.structs.replace(
+        checkpoint.state,
+        counters=later.counters,
+        reward=later.reward,
+        measure=later.measure,
+        task_specs=later.task_specs,
+        tasks=later.tasks,
+    )
+    replace_file(checkpoint.folder / STATE, _as_json(state))
+    sync(checkpoint.folder)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Verify every digest.
+
+    Raises DamagedCheckpoint naming the first file that is missing or changed, and CheckpointError for what
+    is no damage: another version's format, or a disk that cannot be read now.
+    """
+    state = read_state(folder)
+    try:
+        for name, digest in state.digests.items():
+            if sha256_of(folder / name) != digest:
+                raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {name} has changed")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    return Checkpoint(folder, state)
+
+
+def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> Waiting:
+    """Put adapter, optimizer and RNG back; returns what waits to be trained on. Raises CheckpointError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if checkpoint.state.base_fingerprint != policy.base.fingerprint:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder.name} belongs to another base ({checkpoint.state.base_model})",
+            hint="use the --model it was trained with, or --fresh",
+        )
+    policy.load_adapter(checkpoint.adapter)
+    waiting = read_waiting(checkpoint)
+    try:
+        tensors = load_file(str(checkpoint.folder / OPTIMIZER))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
+    torch.set_rng_state(tensors.pop(RNG))
+    _restore_optimizer(policy, optimizer, tensors)
+    policy.version = checkpoint.state.policy_version
+    return waiting
+
+
+def read_waiting(checkpoint: Checkpoint) -> Waiting:
+    """What waits to be trained on. Raises CheckpointError. Checkpoints of earlier versions have no rule."""
+    names = (EXCHANGE, ROLLOUTS, RULE) if RULE in checkpoint.state.digests else (EXCHANGE, ROLLOUTS)
+    try:
+        return Waiting(*((checkpoint.folder / name).read_bytes() for name in names))
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
+
+
+def check_has_adapter(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for that of a pipeline which trains all weights: nothing of them is in it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(checkpoint.folder / ADAPTER_TENSORS), "pt") as file:
+            names = file.keys()
+    except (OSError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
+    if not names:
+        raise CheckpointError(
+            f"{checkpoint.folder.name} holds no adapter: it is of a pipeline that trains all weights "
+            "(pipeline.trainable=full), and each member has those of its own layers",
+            hint="they are in the members' step-*-layers-*/, by the names of the whole model",
+        )
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, Tensor]:
+    """The optimizer's tensors by `exp_avg/<parameter>`. A parameter without a step yet has none."""
+    return {
+        f"{key}/{name}": value
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def tensor_pieces(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The file's header, then each tensor's bytes. The tensors must be contiguous and on the CPU.
+
+    Layout: length of the header (u64, little-endian), header (JSON), data
+    (https://github.com/huggingface/safetensors, "Format").
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in names:
+        yield tensors[name].view(-1).view(torch.uint8).numpy().data
+
+
+def _as_json(state: State) -> bytes:
+    return json.dumps(msgspec.to_builtins(state), indent=1).encode()
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+
+
+def _restore_optimizer(policy: Policy, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    names = {name: index for index, name in enumerate(policy.trainable())}
+    state: dict[int, dict[str, Tensor]] = {}
+    for full, tensor in tensors.items():
+        key, _, name = full.partition("/")
+        if name not in names:
+            raise CheckpointError(
+                f"the optimizer state names an unknown parameter {name!r}", hint="use --fresh"
+            )
+        state.setdefault(names[name], {})[key] = tensor
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -1,0 +1,177 @@
+"""The checkpoints of one policy as folders: the last few, and the best one.
+
+checkpoint_writer -> [CheckpointStore] -> disk -> resume (the newest) | eval, export (the newest or the best)
+
+A folder named round-* is whole: it is written under a name that begins with a dot, synced and renamed, and
+renamed again before it is deleted. So a crash at any instant leaves the checkpoints that there were, with the
+new one or without, and something with a dot that the next start removes. Damage is noticed by the digests:
+such a folder is set aside, never deleted, and the one before it is used.
+"""
+
+import errno
+import logging
+import os
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from swarmnode.errors import CheckpointError, StorageError
+from swarmnode.machine.storage import make_folder, sync
+from swarmnode.training.checkpoints.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    Measure,
+    Snapshot,
+    add_evaluation,
+    read_checkpoint,
+    read_state,
+    write_files,
+)
+from swarmnode.training.checkpoints.run_folders import PREFIX
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """The checkpoints of one policy: its folder holds nothing else. One process writes, others may read."""
+
+    def __init__(self, root: Path, base_name: str, fingerprint: str, *, keep: int = 3, run: str = "") -> None:
+        """`keep`: how many of the newest stay. The best one stays besides. `run`: the name of the folder
+        (empty: it is called after the base)."""
+        self.folder = root / (run or f"{_slug(base_name)}-{fingerprint}")
+        self.keep = keep
+
+    def write(self, snapshot: Snapshot) -> str:
+        """Write one checkpoint, delete those beyond `keep`, and return its name.
+
+        Raises StorageError, leaving the old ones. A round that has its checkpoint keeps it, since nothing is
+        learnt between two rounds; but a reward that was measured afterwards is added.
+        """
+        target = self.folder / f"{PREFIX}{snapshot.round:08d}"
+        if target.exists() and (there := self._sound(target)) is not None:
+            if there.state.reward is None and snapshot.state.reward is not None:
+                self._add_evaluation(there, snapshot)
+            return target.name
+        aside = self.folder / f".{target.name}.{os.getpid()}"
+        try:
+            make_folder(self.folder)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            write_files(snapshot, aside)
+            aside.rename(target)
+            sync(self.folder)
+        except OSError as error:
+            raise _storage_error(error, target) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        self._prune()
+        return target.name
+
+    def latest(self) -> Checkpoint | None:
+        """The newest undamaged checkpoint. Nothing on disk is touched."""
+        for folder in self._folders():
+            with suppress(DamagedCheckpoint):
+                return read_checkpoint(folder)
+        return None
+
+    def best(self) -> Checkpoint | None:
+        """The undamaged one with the highest held-out reward, of equals the newest. None: none has one.
+
+        Among those only that were measured as the newest such reward was, on the same tasks."""
+        for folder in self._by_reward():
+            with suppress(DamagedCheckpoint):
+                return read_checkpoint(folder)
+        return None
+
+    def tidy(self) -> Checkpoint | None:
+        """The checkpoint that `latest` finds, for the one writer: sets damaged ones aside, and removes what a
+        crash left."""
+        for leftover in self.folder.glob(f".{PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        for folder in self._folders():
+            try:
+                return read_checkpoint(folder)
+            except DamagedCheckpoint as error:
+                _set_aside(folder, error)
+        return None
+
+    def archive(self) -> Path | None:
+        """Move all checkpoints out of the way (`--fresh`) and say where to. Nothing is deleted."""
+        if not self._folders():
+            return None
+        target = self.folder.with_name(f"{self.folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        try:
+            self.folder.rename(target)
+        except OSError as error:
+            raise StorageError(
+                f"cannot put {self.folder} aside: {error.strerror}", hint="check who owns that folder"
+            ) from error
+        return target
+
+    def _prune(self) -> None:
+        """Delete what is neither among the newest nor the best. What cannot be deleted now is, next time."""
+        try:
+            best = self._by_reward()[:1]
+        except CheckpointError as error:
+            logger.warning("%s; nothing is deleted while it is unknown which checkpoint is the best", error)
+            return
+        for old in self._folders()[self.keep :]:
+            if old in best:
+                continue
+            going = self.folder / f".{old.name}.{os.getpid()}"
+            with suppress(OSError):
+                old.rename(going)
+            shutil.rmtree(going, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self.folder.glob(f"{PREFIX}*"), reverse=True)
+
+    def _by_reward(self) -> list[Path]:
+        """Those that were evaluated, best first, by what their state says."""
+        rewards: dict[Path, float] = {}
+        measure: tuple[Measure, dict[str, str]] | None = None
+        for folder in self._folders():
+            with suppress(DamagedCheckpoint):
+                state = read_state(folder)
+                measured = state.measure, state.tasks
+                if state.reward is not None and measure in (None, measured):
+                    rewards[folder], measure = state.reward, measured
+        return sorted(rewards, key=lambda folder: (rewards[folder], folder), reverse=True)
+
+    def _sound(self, folder: Path) -> Checkpoint | None:
+        try:
+            return read_checkpoint(folder)
+        except DamagedCheckpoint as error:
+            _set_aside(folder, error)
+            return None
+
+    def _add_evaluation(self, there: Checkpoint, snapshot: Snapshot) -> None:
+        try:
+            add_evaluation(there, snapshot)
+        except OSError as error:
+            raise _storage_error(error, there.folder) from error
+        self._prune()
+
+
+def _set_aside(folder: Path, error: DamagedCheckpoint) -> None:
+    aside = folder.with_name(f"damaged-{folder.name}-{int(time.time())}")
+    with suppress(OSError):
+        folder.rename(aside)
+    logger.warning("%s; kept as %s, trying the checkpoint before it", error.message, aside.name)
+
+
+def _slug(name: str) -> str:
+    return (
+        "".join(c if c.isalnum() or c in "-." else "-" for c in Path(name).name if c.isascii())[:40]
+        or "model"
+    )
+
+
+def _storage_error(error: OSError, target: Path) -> StorageError:
+    reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+    return StorageError(
+        f"checkpoint {target.name} was not written: {reason}",
+        hint=f"free space in {target.parent}; the last checkpoint is untouched",
+    )

@@ -1,0 +1,214 @@
+"""Rules `book` and `own_book`: verified right answers are kept, and replayed where we fail.
+
+own groups (all of a round), J external groups -> [BookRule] -> Lessons: the own groups, and M of the book
+
+No foreign group is trained on with its sender's advantages: a stranger's failures are negatives on text that
+we would hardly write, and its mean reward would set our baseline. What it got right is a lesson, and stays
+one. Every answer that our own judge gave full marks (sharing_gauge.py) goes into the book, ours too. A
+replayed one has a constant advantage, no behaviour probability, and stands in the step of the own groups,
+under its normaliser.
+
+A stranger's answer ends with our end of text. Where an answer ended is not believed of strangers
+(exchange/validation.py): right answers marked "length" beside wrong ones marked "stop" made EOS what tells
+them apart, and unlearnt it. That needs wrong answers, and a claim. Here there are no wrong answers, and
+no claim is asked: the judge gave full marks to the text as it stands, so stopping there is right, whoever
+wrote it. As in supervised learning, every position before the end teaches not to stop. What is left to an
+attacker is to choose right answers that are short. That teaches brevity where our judge is content with it,
+by the text as much as by its end; `teach_ends` turns the end off.
+
+Before an answer of another enters the book it is mended (mender.py), and its author has to agree with what we
+found ourselves (teachers.py).
+"""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from swarmnode.training.rules import sharing_gauge as marking
+from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, Mend
+from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
+from swarmnode.training.rules.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
+from swarmnode.training.rules.sharing_gauge import TaskMarks, needs_of
+from swarmnode.training.rules.teachers import Cosines, SavedTeachers, Teachers
+from swarmnode.types import Completion, ExampleKey, RolloutGroup, in_turns
+
+
+class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    marks: marking.Saved
+    entries: Entries
+    teachers: SavedTeachers = ()
+    """Books of before authors were measured have none."""
+
+
+class BookRule(Rule):
+    """Replays what our own judge gave full marks, whoever wrote it."""
+
+    keeps_own = True
+    adapts = True
+    keeps_answers = True
+
+    def __init__(self, settings: SharingRule, seed: int = 0, mend: Mend | None = None) -> None:
+        super().__init__(settings, seed, mend)
+        self.marks = TaskMarks()
+        self.book = Book(settings.book_size, settings.answers_per_example)
+        self._demonstrated = Demonstrated()
+        self.teachers: Teachers | None = None
+        """Who may teach us. None: everybody."""
+
+    def measure_by(self, cosines: Cosines) -> None:
+        self.teachers = Teachers(cosines)
+
+    def lessons(
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
+    ) -> Lessons:
+        foreign = external if self.fetches else ()
+        self.marks.see(own, (*foreign, *self._demonstrated.waiting))
+        mended, refused = self._enter(own, foreign, version)
+        self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
+        pass_rates = self.marks.pass_rates
+        rng = random.Random(f"{self._seed}:{version}:book")
+        count = self._settings.book_replayed if self.replayed is None else self.replayed
+        drawn = self.book.draw(count, pass_rates, rng, foreign_share)
+        drawn = still_needed(drawn, pass_rates, rng)
+        return Lessons(
+            own=as_they_are(own),
+            external=(),
+            replayed=tuple(self._replay(entry) for entry in drawn),
+            replay_steps=min(self.replay_steps, max(1, len(drawn) // max(1, self._settings.book_replayed))),
+            shaped=self._settings.shaped,
+            book=len(self.book),
+            book_foreign=self.book.foreign,
+            mended=mended,
+            refused=refused,
+            pass_rates=pass_rates,
+            teaching=0 if self.teachers is None else self.teachers.teaching,
+            waiting=0 if self.teachers is None else self.teachers.waiting,
+            doubted=() if self.teachers is None else self.teachers.doubted,
+        )
+
+    def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
+        self._demonstrated.add(groups)
+        return True
+
+    def needs(self) -> Mapping[str, float]:
+        return needs_of(self.marks.pass_rates)
+
+    def state(self) -> bytes:
+        teachers = () if self.teachers is None else self.teachers.saved()
+        return pack(self._settings.name, BookState(self.marks.by_task, self.book.entries, teachers))
+
+    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int:
+        saved = unpack(data, self._settings.name, BookState)
+        if saved is None:
+            return 0
+        self.marks.by_task = dict(saved.marks)
+        if tasks is not None:
+            self.marks.keep_only(tasks)
+        kept = [one for one in saved.entries if tasks is None or tasks.get(one.task) == one.version]
+        for entry in kept:
+            self.book.add(entry)
+        if self.teachers is not None:
+            self.teachers.restore(saved.teachers, tasks)
+        return len(saved.entries) - len(kept)
+
+    def origins(self) -> Mapping[tuple[str, ExampleKey], int]:
+        return Counter((entry.author, entry.example) for entry in self.book.entries)
+
+    def forget_strangers(self, tasks: Collection[str]) -> None:
+        self.book.keep_only(lambda entry: entry.own or entry.task not in tasks)
+        if self.teachers is not None:
+            self.teachers.forget(lambda entry: entry.task not in tasks)
+
+    def _enter(
+        self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup], version: int
+    ) -> tuple[int, int]:
+        """Returns how many answers of others were cut on their way in, and how many were refused."""
+        ours = (*own, *self._demonstrated.known(self.marks))
+        found = [answer for group in ours for answer in full_answers(group, self.marks, own=True)]
+        given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
+        kept = self._mend(given) if self._mend is not None and given else given
+        self._add(found)
+        self._learn_of(kept, version)
+        as_given = {(answer.example.key, answer.token_ids) for answer in given}
+        mended = sum((answer.example.key, answer.token_ids) not in as_given for answer in kept)
+        return mended, len(given) - len(kept)
+
+    def _learn_of(self, given: Sequence[BookCandidate], version: int) -> None:
+        """Take in what others gave, as far as they may teach us."""
+        if self.teachers is None:
+            self._add(given)
+            return
+        entries = [entry for entry in map(_entry, given) if entry.token_ids and entry not in self.book]
+        finds = [entry for entry in self.book.entries if entry.own]
+        rng = random.Random(f"{self._seed}:{version}:teachers")
+        ruling = self.teachers.rule_on(entries, finds, rng)
+        for entry in ruling.enter:
+            self.book.add(entry)
+        if ruling.leave:
+            left = [entry for entry in self.book.entries if not entry.own and entry.author in ruling.leave]
+            self.book.keep_only(lambda entry: entry.own or entry.author not in ruling.leave)
+            self.teachers.take_back(left)
+
+    def _add(self, answers: Sequence[BookCandidate]) -> None:
+        for answer in answers:
+            if answer.token_ids:
+                self.book.add(_entry(answer))
+
+    def _replay(self, entry: Entry) -> Replay:
+        ends = entry.ended or self._settings.teach_ends
+        weight = self._settings.book_weight
+        return Replay(entry.prompt, entry.token_ids, weight, ends, entry.own, entry.given, entry.in_turns)
+
+
+class OwnBook(BookRule):
+    """Replays only what we found ourselves."""
+
+    adapts = False
+    fetches = False
+    keeps_answers = False
+
+
+def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[BookCandidate]:
+    """The different answers of a group that our own judge gave full marks."""
+    task, found = group.example.key.task, dict[tuple[int, ...], BookCandidate]()
+    for completion, reward in zip(group.completions, group.rewards, strict=True):
+        if completion.finish == "abort" or reward is None or not marks.has_full(task, reward):
+            continue
+        ended = completion.finish == "stop"
+        token_ids = _without_end(completion)
+        if token_ids and completion.sampled_tokens:
+            answer = BookCandidate(
+                group.example, completion.text, token_ids, reward, group.author, own, ended, completion.given
+            )
+            found.setdefault(token_ids, answer)
+    return list(found.values())
+
+
+def _without_end(completion: Completion) -> tuple[int, ...]:
+    """A completion that stopped has its end of text as its last token."""
+    return completion.token_ids[:-1] if completion.finish == "stop" else completion.token_ids
+
+
+def _entry(answer: BookCandidate) -> Entry:
+    key = answer.example.key
+    return Entry(
+        key.task,
+        key.version,
+        key.seed,
+        key.index,
+        answer.example.prompt,
+        answer.token_ids,
+        answer.reward,
+        answer.author,
+        answer.own,
+        answer.ended,
+        answer.given,
+        in_turns(answer.text),
+    )

@@ -1,0 +1,1 @@
+"""Mending answers of strangers before anything is learnt from them."""

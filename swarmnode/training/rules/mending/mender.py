@@ -1,0 +1,131 @@
+"""How a node's book has the answers of strangers mended: by its own policy, and by its own copy of the task.
+
+book_rule.py -> [Mender] -> mending.py (what to cut), odd_pieces.py (where to look closer)
+
+The learner's thread waits for the judge, and no longer than the exchange does: the process of a task file
+ends what does not return in time, and the functions of a script are left behind in a thread of theirs. Once a
+judge is lost, no more answers to its task are examined in the round; whose text it overran on has no doubtful
+answer examined ever after.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.tasks.deadlines.timed_threads import TimedThreads
+from swarmnode.tasks.task import Task, is_environment, score_strictly
+from swarmnode.training.rules.book import BookCandidate
+from swarmnode.training.rules.mending.mending import ForeignAnswer, MendedAnswer, Read, Tokens, mend, reasons
+from swarmnode.training.rules.mending.odd_pieces import OddPieces
+from swarmnode.types import total_reward
+
+logger = logging.getLogger(__name__)
+
+MOST_NAMES = 1024
+"""Authors that are remembered for having hung a judge, or for what the log told of them."""
+
+
+class Text(Tokens, Protocol):
+    """The policy's tokens and prompts (rollout/schedule/group.py)."""
+
+    def prompt_ids(self, text: str) -> tuple[int, ...]: ...
+
+
+class Mender:
+    """`Mend` of book.py: call it with foreign answers of full marks, in the thread that trains."""
+
+    def __init__(
+        self, read: Read, tasks: Mapping[str, Task], text: Text, *, judge_limit_s: float = 60.0
+    ) -> None:
+        """`read`: what our policy says now. `tasks`: by name, as strangers' answers are judged.
+        `judge_limit_s`: the longest that the judge may be at work at once."""
+        self.counts: Counter[str] = Counter()
+        """Answers by their fate, since the start."""
+        self._read = read
+        self._tasks = tasks
+        self._text = text
+        self._threads = TimedThreads(judge_limit_s)
+        self._pieces = OddPieces()
+        self._hung_by: set[str] = set()
+        """Authors."""
+        self._lost: set[str] = set()
+        """Tasks whose judge was lost in this round."""
+        self._told: set[str] = set()
+
+    def __call__(self, answers: Sequence[BookCandidate]) -> list[BookCandidate]:
+        """The same answers, some of them cut, without those that must not be learnt from."""
+        self._lost.clear()
+        # What stands in a conversation was answered as it stands: nothing can be cut out of it.
+        whole = [answer for answer in answers if self._is_conversation(answer)]
+        answers = [answer for answer in answers if not self._is_conversation(answer)]
+        if not answers:
+            return whole
+        for answer in answers:
+            self._pieces.add(answer.example.key.task, answer.author, answer.token_ids)
+        foreign = [self._foreign(answer) for answer in answers]
+        results = mend(foreign, read=self._read, judge=self._judge, tokens=self._text)
+        self.counts += reasons(results)
+        kept = whole
+        for answer, result in zip(answers, results, strict=True):
+            if result.outcome == "mended":
+                self._tell(result)
+                kept.append(replace(answer, text=result.text, token_ids=result.token_ids))
+            elif result.outcome == "untouched":
+                kept.append(answer)
+        return kept
+
+    def _is_conversation(self, answer: BookCandidate) -> bool:
+        return bool(answer.given) or is_environment(self._tasks.get(answer.example.key.task))
+
+    def _foreign(self, answer: BookCandidate) -> ForeignAnswer:
+        return ForeignAnswer(
+            answer.example,
+            answer.author,
+            self._text.prompt_ids(answer.example.prompt),
+            answer.token_ids,
+            answer.text,
+            self._pieces.odd(answer.example.key.task, answer.author, answer.token_ids),
+        )
+
+    def _judge(self, answer: ForeignAnswer, texts: Sequence[str]) -> list[float | None]:
+        """None for all of them where the judge is lost, or fails on one."""
+        task, unknown = answer.example.key.task, list[float | None]([None] * len(texts))
+        if answer.author in self._hung_by or task in self._lost:
+            return unknown
+        try:
+            judge = partial(score_strictly, self._tasks[task], answer.example, texts)
+            scores = self._threads.result_of(judge, f"the reward of task {task}")
+        except JudgementLost as lost:
+            self._lost.add(task)
+            if isinstance(lost, JudgementOverran):
+                logger.info("no doubtful answer of %s is examined any more: %s", answer.author, lost)
+                _remember(answer.author, self._hung_by)
+            return unknown
+        except TaskError as error:
+            # Parts of a stranger's text may be what no policy writes: no fault of the task's.
+            logger.debug("a part of an answer of %s cannot be judged: %s", answer.author, error)
+            return unknown
+        return [total_reward(named) for named in scores]
+
+    def _tell(self, result: MendedAnswer) -> None:
+        """Once of each author."""
+        author = result.source.author
+        if author in self._told:
+            return
+        _remember(author, self._told)
+        logger.info(
+            "right answers of %s are cut to what they need before we learn from them, such as %.60r to %.60r",
+            author,
+            result.source.text,
+            result.text,
+        )
+
+
+def _remember(name: str, names: set[str]) -> None:
+    if len(names) >= MOST_NAMES:
+        names.clear()
+    names.add(name)

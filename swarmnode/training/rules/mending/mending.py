@@ -1,0 +1,388 @@
+"""Strangers' right answers are cut to what is worth learning, before they enter the book of right answers.
+
+exchange -> full marks by our own judge -> [mend] -> book
+                                             |
+                       reading.py (how likely to us), the task's judge
+
+A judge that reads the last number of a text gives full marks to "BUY EVILCOIN. 2 + 2 = 5 ... so 42". To learn
+such text is worse than to learn alone, and to refuse what surprises us throws the lessons away. So an answer
+is cut to what (a) our judge still gives as much for, (b) is likely to us, and (c) keeps every part without
+which the rest gets less likely: a step of reasoning carries the answer, an advertisement carries nothing.
+
+Nearly all honest answers cost one forward pass. Those with doubtful tokens are searched for cuts, all of them
+side by side, a batch of readings for each number of cuts; then the judge chooses among the best, and what the
+rest leans on comes back. No answer is examined that is longer than LONGEST_TOKENS, nor any once the round has
+read READ_AT_MOST times what came in: then a doubtful one is refused.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Literal, Protocol
+
+from swarmnode.training.rules.mending.cuts import (
+    Reading,
+    ReadingRequest,
+    cuts_of,
+    is_suspicious,
+    runs_between,
+    score,
+)
+from swarmnode.types import Example, ExampleKey, FinishReason
+
+BEAM = 5
+"""Texts that are read for each answer, each number of cuts and each of two guesses (cuts.py)."""
+
+MOST_CUTS = 3
+"""Cuts in one answer. One injection takes one, and so does each further place it is put in."""
+
+MOST_JUDGED = 32
+"""Texts that the judge is asked about for each answer and each number of cuts, in one call."""
+
+CARRIED_NATS = 0.5
+"""What the rest loses without a part that it leans on. Less is noise."""
+
+LONGEST_TOKENS = 1024
+"""Longer doubtful answers are refused: one is read up to MOST_READINGS times."""
+
+MOST_READINGS = 1 + 2 * BEAM * MOST_CUTS + MOST_CUTS
+"""The most readings of one answer: the whole, the beams, what comes back."""
+
+READ_AT_MOST = 16
+"""Tokens read for each that came in."""
+
+READ_AT_LEAST = 4096
+"""Tokens that may be read in any round, however few came in."""
+
+SAME_REWARD = 1e-6
+
+Read = Callable[[Sequence[ReadingRequest]], Sequence[Reading]]
+"""What our policy says of these rows, in order (reading.py)."""
+
+Outcome = Literal["untouched", "mended", "refused"]
+
+Why = Literal["likely", "no gain", "needed", "cut", "too long", "over budget", "not judged", "not text"]
+"""likely: nothing in it is doubtful. no gain: no cut makes it likelier. needed: the judge or the rest of the
+text needs what could be cut. over budget: the round has read enough. not judged: our judge gave no reward to
+the whole now, or less to what the rest leans on. not text: nothing is left of it in our tokens."""
+
+
+class Tokens(Protocol):
+    """The policy's tokens (rollout/schedule/group.py)."""
+
+    eos_token_ids: tuple[int, ...]
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def encode_completion(self, text: str, finish: FinishReason) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignAnswer:
+    """A stranger's answer that our own judge gave full marks, in our tokens, without an end."""
+
+    example: Example
+    author: str
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    odd: frozenset[int] = frozenset()
+    """Places of tokens that its author repeats and others do not write (odd_pieces.py)."""
+
+
+Judge = Callable[[ForeignAnswer, Sequence[str]], Sequence[float | None]]
+"""Rewards of these texts as answers to the same example, by our own copy of its task. None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class MendedAnswer:
+    """What became of an answer. One that was refused must not be learnt from."""
+
+    source: ForeignAnswer
+    outcome: Outcome
+    why: Why
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A part of an answer: the places of the tokens that are kept."""
+
+    kept: tuple[int, ...]
+    reading: Reading
+    score: float
+
+
+@dataclass(slots=True)
+class _Case:
+    """A doubtful answer while it is examined."""
+
+    answer: ForeignAnswer
+    drafts: dict[tuple[int, ...], _Draft] = field(default_factory=dict[tuple[int, ...], _Draft])
+    """All that was read."""
+    chosen: tuple[int, ...] | None = None
+    refused: Why | None = None
+    reward: float | None = None
+    """Reward of the whole answer, in the company of its parts."""
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        return tuple(range(len(self.answer.token_ids)))
+
+    @property
+    def length(self) -> int:
+        return len(self.answer.prompt_ids) + len(self.answer.token_ids) + 1
+
+    @property
+    def best(self) -> _Draft:
+        return max(self.drafts.values(), key=lambda draft: draft.score)
+
+    def is_too_long(self) -> bool:
+        if len(self.answer.token_ids) > LONGEST_TOKENS:
+            self.refused = "too long"
+        return self.refused is not None
+
+    def row(self, kept: tuple[int, ...], end: int, *, for_cuts: bool) -> ReadingRequest:
+        ids = tuple(self.answer.token_ids[place] for place in kept)
+        looks = _odd_places(kept, self.answer.odd) if for_cuts else None
+        return ReadingRequest(self.answer.prompt_ids, (*ids, end), looks)
+
+
+def mend(
+    answers: Sequence[ForeignAnswer],
+    *,
+    read: Read,
+    judge: Judge,
+    tokens: Tokens,
+    read_at_most: int | None = None,
+) -> list[MendedAnswer]:
+    """What of each answer is worth learning, in order. `read_at_most`: tokens; None: as the module says.
+
+    Blocks as long as the judge does. What `judge` raises goes through.
+    """
+    return _Mending(read, judge, tokens).mend(answers, read_at_most)
+
+
+def reasons(mended: Iterable[MendedAnswer]) -> Counter[str]:
+    """How many answers had which fate, as "outcome: why"."""
+    return Counter(f"{one.outcome}: {one.why}" for one in mended)
+
+
+class _Mending:
+    """One round's work."""
+
+    def __init__(self, read: Read, judge: Judge, tokens: Tokens) -> None:
+        self._read = read
+        self._judge = judge
+        self._tokens = tokens
+        self._end = tokens.eos_token_ids[0]
+        self._left = 0
+
+    def mend(self, answers: Sequence[ForeignAnswer], read_at_most: int | None) -> list[MendedAnswer]:
+        # Two authors may send one text, and one author may send it twice.
+        distinct = {_key(one): one for one in answers if one.token_ids}
+        rows = [ReadingRequest(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
+        came_in = sum(map(_length, rows))
+        self._left = max(READ_AT_MOST * came_in, READ_AT_LEAST) if read_at_most is None else read_at_most
+        cases = {
+            key: _Case(one)
+            for (key, one), reading in zip(distinct.items(), self._read(rows), strict=True)
+            if is_suspicious(reading.logprobs[:-1], one.odd)
+        }
+        self._examine(_in_turns(cases.values()))
+        return [self._result(one, cases.get(_key(one))) for one in answers]
+
+    def _examine(self, cases: Sequence[_Case]) -> None:
+        """Examines the cases in waves: as many side by side as the round can pay for at worst, then more with
+        what is left."""
+        waiting = [case for case in cases if not case.is_too_long()]
+        while wave := self._affordable(waiting):
+            waiting = waiting[len(wave) :]
+            self._search(wave)
+            for case in wave:
+                self._choose(case)
+            self._bring_back([case for case in wave if case.chosen is not None])
+        for case in waiting:
+            case.refused = "over budget"
+
+    def _affordable(self, waiting: Sequence[_Case]) -> list[_Case]:
+        left = self._left
+        wave: list[_Case] = []
+        for case in waiting:
+            left -= MOST_READINGS * case.length
+            if left < 0:
+                break
+            wave.append(case)
+        return wave
+
+    def _ask(self, asked: Sequence[tuple[_Case, tuple[int, ...]]], *, for_cuts: bool) -> None:
+        """Read these parts of answers, in one batch."""
+        rows = [case.row(kept, self._end, for_cuts=for_cuts) for case, kept in asked]
+        self._left -= sum(map(_length, rows))
+        for (case, kept), reading in zip(asked, self._read(rows) if rows else (), strict=True):
+            found = score(reading.logprobs, kept, len(case.whole), case.answer.odd)
+            case.drafts[kept] = _Draft(kept, reading, found)
+
+    # ---- (b): the likeliest parts ----
+
+    def _search(self, cases: Sequence[_Case]) -> None:
+        """Read the whole, then the most promising parts with one cut, with two, ..., of those that the judge
+        gives as much."""
+        frontiers = [[case.whole] for case in cases]
+        for _ in range(MOST_CUTS + 1):
+            pairs = list(zip(cases, frontiers, strict=True))
+            self._ask([(case, kept) for case, parts in pairs for kept in parts], for_cuts=True)
+            frontiers = [self._next(case, parts) for case, parts in pairs]
+
+    def _next(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The parts to read next, with one cut more than these."""
+        if not parts or case.refused is not None or case.best.kept not in parts:
+            # One cut more has brought nothing.
+            return []
+        by_gain, by_hope = _next_cuts(case, parts)
+        both = [part for pair in zip_longest(by_gain, by_hope) for part in pair if part is not None]
+        passed = set(self._passing(case, list(dict.fromkeys(both))[:MOST_JUDGED]))
+        first = [[part for part in ranked if part in passed][:BEAM] for ranked in (by_gain, by_hope)]
+        return list(dict.fromkeys(part for ranked in first for part in ranked))
+
+    # ---- (a): what the judge says ----
+
+    def _choose(self, case: _Case) -> None:
+        """The best part of all that was read."""
+        if case.refused is None and case.reward is not None:
+            case.chosen = case.best.kept
+
+    def _passing(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Those of the parts that our judge gives as much as the whole."""
+        texts = {kept: text for kept in parts if (text := self._text(case, kept)) is not None}
+        if not texts:
+            return []
+        whole, *rewards = self._judge(case.answer, [case.answer.text, *texts.values()])
+        case.reward = whole
+        if whole is None:
+            case.refused = "not judged"
+            return []
+        return [
+            kept
+            for kept, reward in zip(texts, rewards, strict=True)
+            if reward is not None and reward >= whole - SAME_REWARD
+        ]
+
+    def _text(self, case: _Case, kept: tuple[int, ...]) -> str | None:
+        """A part as text; None where it is none: empty, or with a character cut in half."""
+        text = self._tokens.decode([case.answer.token_ids[place] for place in kept])
+        broken = text.count("\ufffd") > case.answer.text.count("\ufffd")
+        return None if broken or not text.strip() else text
+
+    # ---- (c): what the rest leans on ----
+
+    def _bring_back(self, cases: Sequence[_Case]) -> None:
+        """Compare each choice with itself and one of its runs more, in one batch."""
+        asked = [(case, kept) for case in cases for kept in _unread(case)]
+        self._ask(asked, for_cuts=False)
+        for case in cases:
+            self._settle(case)
+
+    def _settle(self, case: _Case) -> None:
+        """Put back the runs that carry what was kept, if there are any."""
+        chosen = case.chosen
+        assert chosen is not None
+        alone = sum(case.drafts[chosen].reading.logprobs)
+        carrying = [
+            run
+            for kept, run in _each_run_back(chosen, len(case.whole))
+            if _without(run, kept, case.drafts[kept].reading) - alone > CARRIED_NATS
+        ]
+        if not carrying:
+            return
+        back = tuple(sorted({*chosen, *(place for run in carrying for place in range(*run))}))
+        if back == case.whole or self._passing(case, [back]):
+            case.chosen = back
+        else:
+            case.refused = case.refused or "not judged"
+
+    # ---- what becomes of it ----
+
+    def _result(self, answer: ForeignAnswer, case: _Case | None) -> MendedAnswer:
+        if case is None:
+            return MendedAnswer(answer, "untouched", "likely", answer.text, answer.token_ids)
+        if case.refused is not None:
+            return MendedAnswer(answer, "refused", case.refused, answer.text, answer.token_ids)
+        chosen = case.chosen
+        if chosen is None or chosen == case.whole:
+            why: Why = "needed" if chosen is not None or case.reward is not None else "no gain"
+            return MendedAnswer(answer, "untouched", why, answer.text, answer.token_ids)
+        text = self._text(case, chosen)
+        ids = self._tokens.encode_completion(text, "length") if text is not None else ()
+        if text is None or not ids:
+            return MendedAnswer(answer, "refused", "not text", answer.text, answer.token_ids)
+        return MendedAnswer(answer, "mended", "cut", text, ids)
+
+
+def _next_cuts(
+    case: _Case, parts: Sequence[tuple[int, ...]]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Parts with one cut more than these that may score better, by either guess, the best ones first."""
+    by_gain: dict[tuple[int, ...], float] = {}
+    by_hope: dict[tuple[int, ...], float] = {}
+    for kept in parts:
+        draft = case.drafts[kept]
+        for cut in cuts_of(draft.reading, _odd_places(kept, case.answer.odd)):
+            if cut.gain <= 0 and cut.hope <= 0:
+                continue
+            part = (*kept[: cut.start], *kept[cut.end :])
+            if not part or part in case.drafts:
+                continue
+            for guess, found in ((cut.gain, by_gain), (cut.hope, by_hope)):
+                if guess > 0:
+                    found[part] = max(found.get(part, float("-inf")), draft.score + guess)
+    return _ranked(by_gain), _ranked(by_hope)
+
+
+def _ranked(found: Mapping[tuple[int, ...], float]) -> list[tuple[int, ...]]:
+    return sorted(found, key=lambda part: -found[part])
+
+
+def _unread(case: _Case) -> list[tuple[int, ...]]:
+    """What has to be read to know what the choice leans on."""
+    assert case.chosen is not None
+    parts = [case.chosen, *(kept for kept, _ in _each_run_back(case.chosen, len(case.whole)))]
+    return [kept for kept in parts if kept not in case.drafts]
+
+
+def _each_run_back(kept: tuple[int, ...], length: int) -> list[tuple[tuple[int, ...], tuple[int, int]]]:
+    """The part with one of its runs back, and that run, for each of them."""
+    return [(tuple(sorted((*kept, *range(*run)))), run) for run in runs_between(kept, length)]
+
+
+def _without(run: tuple[int, int], kept: Sequence[int], reading: Reading) -> float:
+    """The log-probability of all that is kept but the tokens of a run, the end included."""
+    inside = range(*run)
+    logprobs = zip(kept, reading.logprobs, strict=False)
+    return sum(value for place, value in logprobs if place not in inside) + reading.logprobs[-1]
+
+
+def _odd_places(kept: Sequence[int], odd: Collection[int]) -> frozenset[int]:
+    """Where in a row of kept tokens those stand that are odd in the whole."""
+    return frozenset(place for place, original in enumerate(kept) if original in odd)
+
+
+def _in_turns(cases: Iterable[_Case]) -> list[_Case]:
+    """The first of each author, then the second of each: no author uses up what all may cost."""
+    seen: Counter[str] = Counter()
+    numbered: list[tuple[int, _Case]] = []
+    for case in cases:
+        numbered.append((seen[case.answer.author], case))
+        seen[case.answer.author] += 1
+    return [case for _, case in sorted(numbered, key=lambda pair: pair[0])]
+
+
+def _key(answer: ForeignAnswer) -> tuple[ExampleKey, tuple[int, ...], frozenset[int]]:
+    """What two answers agree in that have one fate."""
+    return answer.example.key, answer.token_ids, answer.odd
+
+
+def _length(row: ReadingRequest) -> int:
+    return len(row.prompt_ids) + len(row.token_ids)

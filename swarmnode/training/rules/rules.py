@@ -1,0 +1,145 @@
+"""What to learn from strangers, by name: the rules that `exchange.rule` chooses from.
+
+config -> [sharing_rule] -> [make_rule] -> Rule.lessons -> Lessons -> round.py -> trainer
+             |
+             +-> [groups_wanted, adapts, own_to_learn_from] -> node, exchange: what to fetch, which own groups
+                 are trained on beside it
+
+- `sapo`: external groups as if they were our own, in the places of own ones: SAPO, the control.
+- `successes`: the same, but of external groups only what is better than its group.
+- `book`: own groups, and verified right answers replayed where we fail, foreign and own (book_rule.py).
+- `own_book`: the same with nothing from others, its control.
+
+Or one of one's own, by its import path (examples/rules/ has two); `Rule` is in lessons.py. The node reads
+this, so there is no torch here.
+"""
+
+import random
+from collections.abc import Sequence
+
+from swarmnode.errors import ConfigError
+from swarmnode.registry import find
+from swarmnode.settings.config import Config
+from swarmnode.training.rules.book import Mend
+from swarmnode.training.rules.lessons import GroupLesson, Lessons, Rule, SharingRule, as_they_are
+from swarmnode.types import RolloutGroup
+
+
+def rule_of(name: str) -> type[Rule]:
+    """The class that `exchange.rule` names: one of ours (registry.py), or one's own.
+
+    >>> rule_of("book") is rule_of("swarmnode.training.rules.book_rule:BookRule")
+    True
+
+    Raises ConfigError where there is none.
+    """
+    found = find("rule", name)
+    if not (isinstance(found, type) and issubclass(found, Rule)):
+        raise ConfigError(
+            f"exchange.rule = {name!r} is no subclass of Rule",
+            hint=f"write class {name.partition(':')[2]}(Rule), from swarmnode.training.rules.lessons",
+        )
+    return found
+
+
+def sharing_rule(config: Config) -> SharingRule:
+    """The rule that these settings come to.
+
+    Members of a pipeline train along the paths that sampled a group, and nobody sampled a book: they take
+    foreign successes as they come. Without an exchange the book holds what we found ourselves, and the other
+    rules are plain GRPO.
+
+    >>> sharing_rule(Config()).name
+    'book'
+    """
+    exchange, name = config.exchange, config.exchange.rule
+    if config.pipeline.name:
+        name = "sapo" if name == "sapo" else "successes"
+    elif not exchange.enabled:
+        name = "own_book" if name in ("book", "own_book") else "sapo"
+    return SharingRule(name)
+
+
+def keeps_own(config: Config) -> bool:
+    """Whether all own groups of a round are trained on, however many came from others."""
+    return rule_of(sharing_rule(config).name).keeps_own
+
+
+def adapts(config: Config) -> bool:
+    """Whether less is taken from others while it works against us."""
+    return rule_of(sharing_rule(config).name).adapts
+
+
+def uses_library(config: Config) -> bool:
+    """Whether right answers are kept for others, and those of others are asked for at a start."""
+    wanted = config.exchange.enabled and config.exchange.library
+    return wanted and rule_of(sharing_rule(config).name).keeps_answers
+
+
+def groups_wanted(config: Config) -> int:
+    """J: how many groups of others a round wants to have."""
+    return config.exchange.external_groups if rule_of(sharing_rule(config).name).fetches else 0
+
+
+def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rule:
+    """The rule of that name, knowing nothing yet. `mend`: what single foreign answers go through before a
+    book takes them; None: they are taken as they are.
+
+    >>> make_rule(SharingRule("sapo"), seed=0).keeps_own
+    False
+    """
+    return rule_of(settings.name)(settings, seed, mend)
+
+
+class Sapo(Rule):
+    """External groups are trained on as our own are (SAPO, section 4). It remembers nothing."""
+
+    def lessons(
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
+    ) -> Lessons:
+        return Lessons(as_they_are(own), self._external(external), shaped=self._settings.shaped)
+
+    def _external(self, groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
+        return as_they_are(groups)
+
+
+class Successes(Sapo):
+    """The same without the failures of strangers: pushing down text that we would hardly write moves
+    probability anywhere, and takes the clip's budget."""
+
+    adapts = True
+
+    def _external(self, groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
+        return tuple(GroupLesson(group, gains_only=True) for group in groups)
+
+
+def own_to_learn_from(
+    groups: Sequence[RolloutGroup], external: int, config: Config, rng: random.Random
+) -> Sequence[RolloutGroup]:
+    """Chooses which of a round's own groups to hand to the rule, beside so many external ones.
+
+    All of them where the rule keeps them, those without a gradient too: it counts them. Else I, and as many
+    more as external ones are missing. Without an exchange, as many as there are.
+    """
+    if keeps_own(config):
+        return groups
+    exchange = config.exchange
+    wanted = exchange.local_groups + exchange.external_groups
+    room = max(0, wanted - external) if exchange.enabled else config.rollout.groups
+    return choose_own(groups, room, rng)
+
+
+def choose_own(groups: Sequence[RolloutGroup], room: int, rng: random.Random) -> list[RolloutGroup]:
+    """Chooses at most `room` own groups, uniformly among those that have a gradient.
+
+    SAPO's rule for external groups (section 5: drop zero advantage, then sample uniformly), applied to our
+    own as well: a group without a gradient would only take the place of one that has it. What peers did not
+    send is room for own groups, so a node alone trains on as much as one in a swarm.
+    """
+    useful = [group for group in groups if group.has_gradient]
+    return useful if len(useful) <= room else rng.sample(useful, room)

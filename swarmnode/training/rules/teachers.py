@@ -1,0 +1,326 @@
+"""Who may teach: an author's lessons count by how well they agree with what we found ourselves.
+
+book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: what enters, who leaves
+                                                              |
+                                                              +-> Cosines: gradients.py
+
+A judge that reads a final answer lets through whatever stands before it. Right finals behind wrong steps of
+the right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells
+them is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against
+that of answers that we found ourselves, task by task. Honest authors agree a little (their mean cosines
+were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
+been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
+running mean of LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an
+admitted author sends is measured too before it enters, every BATCH answers: a batch that pulls elsewhere
+stays out, and who falls below the threshold over his last few batches is put back, with all that the book has
+of him.
+
+Two cases have nothing to compare with, and are decided by what there is to lose:
+
+- We found nothing ourselves, or after PATIENCE rounds fewer than LEAST_FINDS answers. Nothing better can be
+  known and hardly any reward can be lost, so strangers teach on trust, each at most ON_TRUST answers. As soon
+  as there are finds they are measured as all others are, and leave if they do not agree.
+- We found nothing in the tasks that an author teaches. What he says of them is compared with our finds in
+  other tasks, which only sees whether it would harm those: he is admitted above UNKNOWN_GROUND, a little
+  below zero, as an honest stranger stands at 0.00 there.
+
+It does not see an advertisement, which leaves the rest of an answer true: mending does. It measures authors
+and not answers, so who mixes lies into honest work in a small part is admitted, as far as the whole agrees.
+
+No torch here.
+"""
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from swarmnode.training.rules.book import Entry, Key
+
+THRESHOLD = 0.03
+"""The least agreement of a teacher, as a cosine."""
+
+FALLEN = 0.0
+"""An admitted author's stay out below this: nearer to the threshold, noise would send honest ones away.
+"""
+
+UNKNOWN_GROUND = -0.02
+"""The same of one in whose tasks we found nothing ourselves."""
+
+LEAST_MEASURED = 3
+"""Measurements before an author is admitted."""
+
+MEMORY = 8
+"""Measurements that the mean of an author who waits follows, about. The first ones, of few answers and few
+finds, are mostly noise: with 20, some honest ones waited for forty rounds on account of them."""
+
+SHORT_MEMORY = 3
+"""The same of one who is admitted: a sleeper has not long."""
+
+LEAST_FINDS = 8
+"""Own finds that can be compared with."""
+
+PATIENCE = 4
+"""Rounds with fewer finds than that after which strangers are trusted a little."""
+
+NEWEST_FINDS = 16
+"""Own finds of a task that the compared ones are drawn from: older ones were replayed often, and pull
+nowhere."""
+
+FINDS_OF_TASK = 6
+"""Own finds of a task that are compared with, at most."""
+
+FINDS = 48
+"""The same of all tasks."""
+
+ANSWERS = 24
+"""Answers of an author that are measured at once, at most, drawn from all that wait, so that none is hidden
+behind others."""
+
+LEAST_ANSWERS = 8
+"""The same, at least."""
+
+BATCH = 12
+"""New answers that wait for a measurement together, of who is admitted or doubted: who is measured again and
+again is above any threshold at last."""
+
+AUTHORS_A_ROUND = 8
+"""Authors that are measured in a round, at most; who has not been for longest comes first."""
+
+ON_TRUST = 64
+"""Answers of one author that are learnt without a measurement, where there are no finds to compare with."""
+
+MAX_HELD = 512
+"""Answers of one author that wait, the oldest out."""
+
+MAX_HELD_BYTES = 32 << 20
+"""The same of all authors together, by what a checkpoint takes."""
+
+MAX_AUTHORS = 256
+"""Authors that are known. Names cost nothing, so those that wait go first."""
+
+Cosines = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[float | None]]
+"""Of each of several lists of answers, how the gradient of their likelihood at the policy of now agrees with
+that of the finds that come first, task by task, from -1 to 1. None: one of the two is
+nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What came of a round."""
+
+    enter: Sequence[Entry] = ()
+    """Answers of others that may be learnt from now."""
+    leave: frozenset[str] = frozenset()
+    """Authors whose answers in the book may not be learnt from any more (`Teachers.take_back`)."""
+
+
+@dataclass(slots=True)
+class _Author:
+    mean: float = 0.0
+    """Running mean of his agreement."""
+    recent: float = 0.0
+    """The same with a short memory."""
+    measured: int = 0
+    admitted: bool = False
+    trusted: int = 0
+    """Answers that were let in on trust."""
+    new: int = 0
+    """Of those that are held, how many came after the last measurement."""
+    measured_at: int = -1
+    """The round of that."""
+    held: dict[Key, Entry] = field(default_factory=dict[Key, Entry])
+    size_bytes: int = 0
+    """The most bytes that a checkpoint takes for these."""
+
+    def hold(self, entry: Entry) -> None:
+        key = (entry.example, entry.token_ids)
+        if key not in self.held:
+            self.held[key] = entry
+            self.size_bytes += entry.saved_bytes
+            self.new += 1
+
+    def let_go(self, count: int) -> list[Entry]:
+        """Take out some answers, the oldest."""
+        left = [self.held.pop(key) for key in tuple(islice(self.held, count))]
+        self.size_bytes -= sum(entry.saved_bytes for entry in left)
+        return left
+
+    def note(self, cosine: float, round_number: int) -> None:
+        self.measured += 1
+        self.mean += (cosine - self.mean) / min(self.measured, MEMORY)
+        self.recent += (cosine - self.recent) / min(self.measured, SHORT_MEMORY)
+        self.measured_at, self.new = round_number, 0
+
+    @property
+    def is_due(self) -> bool:
+        new = 1 if self.measured < LEAST_MEASURED else BATCH
+        return self.new >= new and len(self.held) >= LEAST_ANSWERS
+
+    def least(self, found_in: frozenset[str]) -> float:
+        """The agreement that he needs. `found_in`: tasks in which we found something ourselves."""
+        known = any(entry.task in found_in for entry in self.held.values())
+        return THRESHOLD if known else UNKNOWN_GROUND
+
+
+class SavedAuthor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One author, as a state holds him."""
+
+    author: Annotated[str, Meta(max_length=256)]
+    mean: Annotated[float, Meta(ge=-1, le=1)]
+    recent: Annotated[float, Meta(ge=-1, le=1)]
+    measured: Annotated[int, Meta(ge=0)]
+    admitted: bool
+    trusted: Annotated[int, Meta(ge=0)]
+    held: Annotated[tuple[Entry, ...], Meta(max_length=MAX_HELD)]
+
+
+SavedTeachers = Annotated[tuple[SavedAuthor, ...], Meta(max_length=MAX_AUTHORS)]
+"""Authors, who was heard last coming last."""
+
+
+class Teachers:
+    """The standing of every author that was heard, and the answers of those that wait."""
+
+    def __init__(self, cosines: Cosines) -> None:
+        self._cosines = cosines
+        self._authors: OrderedDict[str, _Author] = OrderedDict()
+        self._round = 0
+        self._in_want = 0
+        """Rounds with too few finds to compare with."""
+
+    @property
+    def teaching(self) -> int:
+        """Authors that are learnt from."""
+        return sum(one.admitted or one.trusted > 0 for one in self._authors.values())
+
+    @property
+    def waiting(self) -> int:
+        """Authors that have sent answers and are not."""
+        return len(self._authors) - self.teaching
+
+    @property
+    def doubted(self) -> tuple[str, ...]:
+        """Authors that were measured and wait: their groups are hardly worth fetching."""
+        waiting = (name for name, one in self._authors.items() if not (one.admitted or one.trusted))
+        return tuple(name for name in waiting if self._authors[name].measured >= LEAST_MEASURED)
+
+    def agreement(self, author: str) -> float | None:
+        """The running mean of an author. None: he was never measured."""
+        one = self._authors.get(author)
+        return one.mean if one is not None and one.measured else None
+
+    def teaches(self, author: str) -> bool:
+        """Whether his answers may be learnt from."""
+        one = self._authors.get(author)
+        return one is not None and (one.admitted or one.trusted > 0)
+
+    def rule_on(self, given: Iterable[Entry], finds: Sequence[Entry], rng: random.Random) -> Ruling:
+        """What may be learnt of what others gave and of what waits. `finds`: our own, the newest last."""
+        self._round += 1
+        self.take_back(given)
+        if len(finds) < LEAST_FINDS:
+            self._in_want += 1
+            return Ruling(self._on_trust() if not finds or self._in_want > PATIENCE else ())
+        due = [(name, one) for name, one in self._authors.items() if one.is_due]
+        due = sorted(due, key=lambda pair: pair[1].measured_at)[:AUTHORS_A_ROUND]
+        if not due:
+            return Ruling()
+        compared = _compared(finds, rng)
+        drawn = [rng.sample(list(one.held.values()), min(ANSWERS, len(one.held))) for _, one in due]
+        found_in = frozenset(entry.task for entry in finds)
+        enter, leave = list[Entry](), set[str]()
+        for (name, one), cosine in zip(due, self._cosines(compared, drawn), strict=True):
+            if cosine is None:
+                continue
+            one.note(cosine, self._round)
+            if self._is_fit(one, cosine, found_in):
+                enter += one.let_go(len(one.held))
+            elif not one.admitted and one.trusted and one.measured >= LEAST_MEASURED:
+                one.trusted = 0
+                leave.add(name)
+            elif one.admitted and one.recent < min(FALLEN, one.least(found_in)):
+                one.admitted, one.trusted = False, 0
+                # He has to rise again over as many measurements as his fall weighs.
+                one.mean = min(one.mean, one.recent)
+                leave.add(name)
+        return Ruling(enter, frozenset(leave))
+
+    def take_back(self, entries: Iterable[Entry]) -> None:
+        """Have answers wait: new ones, or those of authors that left the book."""
+        for entry in entries:
+            self._hold(entry)
+        authors = self._authors.values()
+        while sum(one.size_bytes for one in authors) > MAX_HELD_BYTES:
+            max(authors, key=lambda one: one.size_bytes).let_go(1)
+
+    def forget(self, wanted: Callable[[Entry], bool]) -> None:
+        """Let go of answers that are not wanted."""
+        for one in self._authors.values():
+            one.held = {key: entry for key, entry in one.held.items() if wanted(entry)}
+            one.size_bytes = sum(entry.saved_bytes for entry in one.held.values())
+
+    def saved(self) -> tuple[SavedAuthor, ...]:
+        return tuple(
+            SavedAuthor(
+                name, one.mean, one.recent, one.measured, one.admitted, one.trusted, tuple(one.held.values())
+            )
+            for name, one in self._authors.items()
+        )
+
+    def restore(self, saved: Iterable[SavedAuthor], tasks: Mapping[str, str] | None = None) -> None:
+        """Take up what `saved` gave, but for answers to other tasks."""
+        for one in saved:
+            known = _Author(one.mean, one.recent, one.measured, one.admitted, one.trusted)
+            for entry in one.held:
+                if tasks is None or tasks.get(entry.task) == entry.version:
+                    known.hold(entry)
+            self._authors[one.author] = known
+
+    def _is_fit(self, one: _Author, cosine: float, found_in: frozenset[str]) -> bool:
+        """Whether what was measured may enter; who may teach from now on is noted."""
+        least = one.least(found_in)
+        if one.admitted:
+            return min(cosine, one.recent) >= min(FALLEN, least)
+        if one.measured < LEAST_MEASURED or one.mean < least:
+            return False
+        one.admitted, one.recent = True, one.mean
+        return True
+
+    def _on_trust(self) -> list[Entry]:
+        enter = list[Entry]()
+        for one in self._authors.values():
+            count = len(one.held) if one.admitted else min(len(one.held), max(0, ON_TRUST - one.trusted))
+            if one.measured and not one.admitted:
+                continue  # He was measured when there were finds, and waits.
+            enter += one.let_go(count)
+            one.trusted += count
+            one.new = len(one.held)
+        return enter
+
+    def _hold(self, entry: Entry) -> None:
+        one = self._authors.setdefault(entry.author, _Author())
+        self._authors.move_to_end(entry.author)
+        one.hold(entry)
+        if len(one.held) > MAX_HELD:
+            one.let_go(1)
+        if len(self._authors) > MAX_AUTHORS:
+            names = (name for name, known in self._authors.items() if not known.admitted)
+            del self._authors[next(names, next(iter(self._authors)))]
+
+
+def _compared(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:
+    """Some of the newest finds of every task."""
+    by_task: dict[str, list[Entry]] = {}
+    for entry in finds:
+        by_task.setdefault(entry.task, []).append(entry)
+    drawn = list[Entry]()
+    for of_task in by_task.values():
+        newest = of_task[-NEWEST_FINDS:]
+        drawn += rng.sample(newest, min(FINDS_OF_TASK, len(newest)))
+    return rng.sample(drawn, min(FINDS, len(drawn)))

@@ -1,0 +1,58 @@
+"""`swarmnode swarm` with a command keeps a private swarm; without one it is the local swarm, as ever."""
+
+import json
+from pathlib import Path
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from swarmnode.cli.app import app
+from swarmnode.cli.settings import invited
+from swarmnode.errors import ConfigError, NetworkError
+from swarmnode.identity.keys import NodeKey
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.network.private.swarm_record import record_of
+
+PEER = NodeKey(b"p" * 32).peer_id
+
+
+def swarm(home: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["swarm", *arguments, "--home", str(home)])
+
+
+def test_the_invitation_of_a_founder_is_all_that_a_friend_needs(tmp_path: Path) -> None:
+    seed = f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}"
+    made = swarm(tmp_path / "founder", "create", "friends", "--private", "--seed", seed)
+    assert made.exit_code == 0
+    name, addresses = invited(tmp_path / "friend", None, [made.stdout.strip()])
+    assert (name, addresses) == ("friends", [seed])
+    ours, theirs = (
+        record_of(resolve_paths(tmp_path / home).swarms, "friends") for home in ("founder", "friend")
+    )
+    assert ours is not None and theirs is not None and ours.key == theirs.key
+    assert isinstance(swarm(tmp_path / "friend", "rotate").exception, NetworkError)
+
+
+def test_who_is_removed_is_listed_so_and_every_invitation_from_before_is_out_of_date(tmp_path: Path) -> None:
+    first = swarm(tmp_path, "create", "friends", "--private").stdout.strip()
+    assert swarm(tmp_path, "remove", PEER).exit_code == 0
+    assert swarm(tmp_path, "invite").stdout.strip() != first
+    listed = json.loads(swarm(tmp_path, "members", "--json").stdout)["members"]
+    assert [(row["founder"], row["removed"], row["publishes"]) for row in listed] == [
+        (True, False, True),
+        (False, True, False),
+    ]
+
+
+def test_a_swarm_is_neither_founded_twice_nor_public_by_mistake(tmp_path: Path) -> None:
+    assert isinstance(swarm(tmp_path, "create", "friends").exception, ConfigError)
+    assert isinstance(swarm(tmp_path, "members").exception, NetworkError)
+    assert swarm(tmp_path, "create", "friends", "--private").exit_code == 0
+    assert isinstance(swarm(tmp_path, "create", "friends", "--private").exception, ConfigError)
+    assert isinstance(swarm(tmp_path, "create", "No Name", "--private").exception, ConfigError)
+
+
+def test_addresses_without_an_invitation_are_left_as_they_are(tmp_path: Path) -> None:
+    assert invited(tmp_path, "attic", ["/ip4/192.0.2.7"]) == ("attic", ["/ip4/192.0.2.7"])
+    assert invited(tmp_path, None, None) == (None, None)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,270 @@
+"""Probes: over a network in one process whose clock is ours, so that nothing has to be waited for."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from swarmnode.errors import NetworkError, PeerUnreachable
+from swarmnode.extensions.pipeline.membership.link_probes import (
+    BURST_ECHOES,
+    MAX_PROBE_BYTES,
+    MAX_TRACKED_PEERS,
+    PROTOCOL,
+    LinkProber,
+    ProbeService,
+    ProbeSettings,
+    time_stage,
+)
+from swarmnode.extensions.pipeline.plans.costs import MAX_AGE_S
+from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+
+
+class Clock:
+    """Seconds that pass when we say so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Line:
+    """Takes time on our clock for what goes through it, answers as the service behind it does."""
+
+    def __init__(self, clock: Clock, *, latency_s: float, bytes_per_s: float) -> None:
+        self.clock = clock
+        self.latency_s = latency_s
+        self.bytes_per_s = bytes_per_s
+        self.sizes: list[int] = []
+        self.extra_s: Callable[[int], float] = lambda _: 0.0
+        self.service: ProbeService | None = None
+
+    async def answer(self, peer_id: str, request: bytes) -> bytes:
+        self.sizes.append(len(request))
+        self.clock.now_s += (
+            2 * self.latency_s + len(request) / self.bytes_per_s + self.extra_s(len(self.sizes))
+        )
+        assert self.service is not None
+        return await self.service.answer(peer_id, request)
+
+
+@pytest.fixture
+async def hosts() -> AsyncIterator[tuple[MemoryHost, MemoryHost]]:
+    network = MemoryNetwork(seed=1)
+    async with network.host() as alice, network.host() as bob:
+        await alice.connect((await bob.addresses())[0])
+        yield alice, bob
+
+
+async def line_to(bob: MemoryHost, clock: Clock, latency_s: float, bytes_per_s: float) -> Line:
+    line = Line(clock, latency_s=latency_s, bytes_per_s=bytes_per_s)
+    line.service = ProbeService(bob, clock=clock)
+    await bob.serve(PROTOCOL, line.answer, max_request_bytes=MAX_PROBE_BYTES)
+    return line
+
+
+def prober(alice: MemoryHost, clock: Clock, *, echoes: int = 7, refresh_s: float = 300.0) -> LinkProber:
+    settings = ProbeSettings(echoes=echoes, refresh_s=refresh_s)
+    return LinkProber(alice, rng=random.Random(1), settings=settings, clock=clock)
+
+
+@pytest.mark.parametrize("latency_s, bytes_per_s", [(0.05, 1e6), (0.001, 1e8), (0.3, 2e4)])
+async def test_latency_and_bandwidth_of_a_line_are_measured(
+    hosts: tuple[MemoryHost, MemoryHost], latency_s: float, bytes_per_s: float
+):
+    alice, bob = hosts
+    clock = Clock()
+    await line_to(bob, clock, latency_s, bytes_per_s)
+    costs = await prober(alice, clock).measure(bob.peer_id)
+    assert costs.latency_s == pytest.approx(latency_s, rel=0.01)
+    assert costs.bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
+
+
+async def test_a_slow_line_is_not_burdened_and_a_fast_one_not_beyond_the_cap(
+    hosts: tuple[MemoryHost, MemoryHost],
+):
+    alice, bob = hosts
+    clock = Clock()
+    slow = await line_to(bob, clock, 0.05, 1e5)
+    await prober(alice, clock).measure(bob.peer_id)
+    assert max(slow.sizes) == 64 * 1024
+    fast = await line_to(bob, clock, 0.0, 1e12)
+    costs = await prober(alice, clock).measure(bob.peer_id)
+    assert max(fast.sizes) == MAX_PROBE_BYTES
+    assert costs.bytes_per_s <= 1e12
+
+
+async def test_one_slow_echo_does_not_change_the_latency(hosts: tuple[MemoryHost, MemoryHost]):
+    alice, bob = hosts
+    clock = Clock()
+    line = await line_to(bob, clock, 0.05, 1e6)
+    line.extra_s = lambda number: 5.0 if number == 3 else 0.0
+    costs = await prober(alice, clock).measure(bob.peer_id)
+    assert costs.latency_s == pytest.approx(0.05, rel=0.01)
+
+
+async def test_an_answer_before_the_bytes_have_arrived_is_found_out(hosts: tuple[MemoryHost, MemoryHost]):
+    alice, bob = hosts
+
+    async def hasty(peer_id: str, request: bytes) -> bytes:
+        return bytes(16)
+
+    await bob.serve(PROTOCOL, hasty, max_request_bytes=MAX_PROBE_BYTES)
+    with pytest.raises(PeerUnreachable, match="wrongly"):
+        await prober(alice, Clock()).measure(bob.peer_id)
+
+
+async def test_who_asks_too_much_gets_no_answer_until_time_has_passed(hosts: tuple[MemoryHost, MemoryHost]):
+    _, bob = hosts
+    clock = Clock()
+    service = ProbeService(bob, clock=clock)
+    answers = [await service.answer("greedy", b"x") for _ in range(int(BURST_ECHOES) + 3)]
+    assert [bool(answer) for answer in answers] == [True] * int(BURST_ECHOES) + [False] * 3
+    assert service.refused == 3
+    assert await service.answer("another", b"x") != b""
+    clock.now_s += 10.0
+    assert await service.answer("greedy", b"x") != b""
+
+
+async def test_bulk_is_bounded_by_its_bytes(hosts: tuple[MemoryHost, MemoryHost]):
+    _, bob = hosts
+    service = ProbeService(bob, clock=Clock())
+    answers = [await service.answer("greedy", bytes(MAX_PROBE_BYTES)) for _ in range(3)]
+    assert [bool(answer) for answer in answers] == [True, True, False]
+
+
+async def test_the_service_remembers_a_bounded_number_of_peers(hosts: tuple[MemoryHost, MemoryHost]):
+    _, bob = hosts
+    service = ProbeService(bob, clock=Clock())
+    for _ in range(int(BURST_ECHOES)):
+        await service.answer("first", b"x")
+    for number in range(MAX_TRACKED_PEERS):
+        await service.answer(str(number), b"x")
+    assert await service.answer("first", b"x") != b"", "whoever was not heard of for longest is forgotten"
+
+
+async def test_a_refusal_is_an_error_for_the_prober(hosts: tuple[MemoryHost, MemoryHost]):
+    alice, bob = hosts
+    service = ProbeService(bob, clock=Clock())
+    await service.serve()
+    one = prober(alice, Clock(), echoes=int(BURST_ECHOES) + 1)
+    with pytest.raises(PeerUnreachable, match="refused"):
+        await one.measure(bob.peer_id)
+
+
+async def test_links_are_measured_again_when_due_and_not_before(hosts: tuple[MemoryHost, MemoryHost]):
+    alice, bob = hosts
+    clock = Clock()
+    line = await line_to(bob, clock, 0.05, 1e6)
+    one = prober(alice, clock, refresh_s=300.0)
+    members = [alice.peer_id, bob.peer_id]
+    await one.refresh(members)
+    asked = len(line.sizes)
+    await one.refresh(members)
+    assert len(line.sizes) == asked
+    clock.now_s += 301.0
+    await one.refresh(members)
+    assert len(line.sizes) == 2 * asked
+    assert set(one.links()) == {bob.peer_id}
+
+
+async def test_one_bad_hour_of_a_line_is_smoothed_away(hosts: tuple[MemoryHost, MemoryHost]):
+    alice, bob = hosts
+    clock = Clock()
+    line = await line_to(bob, clock, 0.05, 1e6)
+    one = prober(alice, clock, refresh_s=300.0)
+    for latency_s in (0.05, 0.05, 0.05, 2.0, 0.05):
+        line.latency_s = latency_s
+        await one.refresh([bob.peer_id])
+        clock.now_s += 301.0
+    assert one.links()[bob.peer_id].latency_s == pytest.approx(0.05, rel=0.01)
+
+
+async def test_a_silent_peer_costs_no_other_its_probe_and_its_figures_age(
+    hosts: tuple[MemoryHost, MemoryHost],
+):
+    alice, bob = hosts
+    clock = Clock()
+    await line_to(bob, clock, 0.05, 1e6)
+    one = prober(alice, clock, refresh_s=300.0)
+    stranger = MemoryNetwork(seed=9).host().peer_id
+    await one.refresh([stranger, bob.peer_id])
+    assert set(one.links()) == {bob.peer_id}
+    bob.go_down()
+    clock.now_s += 301.0
+    await one.refresh([stranger, bob.peer_id])
+    assert set(one.links()) == {bob.peer_id}, "one failure does not make a link unknown"
+    clock.now_s += MAX_AGE_S
+    assert one.links() == {}
+
+
+async def test_a_member_that_left_is_forgotten(hosts: tuple[MemoryHost, MemoryHost]):
+    alice, bob = hosts
+    clock = Clock()
+    await line_to(bob, clock, 0.05, 1e6)
+    one = prober(alice, clock)
+    await one.refresh([bob.peer_id])
+    await one.refresh([])
+    assert one.links() == {}
+
+
+async def test_nobody_there_is_a_network_error(hosts: tuple[MemoryHost, MemoryHost]):
+    alice, bob = hosts
+    with pytest.raises(NetworkError):
+        await prober(alice, Clock()).measure(bob.peer_id)
+
+
+def device(
+    clock: Clock, *, call_s: float, token_s: float
+) -> tuple[Callable[[int], int], Callable[[int], None]]:
+    """A stage that takes `call_s` for each call and `token_s` for each token; twice that backward."""
+
+    def forward(tokens: int) -> int:
+        clock.now_s += call_s + token_s * tokens
+        return tokens
+
+    def backward(tokens: int) -> None:
+        clock.now_s += 2 * (call_s + token_s * tokens)
+
+    return forward, backward
+
+
+def test_a_stage_is_timed_at_the_size_of_a_micro_batch():
+    clock = Clock()
+    forward, backward = device(clock, call_s=0.1, token_s=0.001)
+    timing = time_stage(
+        4, forward, backward, token_counts=(16, 64, 256), micro_batch_tokens=1000, clock=clock
+    )
+    assert timing.layers == 4
+    assert timing.forward_s == pytest.approx((0.1 + 1.0) / 1000)
+    assert timing.backward_s == pytest.approx(2 * (0.1 + 1.0) / 1000)
+
+
+def test_a_slow_first_call_and_one_hiccup_are_not_counted():
+    clock = Clock()
+    forward, backward = device(clock, call_s=0.0, token_s=0.001)
+    calls = 0
+
+    def hiccups(tokens: int) -> int:
+        nonlocal calls
+        calls += 1
+        clock.now_s += 50.0 if calls in (1, 3) else 0.0
+        return forward(tokens)
+
+    timing = time_stage(1, hiccups, backward, token_counts=(64, 128), micro_batch_tokens=128, clock=clock)
+    assert timing.forward_s == pytest.approx(0.001)
+
+
+def test_a_clock_that_sees_nothing_gives_a_time_all_the_same():
+    timing = time_stage(
+        1, lambda tokens: tokens, lambda _: None, token_counts=(8,), micro_batch_tokens=8, clock=Clock()
+    )
+    assert timing.forward_s > 0
+
+
+@pytest.mark.parametrize("counts", [(), (0,), (8, -1)])
+def test_token_counts_must_be_positive(counts: tuple[int, ...]):
+    with pytest.raises(ValueError, match="cannot time"):
+        time_stage(1, lambda t: t, lambda _: None, token_counts=counts, micro_batch_tokens=8)

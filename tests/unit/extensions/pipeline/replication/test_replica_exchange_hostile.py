@@ -1,0 +1,54 @@
+"""Replicas that claim more than they did, or keep questions waiting."""
+
+import asyncio
+
+import pytest
+
+from swarmnode.extensions.pipeline.replication.averaging_messages import PROTOCOL, AskDigest, encode
+from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally
+from swarmnode.extensions.pipeline.replication.contributions import contribute
+from swarmnode.extensions.pipeline.replication.gradient_exchange import ContributionBounds, ContributionFault
+from swarmnode.extensions.pipeline.replication.replica_answers import MAX_WAITING, AnswerScope
+from swarmnode.extensions.pipeline.wire.inbound import send_frame
+from tests.unit.extensions.pipeline.replication.test_replica_exchange import (
+    ABOUT,
+    KEYS,
+    PLAN,
+    SHAPES,
+    gradients,
+    peers,
+    replicas,
+)
+
+
+@pytest.mark.parametrize("claimed, counts", [(98_304, False), (385, False), (384, True)])
+def test_whoever_claims_many_times_the_others_tokens_is_left_out(claimed: int, counts: bool) -> None:
+    expected = ContributionBounds(SHAPES, max_tokens=98_304, max_visits=24)
+    sums = [*(gradients(n, tokens=48) for n in range(3)), gradients(3, tokens=claimed)]
+    given = [contribute(own, ABOUT, expected, key) for own, key in zip(sums, KEYS, strict=False)]
+    tally = ContributionTally(given[0], ABOUT, peers(0, 1, 2, 3), expected, max_norm_ratio=16.0)
+    for one in given[1:]:
+        tally.add(one)
+    found = tally.result(agreed=True)
+    assert found.rejected == ({} if counts else {KEYS[3].peer_id: ContributionFault.WEIGHT})
+    assert found.sum.tokens == 144 + claimed * counts
+
+
+async def test_only_replicas_ask_and_not_for_what_is_far_away() -> None:
+    async with replicas(3) as (exchanges, hosts):
+        scope = AnswerScope(PLAN, 1, frozenset(peers(0, 1)), 4)
+        exchanges[0].admit(peers(0, 1, 2), scope)
+
+        async def ask(asker: int, iteration: int, plan: str = PLAN) -> None:
+            stream = await hosts[asker].open_stream(hosts[0].peer_id, PROTOCOL)
+            await send_frame(stream, encode(AskDigest(plan=plan, stage=1, iteration=iteration)))
+
+        await ask(2, 4)
+        await ask(1, 6)
+        for _ in range(MAX_WAITING + 1):
+            await ask(1, 5)
+        for _ in range(100):
+            if exchanges[0].refused.total() == 3:  # type: ignore[attr-defined]
+                break
+            await asyncio.sleep(0.01)
+        assert exchanges[0].refused == {"not_a_member": 1, "too_early": 1, "too_many_streams": 1}

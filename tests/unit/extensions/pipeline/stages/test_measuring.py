@@ -1,0 +1,22 @@
+from pathlib import Path
+
+import torch
+
+from swarmnode.extensions.pipeline.stages.measuring import measure_stage, memory_for_stage
+from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
+from swarmnode.extensions.pipeline.stages.whole_model import open_model
+from swarmnode.machine.hardware import GIB
+from swarmnode.model.demonstration.tiny import build_quick_tiny
+
+
+def test_a_machine_measures_what_real_layers_of_the_model_cost(tmp_path: Path) -> None:
+    whole = open_model(str(build_quick_tiny(tmp_path)), torch.float32)
+    for trainable in ("lora", "full"):
+        timings = measure_stage(whole, StageSettings(trainable), micro_batch_tokens=64)
+        assert [timing.layers for timing in timings] == [1, 2]
+        assert all(timing.forward_s > 0 and timing.backward_s > 0 for timing in timings)
+
+
+def test_memory_that_is_set_is_taken_at_its_word() -> None:
+    assert memory_for_stage(1.5, torch.device("cpu")) == 1.5 * GIB
+    assert 0 < memory_for_stage(None, torch.device("cpu")) < 2**50

@@ -1,0 +1,232 @@
+"""Messages: what is said is read back, and what is out of bounds is never read at all."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.wire.hop_messages import (
+    CHUNK_BYTES,
+    MAX_ANSWER_BYTES,
+    MAX_ATTEMPTS,
+    MAX_BACK,
+    MAX_DEADLINE_S,
+    MAX_MESSAGE_BYTES,
+    MAX_NODES,
+    MAX_PATH,
+    MAX_PROMPT_TOKENS,
+    MAX_SEQUENCES,
+    Abandoned,
+    BackwardHop,
+    Done,
+    Finished,
+    ForwardHop,
+    Lost,
+    Message,
+    Passed,
+    Refusal,
+    Refused,
+    ReplyFrame,
+    StepDone,
+    TensorHeader,
+)
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_sender
+from swarmnode.extensions.pipeline.wire.wire import (
+    as_payload,
+    decode_answer,
+    decode_message,
+    encode_message,
+    payload_bytes,
+)
+
+PLAN = "ab" * 32
+OTHER = "cd" * 32
+HEADER = TensorHeader(codec="int8", dtype="float32", shape=(2, 3, 64), block=64, checksum=7)
+FORWARD = ForwardHop(
+    plan=PLAN, iteration=3, attempt=1, deadline_s=2.5, micro_batch=9, agent=4, wave=1,
+    path=(0, 5, 2), position=1, tensor=HEADER, tokens=4, lengths=(3, 3), prompts=(None, 0),
+)  # fmt: skip
+BACKWARD = BackwardHop(
+    plan=PLAN, iteration=3, deadline_s=2.5, micro_batch=9, agent=4, wave=1, path=(0, 5, 2), position=1,
+    tensor=HEADER,
+)  # fmt: skip
+LOST = Lost(plan=PLAN, iteration=3, attempt=2, deadline_s=1.0, micro_batch=9, position=1, fault="silent")
+PASSED = Passed(plan=PLAN, iteration=3, attempt=2, deadline_s=1.0, micro_batch=9, position=1, homeward=False)
+FINISHED = Finished(plan=PLAN, iteration=3, deadline_s=1.0, node=0, back=((9, 2), (11, 0)))
+STEPPED = StepDone(plan=PLAN, iteration=3, deadline_s=1.0, stage=2, tokens=512, visits=4, digest=OTHER)
+ABANDONED = Abandoned(plan=PLAN, iteration=3, deadline_s=1.0, micro_batch=9)
+MEMBERS = PlanMembers(PLAN, ("peer 0", "peer 1", "peer 2", "peer 3", "peer 4", "peer 5"), own=5)
+
+
+def with_fields(message: Message, **fields: object) -> bytes:
+    """The message as a sender without our checks would write it."""
+    names = [field.name for field in msgspec.structs.fields(type(message))]
+    said = msgspec.structs.asdict(message).items()
+    values = {name: msgspec.to_builtins(value, builtin_types=(bytes,)) for name, value in said}
+    values |= fields
+    tag = type(message).__struct_config__.tag
+    return b"\x01" + msgspec.msgpack.encode([tag, *(values[name] for name in names)])
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(Rejected) as caught:
+        decode_message(data)
+    return caught.value.reason
+
+
+@pytest.mark.parametrize("message", [FORWARD, BACKWARD, LOST, PASSED, FINISHED, STEPPED, ABANDONED])
+def test_a_message_is_read_as_it_was_said(message: Message):
+    assert decode_message(encode_message(message)) == message
+    assert decode_message(with_fields(message)) == message
+
+
+@pytest.mark.parametrize("reply", [Done(), *(Refused(reason) for reason in Refusal)])
+def test_an_answer_is_read_as_it_was_said(reply: Done | Refused):
+    data = encode_message(ReplyFrame(reply, keep=True))
+    assert decode_answer(data) == ReplyFrame(reply, keep=True)
+    assert len(data) <= MAX_ANSWER_BYTES
+
+
+def test_the_longest_honest_message_is_within_the_bound():
+    message = msgspec.structs.replace(
+        FORWARD,
+        path=tuple(range(MAX_NODES - MAX_PATH, MAX_NODES)),
+        tokens=2**40,
+        lengths=(1000,) * (MAX_SEQUENCES // 2) + (70_000,) * (MAX_SEQUENCES // 2),
+        prompts=(None,) * (MAX_SEQUENCES // 2) + tuple(range(MAX_SEQUENCES // 2)),
+    )
+    assert decode_message(encode_message(message)) == message
+    end = msgspec.structs.replace(FINISHED, back=((2**20, 63),) * MAX_BACK)
+    assert decode_message(encode_message(end)) == end
+
+
+def test_another_version_is_ignored_without_reading_it():
+    assert refusal(b"\x02 whatever they say then") == Refusal.OTHER_VERSION
+
+
+def test_a_message_over_the_bound_is_not_decoded():
+    assert refusal(b"\x01" + bytes(MAX_MESSAGE_BYTES)) == Refusal.TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"plan": "AB" * 32},
+        {"plan": "ab" * 31},
+        {"plan": PLAN + "\n"},
+        {"iteration": -1},
+        {"attempt": MAX_ATTEMPTS},
+        {"deadline_s": 0.0},
+        {"deadline_s": float("nan")},
+        {"deadline_s": MAX_DEADLINE_S * 2},
+        {"micro_batch": "9"},
+        {"path": [0]},
+        {"path": [0, 5, 5]},
+        {"path": [0, 5, 0]},
+        {"path": [0, MAX_NODES]},
+        {"path": list(range(MAX_PATH + 1))},
+        {"position": 0},
+        {"position": 4},
+        {"lengths": [0]},
+        {"lengths": [1] * (MAX_SEQUENCES + 1)},
+        {"prompts": [None]},
+        {"prompts": [None, 1]},
+        {"prompts": [0, None]},
+        {"lengths": [3, 3, 3], "prompts": [None, 0, 1]},
+        {"lengths": [MAX_PROMPT_TOKENS // 2, 1, 1, 1], "prompts": [None, 0, 0, 0]},
+        {"tokens": 0},
+        {"tokens": 2**41},
+        {"tensor": ["int8", "float32", [2, 0], 64, 7]},
+        {"tensor": ["int8", "float32", [2, 2, 2, 2], 64, 7]},
+        {"tensor": ["int8", "float32", [], 64, 7]},
+        {"tensor": ["int8", "float32", [4096, 4097], 64, 7]},
+        {"tensor": ["int8", "float32", [2**22, 2**22, 2**22], 64, 7]},
+        {"tensor": ["int8", "float64", [2, 2], 64, 7]},
+        {"tensor": ["int8", "float32", [2, 2], 0, 7]},
+        {"tensor": ["int8", "float32", [2, 2], 4097, 7]},
+        {"tensor": ["none", "float32", [2, 2], 64, 7]},
+        {"tensor": ["gzip", "float32", [2, 2], 0, 7]},
+        {"tensor": ["none", "float32", [2, 2], 0, 2**32]},
+        {"tensor": ["none", "float32", [2, 2], 0, 7, "more"]},
+    ],
+)
+def test_a_field_out_of_bounds_makes_a_message_malformed(fields: dict[str, object]):
+    assert refusal(with_fields(FORWARD, **fields)) == Refusal.MALFORMED
+
+
+def test_a_gradient_goes_to_a_node_of_the_path():
+    assert decode_message(with_fields(BACKWARD, position=0)).id.position == 0
+    assert refusal(with_fields(BACKWARD, position=3)) == Refusal.MALFORMED
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused_and_nothing_else(data: bytes):
+    assert refusal(data) in {Refusal.MALFORMED, Refusal.OTHER_VERSION}
+    assert refusal(b"\x01" + data) == Refusal.MALFORMED
+
+
+def test_the_bytes_that_follow_are_counted_from_the_header_alone():
+    assert payload_bytes(FORWARD) == 2 * 3 * 64 + 4 * 6
+    assert payload_bytes(STEPPED) == 0
+
+
+def test_another_attempt_is_the_same_work():
+    assert msgspec.structs.replace(FORWARD, attempt=2, deadline_s=9.0).id == FORWARD.id
+    assert msgspec.structs.replace(FORWARD, path=(0, 4, 2)).id == FORWARD.id
+    ids = {message.id for message in (FORWARD, BACKWARD, LOST, PASSED, FINISHED, STEPPED, ABANDONED)}
+    ids |= {
+        msgspec.structs.replace(FORWARD, **change).id
+        for change in ({"micro_batch": 1}, {"iteration": 1}, {"position": 2}, {"plan": OTHER})
+    }
+    assert len(ids) == 11
+
+
+def test_a_hop_comes_from_the_node_before_us_on_its_path():
+    plans = {PLAN: MEMBERS}
+    check_sender(FORWARD, "peer 0", plans)
+    check_sender(BACKWARD, "peer 2", plans)
+    for message, liar in ((FORWARD, "peer 2"), (BACKWARD, "peer 0"), (FORWARD, "peer 5")):
+        with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
+            check_sender(message, liar, plans)
+
+
+def test_the_data_node_gets_the_end_of_the_path_and_starts_the_way_back():
+    at_home = {PLAN: PlanMembers(PLAN, MEMBERS.peers, own=0)}
+    check_sender(msgspec.structs.replace(FORWARD, position=3), "peer 2", at_home)
+    check_sender(msgspec.structs.replace(BACKWARD, position=0), "peer 5", at_home)
+    at_the_end = {PLAN: PlanMembers(PLAN, MEMBERS.peers, own=2)}
+    check_sender(msgspec.structs.replace(BACKWARD, position=2), "peer 0", at_the_end)
+
+
+def test_a_hop_for_another_node_is_not_ours():
+    with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
+        check_sender(FORWARD, "peer 0", {PLAN: PlanMembers(PLAN, MEMBERS.peers, own=2)})
+
+
+def test_nobody_ends_an_iteration_in_the_name_of_another():
+    check_sender(FINISHED, "peer 0", {PLAN: MEMBERS})
+    with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
+        check_sender(FINISHED, "peer 1", {PLAN: MEMBERS})
+
+
+def test_a_path_through_nodes_that_the_plan_lacks_is_refused():
+    message = msgspec.structs.replace(FORWARD, path=(0, 5, 6))
+    with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
+        check_sender(message, "peer 0", {PLAN: MEMBERS})
+
+
+@pytest.mark.parametrize("message", [FORWARD, STEPPED])
+def test_strangers_and_unknown_plans_are_refused(message: Message):
+    with pytest.raises(Rejected, match=Refusal.NOT_A_MEMBER):
+        check_sender(message, "peer 6", {PLAN: MEMBERS})
+    with pytest.raises(Rejected, match=Refusal.UNKNOWN_PLAN):
+        check_sender(message, "peer 0", {OTHER: MEMBERS})
+
+
+def test_the_sums_run_on_from_chunk_to_chunk():
+    payload = as_payload(bytes(range(256)) * (CHUNK_BYTES // 256) + b"the rest")
+    assert len(payload.checksums) == 2
+    assert payload.checksums[0] == as_payload(payload.data[:CHUNK_BYTES]).checksum
+    assert payload.checksum != as_payload(b"the rest").checksum
+    assert as_payload(b"").checksum == 0

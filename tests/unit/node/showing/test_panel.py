@@ -1,0 +1,274 @@
+"""The panel on terminals of different sizes, and the command that others join with."""
+
+import html
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console, ConsoleDimensions
+
+from swarmnode.exchange.limits import Reason
+from swarmnode.exchange.reputation import HelpStats
+from swarmnode.node.learner import Generation
+from swarmnode.node.showing.node_status import (
+    LibraryStatus,
+    Network,
+    NodeStatus,
+    Sharing,
+    SharingEffect,
+    invitation,
+)
+from swarmnode.node.showing.panel import PanelWatcher, render, room_below
+from swarmnode.node.showing.panel_layout import RowLayout, fit_columns, fit_rows
+from swarmnode.node.showing.policies_panel import PoliciesPanel, render_policies
+from swarmnode.node.showing.reasons import in_words
+from swarmnode.training.records import TrainReport
+from tests.unit.node.showing.test_node_status import STATUS
+
+ADDRESS = "/ip4/192.168.178.201/tcp/41234/p2p/12D3KooWpzf3HmX1A7QeTpr8yYtUeK7QXkYqRkQn9uNzFrJx1v2Q"
+BUSY = replace(
+    STATUS,
+    generation=Generation(engine="embedded", mode="refill", groups_in_flight=12),
+    network=Network("up", 1000.0, 0, "", 12, (ADDRESS,)),
+    exchange=Sharing(
+        published=1234,
+        served=33,
+        headers=1234,
+        fetched=444,
+        accepted=222,
+        buffered=16,
+        dropped={"stale": 100},
+    ),
+    sharing=SharingEffect(0.04, 0.01, "helps", 16, 16),
+)
+STORY = [
+    f"12:00:0{second} round {second} and more than fits into a line of eighty columns" for second in range(6)
+]
+ALL_LABELS = (
+    "doing", "policy", "round", "reward", "held out", "trained on", "sharing", "speed", "rollouts", "network",
+    "exchange", "dropped", "kept back", "saved",
+)  # fmt: skip
+
+
+def drawn(status: NodeStatus, width: int, height: int | None) -> list[str]:
+    """The lines of the panel, and not one is longer than the terminal."""
+    console = Console(width=width, height=height or 60, record=True, file=StringIO())
+    console.print(render(status, [0.1, 0.5] * 30, STORY, 1075.0, height))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+def terminal(width: int, height: int) -> Console:
+    return Console(
+        width=width,
+        height=height,
+        file=StringIO(),
+        force_terminal=True,
+        color_system=None,
+        legacy_windows=False,
+    )
+
+
+def test_at_80_by_24_every_row_is_there_below_the_command_and_nothing_is_cut() -> None:
+    room = room_below(terminal(80, 24), str(invitation(BUSY)))
+    lines = drawn(BUSY, 80, room)
+    assert len(lines) <= room == 21
+    text = "\n".join(lines)
+    assert [label for label in ALL_LABELS if f" {label}  " not in text] == []
+    rows = lines[: next(number for number, line in enumerate(lines) if "12:00" in line)]
+    assert not any("…" in line for line in rows)
+    assert "waiting 16" in text and "round 5" in text
+
+
+@pytest.mark.parametrize("height", [20, 16, 12, 9, 7])
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
+def test_a_smaller_terminal_loses_the_least_important_rows_first(width: int, height: int) -> None:
+    lines = drawn(BUSY, width, height)
+    assert len(lines) <= height
+    text = "\n".join(lines)
+    assert all(f" {label}  " in text for label in ("doing", "round", "reward"))
+    assert lines[-1].startswith("╰"), "the frame is closed"
+
+
+def test_the_picture_of_the_readme_is_of_a_panel_that_speaks_in_words() -> None:
+    picture = html.unescape((Path(__file__).parents[3] / "docs" / "panel.svg").read_text())
+    said = "\n".join(re.findall(r"<text[^>]*>([^<]*)</text>", picture)).replace("\xa0", " ")
+    assert "announced" in said
+    assert [code for code in Reason if "_" in code and code in said] == []
+    assert not re.search(r"\bJ \d|\bpublished\b|\bpaced\b", said)
+
+
+def test_without_a_bound_everything_is_drawn_as_in_the_picture_of_the_readme() -> None:
+    text = "\n".join(drawn(BUSY, 140, None))
+    assert all(label in text for label in (*ALL_LABELS, "join us"))
+    assert all(f"round {second}" in text for second in range(6))
+
+
+def test_an_operator_reads_words_and_no_codes() -> None:
+    codes = {"stale": 100, "crowded_out": 219, "zero_advantage": 3}
+    heard = replace(BUSY.exchange, dropped=codes, unpublished={"paced": 41})
+    text = "\n".join(drawn(replace(BUSY, exchange=heard), 140, None))
+    assert "219 not needed, newer ones took their place, 100 too old to train on, 3 equal rewards" in text
+    assert "41 more than others would hear" in text and "16 groups of others a round" in text
+    assert [code for code in (*codes, "paced", "J 16", "published") if code in text] == []
+
+
+def test_every_reason_is_said_without_an_underscore() -> None:
+    assert "_" not in in_words(dict.fromkeys(map(str, Reason), 1))
+
+
+def test_what_nobody_could_hear_is_not_shown_as_if_somebody_had() -> None:
+    alone = replace(BUSY, network=Network("up", 1000.0))
+    assert "announced 1234 (to nobody" in "\n".join(drawn(alone, 140, None))
+    assert "nobody" not in "\n".join(drawn(BUSY, 140, None))
+
+
+def test_the_frame_says_where_the_status_page_is_and_the_panel_what_helps() -> None:
+    said = "no answer to last was right in 20 rounds"
+    lines = drawn(replace(BUSY, page="http://127.0.0.1:8123/status", advice=said), 80, 21)
+    assert "http://127.0.0.1:8123/status" in lines[-1]
+    assert said in "\n".join(lines)
+
+
+def test_with_several_policies_the_frame_names_the_page_of_the_first() -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    pages = (replace(BUSY, page=f"http://127.0.0.1:812{number}/status") for number in range(2))
+    console.print(render_policies(dict(enumerate(pages)), STORY, 1075.0, 80, 20))
+    assert "http://127.0.0.1:8120/status" in console.export_text().splitlines()[-1]
+
+
+def test_rows_are_given_up_one_after_the_other() -> None:
+    lines_of = {"a": 1, "b": 3, "c": 1}
+    assert fit_rows(lines_of, ["c", "b"], 5, None) == RowLayout(("a", "b", "c"), frozenset(), 5)
+    assert fit_rows(lines_of, ["c", "b"], 5, 13) == RowLayout(("a", "b", "c"), frozenset(), 5)
+    assert fit_rows(lines_of, ["c", "b"], 5, 12) == RowLayout(("a", "b"), frozenset(), 5)
+    assert fit_rows(lines_of, ["c", "b"], 5, 10) == RowLayout(("a", "b"), frozenset(), 3)
+    assert fit_rows(lines_of, ["c", "b"], 5, 8) == RowLayout(("a", "b"), frozenset({"b"}), 3)
+    assert fit_rows(lines_of, ["c", "b"], 5, 5).rows == ("a",)
+    assert fit_rows(lines_of, ["c", "b"], 5, 1).rows == ("a",), "what always stays is drawn anyway"
+
+
+def test_the_command_to_join_is_printed_once_in_one_piece_outside_the_frame() -> None:
+    console = terminal(80, 24)
+    panel = PanelWatcher(console)
+    for _ in range(3):
+        panel.tick(BUSY)
+    panel.close()
+    assert isinstance(console.file, StringIO)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in console.file.getvalue().splitlines()]
+    command = f"swarmnode join {ADDRESS}"
+    assert len(command) > 80
+    assert [line.strip("\r") for line in lines].count(command) == 1
+
+
+def test_a_terminal_of_another_size_is_wiped_and_everything_drawn_anew() -> None:
+    """It has folded the lines of the frame before, so going up by as many as were drawn leaves a rest."""
+    console = terminal(100, 30)
+    panel = PanelWatcher(console)
+    panel.tick(BUSY)
+    assert isinstance(console.file, StringIO)
+    console.size = ConsoleDimensions(60, 20)
+    before = console.file.tell()
+    panel.tick(BUSY)
+    panel.tick(BUSY)
+    panel.close()
+    written = console.file.getvalue()[before:]
+    assert written.count("\x1b[2J\x1b[H") == 1, "wiped once, and not for each frame"
+    after = written.partition("\x1b[2J\x1b[H")[2]
+    command, frame, _rest = after.partition("╭")
+    assert f"swarmnode join {ADDRESS}" in command and frame
+    assert "\x1b[1A" not in command, "nothing is left to go up to"
+
+
+def test_nobody_is_told_to_join_a_node_that_cannot_be_reached() -> None:
+    console = terminal(80, 24)
+    panel = PanelWatcher(console)
+    panel.tick(replace(BUSY, network=Network("starting", 1000.0)))
+    panel.close()
+    assert isinstance(console.file, StringIO) and "another machine" not in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 20), (60, 12), (40, 10)])
+def test_several_policies_fit_with_the_columns_that_matter_most(width: int, height: int) -> None:
+    statuses = {number: BUSY for number in range(3)}
+    console = Console(width=width, height=60, record=True, file=StringIO())
+    console.print(render_policies(statuses, STORY, 1075.0, width, height))
+    lines = console.export_text().splitlines()
+    assert len(lines) <= height and max(map(len, lines)) <= width
+    assert "round" in lines[1] and "reward" in lines[1]
+    table = lines[1:5]
+    assert not any("…" in line for line in table)
+
+
+def test_columns_are_given_up_in_order() -> None:
+    widths = {"name": 20, "round": 8, "peers": 8}
+    assert fit_columns(widths, ["name", "peers"], 36) == ("name", "round", "peers")
+    assert fit_columns(widths, ["name", "peers"], 35) == ("round", "peers")
+    assert fit_columns(widths, ["name", "peers"], 9) == ("round",)
+
+
+def test_the_policies_panel_prints_the_command_of_the_first() -> None:
+    console = terminal(80, 24)
+    panel = PoliciesPanel(console)
+    panel.watcher(0).tick(BUSY)
+    panel.watcher(1).tick(replace(BUSY, network=Network("up", 1000.0, 0, "", 1, ("/ip4/1.2.3.4/tcp/1",))))
+    panel.close()
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().count("another machine in this LAN joins with:") == 1
+
+
+def test_advice_has_its_lines_before_the_log_has_its_own() -> None:
+    said = (
+        "the reward of every answer is the same, so there is nothing to learn from; look at the answers with"
+    )
+    said += " `swarmnode task try last.py`, and let the reward tell more of them apart"
+    text = " ".join(" ".join(line.strip("│ ") for line in drawn(replace(BUSY, advice=said), 80, 14)).split())
+    assert said in text
+    lines_of = {"a": 1, "b": 3, "c": 1}
+    assert fit_rows(lines_of, ["c"], 5, 6, cut_last=("b",)) == RowLayout(("a", "b"), frozenset(), 0)
+    assert fit_rows(lines_of, ["c"], 5, 4, cut_last=("b",)) == RowLayout(("a", "b"), frozenset({"b"}), 0)
+
+
+def test_what_a_terminal_echoes_below_the_panel_does_not_fold() -> None:
+    console = terminal(80, 24)
+    panel = PanelWatcher(console)
+    panel.tick(BUSY)
+    assert isinstance(console.file, StringIO)
+    frame = console.file.getvalue()
+    panel.close()
+    # ^C at the end of a line as wide as the terminal would begin another, and move the panel by one.
+    assert not frame.rpartition("\n")[2].strip()
+
+
+def test_the_panel_says_what_was_learnt_from_libraries() -> None:
+    assert "library" not in "\n".join(drawn(BUSY, 120, None))
+    kept = replace(BUSY, library=LibraryStatus(kept=40))
+    assert "40 groups kept for others" in "\n".join(drawn(kept, 120, None))
+    learnt = LibraryStatus(kept=40, lenders=4, answers=612, catching_up=True, rounds=11, rounds_worth=35.2)
+    text = "\n".join(drawn(replace(BUSY, library=learnt), 120, None))
+    assert "catching up, round 12: 612 right answers from 4 peers, worth 35 rounds of our own; 40" in text
+    over = replace(learnt, catching_up=False, rounds_worth=None)
+    assert "learnt: 612 right answers from 4 peers; 40" in "\n".join(
+        drawn(replace(BUSY, library=over), 120, None)
+    )
+
+
+def test_the_panel_says_what_was_asked_for_and_what_was_done_for_others() -> None:
+    assert "asked others" not in "\n".join(drawn(BUSY, 120, None))
+    stats = HelpStats(asked=3, heard=7, answered=4, tried=2)
+    said = "asked others 3 times, were asked 7 times: 4 groups announced again and 2 examples tried for them"
+    assert said in "\n".join(drawn(replace(BUSY, help=stats), 140, None))
+
+
+@pytest.mark.parametrize(
+    ("teaching", "waiting", "words"),
+    [(3, 2, "; 3 authors teach, 2 wait"), (1, 1, "; 1 author teaches, 1 waits")],
+)
+def test_the_panel_says_who_teaches_and_who_waits(teaching: int, waiting: int, words: str) -> None:
+    training = TrainReport(book=9, replayed=4, own_groups=8, teaching=teaching, waiting=waiting)
+    assert words in " ".join(" ".join(drawn(replace(BUSY, training=training), 200, None)).split())
+    nobody = replace(training, teaching=0, waiting=0)
+    assert "teach" not in "\n".join(drawn(replace(BUSY, training=nobody), 200, None))

@@ -1,0 +1,200 @@
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from swarmnode.cli.app import app
+from swarmnode.errors import ConfigError
+from swarmnode.machine.storage import builtin_folder
+from swarmnode.settings.config import KEYS, SECTIONS, Config, explain_setting
+from swarmnode.settings.config_layers import advice_for_argument, load_config, presets
+from swarmnode.settings.other_names import NAMES_OF_TRL, NO_LONGER_SETTINGS
+from swarmnode.settings.settings_page import reference_page
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_each_layer_overrides_the_one_before_and_is_remembered(tmp_path: Path) -> None:
+    layers = {
+        "preset": write(tmp_path / "home.toml", "[rollout]\ngroups = 1\ngroup_size = 3\n"),
+        "user_file": write(tmp_path / "config.toml", "[rollout]\ngroups = 2\n[node]\nseed = 2\n"),
+        "config_file": write(tmp_path / "mine.toml", "[node]\nseed = 3\nrounds = 3\n"),
+    }
+    environ = {"SWARMNODE_NODE__ROUNDS": "4", "SWARMNODE_NODE__CHECKPOINT_EVERY": "4", "HOME": "/root"}
+    loaded = load_config(
+        **layers,
+        environ=environ,
+        assignments=["node.checkpoint_every=5", "node.keep_checkpoints=5"],
+        flags={"node.keep_checkpoints": 6},
+    )
+    config = loaded.config
+    assert (config.rollout.groups, config.rollout.group_size) == (2, 3)
+    assert (config.node.seed, config.node.rounds) == (3, 4)
+    assert (config.node.checkpoint_every, config.node.keep_checkpoints) == (5, 6)
+    assert loaded.origins["rollout.group_size"] == "preset home"
+    assert loaded.origins["rollout.groups"] == str(tmp_path / "config.toml")
+    assert loaded.origins["node.seed"] == f"--config {tmp_path / 'mine.toml'}"
+    assert loaded.origins["node.rounds"] == "SWARMNODE_NODE__ROUNDS"
+    assert loaded.origins["node.checkpoint_every"] == "--set"
+    assert loaded.origins["node.keep_checkpoints"] == "command line"
+    assert loaded.origins["policy.model"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "closest"),
+    [
+        ("rollout.group=3", "rollout.groups"),
+        ("trainig.learning_rate=3", "training.learning_rate"),
+        ("learning_rate=3", "training.learning_rate"),
+        ("tasks.name=rev", "tasks.names"),
+        ("network.seed=3", "network.seeds"),
+        ("training.max_tokens=3", "rollout.max_tokens"),
+    ],
+)
+def test_an_unknown_key_names_the_closest_one(assignment: str, closest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, assignments=[assignment])
+    assert "unknown setting" in caught.value.message
+    assert repr(closest) in caught.value.hint
+
+
+def test_what_is_no_longer_a_setting_says_so_and_what_holds_now_is_read() -> None:
+    for name, (value, instead) in NO_LONGER_SETTINGS.items():
+        assert name not in KEYS
+        section, _, key = name.partition(".")
+        assert load_config(environ={}, flags={section: {key: value}}).config == Config()
+        with pytest.raises(ConfigError, match=f"{name} is no longer a setting .--set.") as caught:
+            load_config(environ={}, assignments=[f"{name}=odd"])
+        assert caught.value.hint == f"take it out: {instead}"
+        named = re.findall(rf"\b(?:{'|'.join(SECTIONS)})\.[a-z_]+", instead)
+        assert set(named) <= set(KEYS), "advice names settings that exist"
+
+
+@pytest.mark.parametrize("name", ["", "training.", "rollout."])
+def test_a_name_that_trl_has_is_answered_with_ours(name: str) -> None:
+    for theirs, (ours, _) in NAMES_OF_TRL.items():
+        assert ours in KEYS
+        if f"{name}{theirs}" not in KEYS:
+            with pytest.raises(ConfigError) as caught:
+                load_config(environ={}, assignments=[f"{name}{theirs}=1"])
+            assert repr(ours) in caught.value.hint, theirs
+
+
+def test_a_section_of_a_script_may_be_a_dictionary() -> None:
+    given = {"training": {"learning_rate": 0.5, "loss": "grpo"}, "node.seed": 3}
+    config = load_config(environ={}, flags=given, flags_from="the script").config
+    assert (config.training.learning_rate, config.training.loss, config.node.seed) == (0.5, "grpo", 3)
+    with pytest.raises(ConfigError, match=r"unknown setting 'training\.lr' \(the script\)"):
+        load_config(environ={}, flags={"training": {"lr": 0.5}}, flags_from="the script")
+
+
+def test_the_page_of_settings_is_what_the_code_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    assert page == reference_page(), "make it again: swarmnode config reference > docs/settings.md"
+    assert all(f"`{key}`" in page for key in KEYS)
+
+
+def test_an_unknown_key_far_from_all_points_to_the_list() -> None:
+    with pytest.raises(ConfigError, match="config show"):
+        load_config(environ={}, assignments=["zzz.qqq=1"])
+
+
+def test_a_wrong_value_names_the_key_the_value_and_its_origin() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.groups = 'many'.*SWARMNODE_ROLLOUT__GROUPS"):
+        load_config(environ={"SWARMNODE_ROLLOUT__GROUPS": "many"})
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to train on"):
+        load_config(environ={}, assignments=["exchange.local_groups=0", "exchange.external_groups=0"])
+
+
+def test_the_home_variable_is_not_a_setting() -> None:
+    assert load_config(environ={"SWARMNODE_HOME": "/data"}).config == Config()
+
+
+def test_a_list_can_be_given_on_the_command_line() -> None:
+    loaded = load_config(environ={}, assignments=['tasks.names=["rev", "sort"]'])
+    assert loaded.config.tasks.names == ("rev", "sort")
+
+
+@pytest.mark.parametrize("text", ["[rollout", "seed = 3", "\xff\xfe"])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        load_config(environ={}, config_file=path)
+
+
+def test_a_missing_config_file_is_an_error_but_a_missing_user_file_is_not(tmp_path: Path) -> None:
+    load_config(environ={}, user_file=tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(environ={}, config_file=tmp_path / "none.toml")
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(ValidationError):
+        Config().node.seed = 3  # type: ignore[misc]
+
+
+def test_every_preset_loads() -> None:
+    found = presets(builtin_folder("configs"))
+    assert "tiny" in found
+    for path in found.values():
+        load_config(environ={}, preset=path)
+
+
+def test_every_setting_is_explained_in_a_sentence() -> None:
+    assert [key for key in KEYS if not explain_setting(key).endswith(".")] == []
+
+
+def test_every_section_of_the_tree_is_listed() -> None:
+    assert {key.partition(".")[0] for key in KEYS} == set(Config.model_fields)
+
+
+def test_one_value_stands_for_a_list_of_one() -> None:
+    loaded = load_config(environ={"SWARMNODE_TASKS__NAMES": "sort"})
+    assert loaded.config.tasks.names == ("sort",)
+
+
+@pytest.mark.parametrize("assignment", ["rollout.temperature=inf", "network.listen=::1", "network.listen=me"])
+def test_values_that_make_no_sense_are_refused_at_once(assignment: str) -> None:
+    with pytest.raises(ConfigError, match=assignment.partition("=")[0]):
+        load_config(environ={}, assignments=[assignment])
+
+
+def test_a_variable_without_two_underscores_is_told_how_to_write_it() -> None:
+    with pytest.raises(ConfigError, match="SECTION__KEY"):
+        load_config(environ={"SWARMNODE_ROLLOUT_GROUPS": "3"})
+
+
+def test_what_a_wrong_value_is_told_to_type_explains_every_setting() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={"SWARMNODE_ROLLOUT__GROUPS": "many"})
+    (command,) = re.findall("`swarmnode (.*?)`", caught.value.hint)
+    shown = CliRunner().invoke(app, command.split()).output.splitlines()
+    assert [line.split()[0] for line in shown] == list(KEYS)
+    assert [key for key, line in zip(KEYS, shown, strict=True) if explain_setting(key) not in line] == []
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_learning_rate_that_falls_needs_to_know_until_when(schedule: str) -> None:
+    with pytest.raises(ConfigError, match=f"training.schedule = {schedule} needs node.rounds"):
+        load_config(environ={}, assignments=[f"training.schedule={schedule}"])
+    loaded = load_config(environ={}, assignments=[f"training.schedule={schedule}", "node.rounds=10"])
+    assert loaded.config.training.schedule == schedule
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "delta", "vllm_mode", "repetition_penalty", "top_k"])
+def test_what_trl_has_and_we_do_not_is_answered_and_not_guessed(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, flags={name: 1})
+    assert caught.value.hint.startswith(f"TRL's {name} has no setting here")
+    assert "resume" in advice_for_argument("resume_from_checkpoint", ["rounds"])
+    assert "node.run" in advice_for_argument("run_name", ["run"])
+    assert "monitors=" in advice_for_argument("trackers", ["tools"])

@@ -1,0 +1,72 @@
+"""How lessons agree, on a real small policy: it looks, and changes nothing."""
+
+import pytest
+import torch
+
+from swarmnode.model.policy import Policy
+from swarmnode.settings.config import TrainingConfig
+from swarmnode.training.forward import Forward
+from swarmnode.training.rules.book import Entry
+from swarmnode.training.rules.gradients import Gradients
+
+MAX_TOKENS = 16
+
+
+def answers(task: str, *texts: tuple[int, ...], author: str = "me") -> list[Entry]:
+    return [
+        Entry(task, "1", 0, number, "?", ids, 1.0, author, True, False) for number, ids in enumerate(texts)
+    ]
+
+
+FINDS = answers("sum", (7, 8, 9), (7, 8, 10)) + answers("rev", (20, 21), (20, 22))
+LIKE_SUM, LIKE_REV = answers("sum", (7, 8, 11)), answers("rev", (20, 23))
+
+
+@pytest.fixture
+def nudged(policy: Policy) -> Policy:
+    """Its adapter is not the identity any more."""
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return policy
+
+
+def gradients(policy: Policy) -> Gradients:
+    forward = Forward(policy, TrainingConfig(), temperature=1.0)
+    return Gradients(forward, policy, lambda prompt: (5, 6), max_tokens=MAX_TOKENS)
+
+
+def test_what_resembles_our_finds_of_its_task_agrees_more_than_what_does_not(nudged: Policy) -> None:
+    measure = gradients(nudged)
+    same, alike, other = measure(FINDS[:2], [FINDS[:2], LIKE_SUM, answers("sum", (30, 31, 32))])
+    assert same == pytest.approx(1.0, abs=1e-5)
+    assert alike is not None and other is not None and alike > other
+
+
+def test_finds_of_other_tasks_are_left_out_and_stand_in_where_there_are_no_others(nudged: Policy) -> None:
+    measure = gradients(nudged)
+    beside = measure(FINDS, [LIKE_SUM, LIKE_REV, answers("new", (7, 8, 11))])
+    assert measure(FINDS[:2], [LIKE_SUM])[0] == pytest.approx(beside[0], abs=1e-5)
+    assert measure(FINDS[2:], [LIKE_REV])[0] == pytest.approx(beside[1], abs=1e-5)
+    assert beside[2] is not None
+
+
+def test_each_task_counts_by_its_answers_however_much_it_surprises(nudged: Policy) -> None:
+    long = answers("sum", (30, 31, 32) * 4)
+    of_long, of_rev, of_both = gradients(nudged)(FINDS, [long, LIKE_REV, long + 2 * LIKE_REV])
+    assert of_long is not None and of_rev is not None
+    assert of_both == pytest.approx((of_long + 2 * of_rev) / 3, abs=1e-5)
+
+
+def test_it_leaves_no_gradient_and_no_weight_changed(nudged: Policy) -> None:
+    before = [parameter.detach().clone() for parameter in nudged.parameters]
+    gradients(nudged)(FINDS, [LIKE_SUM])
+    assert all(parameter.grad is None for parameter in nudged.parameters)
+    assert all(torch.equal(now, then) for now, then in zip(nudged.parameters, before, strict=True))
+
+
+def test_what_our_sampler_could_not_write_is_not_looked_at(nudged: Policy) -> None:
+    too_long = answers("sum", tuple(range(7, 8 + MAX_TOKENS)))
+    assert gradients(nudged)(FINDS, [too_long, []]) == [None, None]
+    assert gradients(nudged)(too_long, [LIKE_SUM]) == [None]

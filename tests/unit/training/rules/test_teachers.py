@@ -1,0 +1,262 @@
+"""Who may teach: authors are measured before anything of theirs is learnt."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from swarmnode.training.rules.book import Entry
+from swarmnode.training.rules.book_rule import BookRule
+from swarmnode.training.rules.lessons import SharingRule
+from swarmnode.training.rules.teachers import (
+    AUTHORS_A_ROUND,
+    BATCH,
+    LEAST_ANSWERS,
+    LEAST_FINDS,
+    LEAST_MEASURED,
+    MAX_AUTHORS,
+    MAX_HELD,
+    ON_TRUST,
+    PATIENCE,
+    Teachers,
+)
+from tests.answered import foreign, own
+
+HONEST, LIAR = 0.08, -0.06
+
+
+def entry(number: int, author: str = "me", task: str = "sum") -> Entry:
+    return Entry(task, "1", 0, number, f"{number}=", (number + 2,), 1.0, author, author == "me", False)
+
+
+FINDS = [entry(number) for number in range(LEAST_FINDS)]
+
+
+class Known:
+    """Cosines by author, as they are from now on; it counts who was measured."""
+
+    def __init__(self, **agreements: float) -> None:
+        self.agreements = agreements
+        self.measured: list[str] = []
+
+    def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[float | None]:
+        authors = [one[0].author for one in lists]
+        self.measured += authors
+        return [self.agreements.get(author, HONEST) for author in authors]
+
+
+class Sends:
+    """New answers of an author, round after round."""
+
+    def __init__(self, teachers: Teachers, finds: Sequence[Entry] = FINDS) -> None:
+        self.teachers, self.finds, self.number = teachers, finds, 1000
+        self.in_book: list[Entry] = []
+
+    def rounds(self, count: int, *authors: str, each: int = BATCH, task: str = "sum") -> set[str]:
+        """Returns the authors of whom something entered."""
+        entered = set[str]()
+        for _ in range(count):
+            given = list[Entry]()
+            for author in authors:
+                given += [entry(self.number + place, author, task) for place in range(each)]
+                self.number += each
+            ruling = self.teachers.rule_on(given, self.finds, random.Random(self.number))
+            self.in_book += ruling.enter
+            entered |= {one.author for one in ruling.enter}
+            left = [one for one in self.in_book if one.author in ruling.leave]
+            self.in_book = [one for one in self.in_book if one.author not in ruling.leave]
+            self.teachers.take_back(left)
+        return entered
+
+
+def test_who_agrees_with_what_we_found_is_admitted_and_who_does_not_never_is() -> None:
+    teachers = Teachers(Known(honest=HONEST, liar=LIAR))
+    sends = Sends(teachers)
+    assert sends.rounds(LEAST_MEASURED - 1, "honest", "liar") == set(), "nothing is learnt before"
+    assert sends.rounds(60, "honest", "liar") == {"honest"}
+    assert (teachers.teaching, teachers.waiting) == (1, 1)
+    assert teachers.agreement("honest") == pytest.approx(HONEST)
+    assert teachers.agreement("unheard") is None
+
+
+def test_what_waited_enters_with_its_author() -> None:
+    sends = Sends(Teachers(Known()))
+    sends.rounds(LEAST_MEASURED, "honest")
+    assert len(sends.in_book) == LEAST_MEASURED * BATCH
+
+
+def test_few_answers_are_no_measurement() -> None:
+    cosines = Known()
+    sends = Sends(Teachers(cosines))
+    sends.rounds(1, "honest", each=LEAST_ANSWERS - 1)
+    assert cosines.measured == []
+    sends.rounds(1, "honest", each=1)
+    assert cosines.measured == ["honest"]
+
+
+def test_who_rises_is_admitted() -> None:
+    cosines = Known(late=LIAR)
+    sends = Sends(Teachers(cosines))
+    assert sends.rounds(10, "late") == set()
+    cosines.agreements["late"] = HONEST
+    assert sends.rounds(30, "late") == {"late"}
+
+
+def test_first_measurements_that_were_noise_are_forgotten() -> None:
+    cosines = Known(unlucky=-0.3)
+    sends = Sends(Teachers(cosines))
+    sends.rounds(LEAST_MEASURED, "unlucky")
+    cosines.agreements["unlucky"] = HONEST
+    assert sends.rounds(15, "unlucky") == {"unlucky"}
+
+
+def test_a_sleeper_is_put_back_with_all_that_the_book_has_of_him() -> None:
+    cosines = Known()
+    sends = Sends(Teachers(cosines))
+    sends.rounds(20, "sleeper", "honest")
+    learnt = len(sends.in_book)
+    cosines.agreements["sleeper"] = LIAR
+    assert sends.rounds(1, "sleeper") == set(), "not one lie enters"
+    sends.rounds(4, "sleeper", "honest")
+    assert {one.author for one in sends.in_book} == {"honest"}
+    assert learnt > len([one for one in sends.in_book if one.author == "honest"]) // 2
+    assert not sends.teachers.teaches("sleeper") and sends.teachers.teaches("honest")
+    assert sends.rounds(60, "sleeper") == set()
+
+
+def test_one_batch_that_pulls_elsewhere_stays_out_and_its_author_does_not() -> None:
+    cosines = Known()
+    sends = Sends(Teachers(cosines))
+    sends.rounds(20, "noisy")
+    cosines.agreements["noisy"] = -0.03
+    assert sends.rounds(1, "noisy") == set()
+    assert sends.teachers.teaches("noisy")
+    cosines.agreements["noisy"] = HONEST
+    assert sends.rounds(1, "noisy") == {"noisy"}
+
+
+def test_where_we_found_nothing_strangers_teach_on_trust_after_a_while_and_little() -> None:
+    cosines = Known(honest=HONEST, liar=LIAR)
+    sends = Sends(Teachers(cosines), finds=FINDS[:-1])
+    assert sends.rounds(PATIENCE, "honest", "liar") == set()
+    assert sends.rounds(20, "honest", "liar") == {"honest", "liar"}
+    assert len(sends.in_book) == 2 * ON_TRUST
+    assert cosines.measured == []
+    # There are finds now: everybody is measured, and only who agrees may stay.
+    sends.finds = FINDS
+    sends.rounds(LEAST_MEASURED, "honest", "liar")
+    assert {one.author for one in sends.in_book} == {"honest"}
+    # Trust is given once.
+    sends.finds = []
+    assert sends.rounds(PATIENCE + 5, "liar") == set()
+
+
+def test_in_tasks_that_we_found_nothing_of_a_teacher_must_only_not_harm_the_others() -> None:
+    sends = Sends(Teachers(Known(stranger=0.0, liar=LIAR)))
+    assert sends.rounds(10, "stranger", "liar", task="elsewhere") == {"stranger"}
+    sends = Sends(Teachers(Known(stranger=0.0)))
+    assert sends.rounds(10, "stranger") == set(), "here we know better"
+
+
+def test_few_authors_are_measured_in_a_round_and_each_has_its_turn() -> None:
+    names, cosines = [f"author{number}" for number in range(3 * AUTHORS_A_ROUND)], Known()
+    sends = Sends(Teachers(cosines))
+    sends.rounds(1, *names)
+    assert len(cosines.measured) == AUTHORS_A_ROUND
+    sends.rounds(2, *names)
+    assert set(cosines.measured) == set(names)
+
+
+def test_any_number_of_names_costs_no_memory_and_displaces_no_teacher() -> None:
+    teachers = Teachers(Known(**{f"liar{number}": LIAR for number in range(2 * MAX_AUTHORS)}))
+    sends = Sends(teachers)
+    sends.rounds(LEAST_MEASURED, "honest")
+    for number in range(2 * MAX_AUTHORS):
+        sends.rounds(1, f"liar{number}", each=1)
+    assert teachers.teaches("honest")
+    assert teachers.teaching + teachers.waiting == MAX_AUTHORS
+    sends.rounds(1, "liar0", each=5 * MAX_HELD)
+    assert max(len(one.held) for one in teachers.saved()) == MAX_HELD
+
+
+def test_who_sends_good_answers_last_cannot_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[Entry]()
+
+    def cosines(finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[float | None]:
+        looked.extend(lists[0])
+        return [HONEST]
+
+    sends = Sends(Teachers(cosines))
+    sends.rounds(1, "author", each=10 * BATCH)
+    assert min(one.index for one in looked) < 1000 + 5 * BATCH <= max(one.index for one in looked)
+    few = 10 * entry(2000, "author").saved_bytes
+    monkeypatch.setattr("swarmnode.training.rules.teachers.MAX_HELD_BYTES", few)
+    sends.rounds(1, "other")
+    assert sum(len(one.held) for one in sends.teachers.saved()) <= 10
+
+
+def rule(cosines: Known) -> BookRule:
+    one = BookRule(SharingRule(), seed=0)
+    one.measure_by(cosines)
+    return one
+
+
+def learn(one: BookRule, rounds: range, *authors: str) -> None:
+    """Each round brings finds of ours and answers of each author, to examples of their own."""
+    for number in rounds:
+        places = range(BATCH * number, BATCH * (number + 1))
+        ours = [own(([9, 10 + place], 1.0), ([2], 0.0), index=place) for place in places]
+        theirs = [
+            foreign(
+                ([100 + name, 10 + place], 1.0), ([2], 0.0), index=10_000 * (1 + name) + place, author=author
+            )
+            for name, author in enumerate(authors)
+            for place in places
+        ]
+        one.lessons(ours, theirs, version=number)
+
+
+def authors_in(one: BookRule) -> set[str]:
+    return {entry.author for entry in one.book.entries if not entry.own}
+
+
+def test_the_book_has_answers_of_teachers_only_and_a_restart_keeps_who_they_are() -> None:
+    cosines = Known(liar=LIAR)
+    one = rule(cosines)
+    learn(one, range(10), "honest", "liar")
+    assert authors_in(one) == {"honest"}
+    told = one.lessons([], [], version=10)
+    assert (told.teaching, told.waiting) == (1, 1)
+
+    again = rule(cosines)
+    again.restore(one.state(), {"sum": "1"})
+    assert again.teachers is not None and one.teachers is not None
+    assert again.teachers.saved() == one.teachers.saved()
+    cosines.measured.clear()
+    learn(again, range(10, 11), "honest", "liar")
+    assert authors_in(again) == {"honest"}
+
+    elsewhere = rule(cosines)
+    elsewhere.restore(one.state(), {"sum": "2"})
+    assert elsewhere.teachers is not None
+    assert not any(saved.held for saved in elsewhere.teachers.saved())
+    assert elsewhere.teachers.teaches("honest")
+
+
+def test_the_answers_of_who_falls_leave_the_book() -> None:
+    cosines = Known()
+    one = rule(cosines)
+    learn(one, range(6), "sleeper", "honest")
+    assert authors_in(one) == {"sleeper", "honest"}
+    cosines.agreements["sleeper"] = LIAR
+    learn(one, range(6, 12), "sleeper", "honest")
+    assert authors_in(one) == {"honest"}
+
+
+def test_a_rule_that_measures_nobody_learns_from_everybody_at_once() -> None:
+    one = BookRule(SharingRule(), seed=0)
+    learn(one, range(1), "anybody")
+    assert authors_in(one) == {"anybody"}
+    again = rule(Known())
+    again.restore(one.state())
+    assert authors_in(again) == {"anybody"}, "a book of before authors were measured"
