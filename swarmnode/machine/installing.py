@@ -17,7 +17,7 @@ def how_to_install(extra: str) -> str:
     >>> how_to_install("train").startswith("pip install ")
     True
     """
-    return install_command(extra, Path(__file__).parent.parent, _came_from())
+    return install_command(extra, Path(__file__).parents[2], _came_from())
 
 
 def install_command(extra: str, beside: Path, origin: str) -> str:

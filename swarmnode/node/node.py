@@ -18,7 +18,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -198,7 +198,7 @@ class NodeLoop:
         return summarise(self.status, self._counters, reason)
 
     @asynccontextmanager
-    async def _services(self) -> AsyncIterator[None]:
+    async def _services(self) -> AsyncGenerator[None, None]:
         """What goes on beside the loop: the screen, the search for peers, the writing of checkpoints."""
         async with asyncio.TaskGroup() as tasks:
             self._saving.report_in(tasks)
@@ -210,7 +210,7 @@ class NodeLoop:
                 task.cancel()
 
     @asynccontextmanager
-    async def _what_was_learnt_is_kept(self) -> AsyncIterator[None]:
+    async def _what_was_learnt_is_kept(self) -> AsyncGenerator[None, None]:
         """An error ends the run, but not before the rounds that are done have their checkpoint."""
         try:
             yield

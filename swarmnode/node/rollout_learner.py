@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -377,7 +377,7 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
 
 
 @contextmanager
-def _clear_about_memory() -> Iterator[None]:
+def _clear_about_memory() -> Generator[None, None, None]:
     """Raises EngineError with advice where generation finds no memory."""
     try:
         yield

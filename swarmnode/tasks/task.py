@@ -38,7 +38,7 @@ _MAX_SOURCE_BYTES = 1 << 20
 _MOST_TRACEBACK_CHARS = 8000
 """Longest traceback in characters: a recursion may be deep, and an error may quote an answer."""
 
-_NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
+_NOT_THEIRS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
 """Paths of traceback lines that are ours or Python's and do not help the author of a task."""
 
 
@@ -106,7 +106,7 @@ def where(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Returns the traceback of an error from the first line of the user's code on, of bounded length."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = (str(Path(__file__).parent), "<frozen")
+    ours = (str(Path(__file__).parents[1]), "<frozen")
     first = next((at for at, frame in enumerate(frames) if not frame.filename.startswith(ours)), len(frames))
     shown = traceback.StackSummary.from_list(frames[first:]).format()
     lines = ["Traceback (most recent call last):\n", *shown, *traceback.format_exception_only(error)]

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -177,7 +177,7 @@ def plain_error(error: BaseException) -> BaseException:
     """
     if not isinstance(error, BaseExceptionGroup):
         return error
-    group: BaseExceptionGroup[BaseException] = error
+    group = cast(BaseExceptionGroup[BaseException], error)
     return plain_error((group.subgroup(SwarmnodeError) or group).exceptions[0])
 
 

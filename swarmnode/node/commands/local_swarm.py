@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,7 +190,7 @@ def stop_all(nodes: list[LocalNode]) -> None:
 
 
 @contextmanager
-def _folder(home: Path | None) -> Iterator[Path]:
+def _folder(home: Path | None) -> Generator[Path, None, None]:
     if home is not None:
         yield home.expanduser().absolute()
         return
@@ -209,7 +209,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _seed(lab: Lab, home: Path) -> Iterator[str]:
+def _seed(lab: Lab, home: Path) -> Generator[str, None, None]:
     """A seed on a public machine; gives its address. Raises SwarmnodeError."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / "errors.log").open("w") as errors:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
 from swarmnode.machine.storage import Paths
@@ -200,7 +200,7 @@ def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfi
             hint="name the file where it is now, or other tasks: `swarmnode eval --task FILE`",
         )
     # What was said of data sets stands in their names.
-    said = {
+    said: dict[str, Any] = {
         "reward": (),
         "prompt_column": "",
         "answer_column": "",

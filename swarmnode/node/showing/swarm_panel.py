@@ -8,7 +8,7 @@ below. Before and after the nodes run, lines are printed as they are.
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,14 +41,14 @@ class SwarmPanel:
             self._lines.append(line)
 
     @contextmanager
-    def watch(self, title: str, metrics: Mapping[str, Path]) -> Iterator[None]:
+    def watch(self, title: str, metrics: Mapping[str, Path]) -> Generator[None, None, None]:
         """Draw the nodes with these metrics, by name, until the end of the block."""
         readers = {name: StoryReader(path) for name, path in metrics.items()}
         over = threading.Event()
 
         def draw() -> None:
             stories = {name: reader.read() for name, reader in readers.items()}
-            screen.draw(lambda *_size: render_swarm(title, stories, tuple(self._lines)))
+            screen.draw(lambda _width, _height: render_swarm(title, stories, tuple(self._lines)))
 
         def keep_drawing() -> None:
             while not over.wait(REDRAW_S):

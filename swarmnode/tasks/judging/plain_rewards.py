@@ -29,7 +29,7 @@ def builtin(module: str) -> ModuleType:
 
 def _builtin_folder() -> Path:
     """Returns the folder of `rewards/` in the wheel, or the repository's own in an editable install."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     installed = package / "_builtin" / "rewards"
     return installed if installed.is_dir() else package.parent / "rewards"
 
