@@ -12,34 +12,16 @@ LAYERS = (
     "identity",
     "network",
     "tasks",
-    "native",
     "rollout",
     "exchange",
     "model",
     "training",
     "node",
-    "pipeline",
     "api",
     "cli",
+    "extensions",
 )
-GROUND = {
-    "",
-    "chat",
-    "types",
-    "errors",
-    "config",
-    "config_layers",
-    "engine_record",
-    "hardware",
-    "installing",
-    "memory_plan",
-    "models",
-    "other_names",
-    "printable",
-    "registry",
-    "settings_page",
-    "storage",
-}
+GROUND = {"", "chat", "engine_record", "errors", "families", "machine", "models", "printable", "registry", "settings", "types"}
 ABOVE_ALL = {"__main__", "testing"}
 LIBRARY = "swarmnode.__init__"
 """The package itself names the library, which it loads when one of the names is used."""
@@ -76,9 +58,20 @@ def test_no_module_imports_from_a_folder_to_its_right() -> None:
         f"{module} imports {target}"
         for module, path in modules().items()
         for target in imports(path)
-        if layer(target) > layer(module)
+        if layer(target) > layer(module) and not target.startswith("swarmnode.extensions.")
     ]
     assert upward == []
+
+
+def test_the_heart_imports_no_extension() -> None:
+    """Extensions register themselves (swarmnode/registry.py): the heart stands without them."""
+    guilty = [
+        f"{module} imports {target}"
+        for module, path in modules().items()
+        for target in imports(path)
+        if target.startswith("swarmnode.extensions.") and not module.startswith("swarmnode.extensions.")
+    ]
+    assert guilty == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

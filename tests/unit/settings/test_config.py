@@ -94,7 +94,7 @@ def test_a_section_of_a_script_may_be_a_dictionary() -> None:
 
 
 def test_the_page_of_settings_is_what_the_code_says() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
     assert page == reference_page(), "make it again: swarmnode config reference > docs/settings.md"
     assert all(f"`{key}`" in page for key in KEYS)
 

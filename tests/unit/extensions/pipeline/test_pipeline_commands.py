@@ -16,7 +16,7 @@ from swarmnode.extensions.pipeline.plans.plan import decode_plan, digest
 from swarmnode.extensions.pipeline.plans.report import Study
 from swarmnode.extensions.pipeline.plans.simulator import simulate
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 INSTANCES = ROOT / "benchmarks" / "instances"
 PAGE = (ROOT / "docs" / "pipeline.md").read_text()
 GEO8 = str(INSTANCES / "geo8_skip25.json")

@@ -24,7 +24,7 @@ import pytest
 from swarmnode.extensions.sandbox.isolation import Isolation, candidates
 from swarmnode.extensions.sandbox.sandbox import Limits, ProgramEnd, holds, run
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SHORT = Limits(wall_s=120.0, cpu_s=1, memory_bytes=256 << 20, output_bytes=1 << 16, disk_bytes=1 << 20)
 FOUND = [isolation for isolation in candidates() if holds(isolation)]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from swarmnode.model.adapters.lora import Segment
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest error over the largest value. The interpreter rounds to bfloat16 by cutting."""
 

@@ -48,7 +48,7 @@ def test_the_settings_say_how_a_policy_reads_prompts() -> None:
 
 
 def test_nodes_and_members_of_a_pipeline_read_prompts_by_the_same_settings() -> None:
-    package = Path(__file__).parents[3] / "swarmnode"
+    package = Path(__file__).parents[4] / "swarmnode"
     making = re.compile(r"(?<!>>> renderer = )\bRenderer\(")
     made = [path.name for path in package.rglob("*.py") if making.search(path.read_text())]
     assert made == ["assemble.py"], "renderer_of knows what they are"

@@ -15,7 +15,7 @@ from swarmnode.node.showing.node_status import NodeStatus, measurements, summary
 from tests.monitored import run_in
 from tests.unit.node.showing.test_monitors import at_round
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

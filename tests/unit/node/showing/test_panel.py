@@ -94,7 +94,7 @@ def test_a_smaller_terminal_loses_the_least_important_rows_first(width: int, hei
 
 
 def test_the_picture_of_the_readme_is_of_a_panel_that_speaks_in_words() -> None:
-    picture = html.unescape((Path(__file__).parents[3] / "docs" / "panel.svg").read_text())
+    picture = html.unescape((Path(__file__).parents[4] / "docs" / "panel.svg").read_text())
     said = "\n".join(re.findall(r"<text[^>]*>([^<]*)</text>", picture)).replace("\xa0", " ")
     assert "announced" in said
     assert [code for code in Reason if "_" in code and code in said] == []

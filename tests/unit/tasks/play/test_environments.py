@@ -38,7 +38,7 @@ from swarmnode.tasks.workbench.rehearsal import Rehearsal, difference_of
 from swarmnode.tasks.workbench.template import write_template
 from swarmnode.types import Example, messages_of, tools_of
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 
 TWO_TOOLS = '''
 def add(left: int, right: int) -> int:

@@ -15,7 +15,7 @@ from swarmnode.extensions.pipeline.plans.instance import (
     with_averaging,
 )
 
-INSTANCES = Path(__file__).parents[3] / "benchmarks" / "instances"
+INSTANCES = Path(__file__).parents[5] / "benchmarks" / "instances"
 
 SMALL = {
     "delays": [[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]],

@@ -14,7 +14,7 @@ from swarmnode.extensions.pipeline.plans.plan import Plan, path_problem, violati
 from swarmnode.extensions.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.extensions.pipeline.plans.simulator import simulate
 
-INSTANCES = Path(__file__).parents[3] / "benchmarks" / "instances"
+INSTANCES = Path(__file__).parents[5] / "benchmarks" / "instances"
 
 
 def random_instance(seed: int) -> Instance:

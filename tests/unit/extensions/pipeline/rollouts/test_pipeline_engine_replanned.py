@@ -26,7 +26,6 @@ from swarmnode.extensions.pipeline.rollouts.tracing import MAX_BROKEN_OFF
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from swarmnode.rollout.engine import Output, Request
-from tests.unit.extensions.pipeline.rollouts.test_stage_decode import PLAN, members, never, send_around
 from tests.unit.extensions.pipeline.rollouts.test_pipeline_engine import (
     ENDS,
     FULL,
@@ -43,6 +42,7 @@ from tests.unit.extensions.pipeline.rollouts.test_pipeline_engine import (
     run,
     swarm,
 )
+from tests.unit.extensions.pipeline.rollouts.test_stage_decode import PLAN, members, never, send_around
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 
 NEXT = "cd" * 32

@@ -16,7 +16,7 @@ import pytest
 from swarmnode.identity.keys import NodeKey
 from swarmnode.node.showing.node_status import NodeStatus
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from swarmnode.extensions.vllm.compat import BUILDS, is_supported
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
