@@ -1,6 +1,6 @@
 """How much a reader of this repository pays: lines of code, rooms, names, docstrings that are riddles.
 
-heart_code_lines: lines of swarmnode/ without extensions/ that have a token which is no comment and no docstring
+heart_code_lines: lines of swarmnode/ but extensions/ with a token that is no comment and no docstring
 product_code_lines: the same of all of swarmnode/; C apart
 file_names_twice: names of modules that stand in more than one folder
 tests_without_a_module: files in tests/unit/ that stand beside no module of theirs
@@ -27,10 +27,10 @@ from house_counts import (
     file_names_twice,
     files_by_folder,
     imports_of,
+    lonely_tests,
     modules,
     own_late_imports,
     riddles,
-    lonely_tests,
 )
 
 from swarmnode.settings.config import KEYS

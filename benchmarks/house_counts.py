@@ -67,7 +67,7 @@ def files_by_folder(package: Path) -> Mapping[str, int]:
 
 
 def imports_of(package: Path, imported: str, outside: Path) -> list[str]:
-    """Returns `path:line` of each import of the package `imported` by a module that is not below `outside`."""
+    """Returns `path:line: name` of each import of the package `imported` by a module not below `outside`."""
     return [
         f"{path.relative_to(package.parent)}:{node.lineno}: {name}"
         for path in modules(package)

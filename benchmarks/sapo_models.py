@@ -1,6 +1,7 @@
 """The policies that swarms start from, built once into the folder where nodes keep theirs.
 
-[models_of] -> model/demonstration/tiny.py, model/demonstration/specialists.py -> one folder per node -> sapo_run.py
+[models_of] -> model/demonstration/tiny.py, model/demonstration/specialists.py -> one folder per node ->
+    sapo_run.py
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """swarmnode as a library: a node, an evaluation and a trained policy from a script or a notebook.
 
-script -> [Node, run, evaluate, load_policy, load_adapter] -> config_layers.py -> node/building/run.py, node/commands/offline.py
+script -> [Node, run, evaluate, load_policy, load_adapter] -> config_layers.py -> node/building/run.py,
+    node/commands/offline.py
 
 A node does here what it does under `swarmnode join`: the same settings, homes, checkpoints and exchange. What
 is passed in is what a command line cannot name: functions, objects, callbacks. `swarmnode` itself has these

@@ -13,9 +13,9 @@ from benchmarks.house_counts import (
     file_names_twice,
     files_by_folder,
     imports_of,
+    lonely_tests,
     own_late_imports,
     riddles,
-    lonely_tests,
 )
 
 Write = Callable[[dict[str, str]], Path]
@@ -36,7 +36,8 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_comments_docstrings_and_blank_lines_are_no_code(write: Write) -> None:
-    text = '"""What it is."""\n\n# why\nLIMIT = 3\n"""Most\nof them."""\n\n\ndef f():\n    """Docs."""\n    return """\ntext\n"""\n'
+    text = '"""What it is."""\n\n# why\nLIMIT = 3\n"""Most\nof them."""\n\n\ndef f():\n    """Docs."""\n'
+    text += '    return """\ntext\n"""\n'
     folder = write({"house/a.py": text})
     assert code_lines(folder / "a.py") == 5
 
@@ -71,7 +72,8 @@ def test_imports_of_a_package_are_found_wherever_they_stand_outside_of_it(write:
 def test_an_import_in_a_function_is_late_where_it_is_of_ours_and_not_for_the_type_checker(
     write: Write,
 ) -> None:
-    text = "if TYPE_CHECKING:\n    def g():\n        import house.b\ndef f():\n    import torch\n    from house import b\n"
+    text = "if TYPE_CHECKING:\n    def g():\n        import house.b\n"
+    text += "def f():\n    import torch\n    from house import b\n"
     assert own_late_imports(write({"house/a.py": text})) == ["house/a.py:6: house"]
 
 

@@ -350,7 +350,7 @@ class ExchangeSettings:
     listen_shards: tuple[int, ...] | None = None
     """Shards to listen to. None: those of our own tasks, which is all that can be used."""
     publishers: Container[str] | None = None
-    """Peer ids whose groups are accepted, in a private swarm (network/private/private_swarm.py). None: anyone's."""
+    """Peer ids whose groups are accepted, in a private swarm. None: anyone's."""
     answers_per_group: int = 16
     """Most answers of one group of others that are kept and trained on: of a larger group those whose rewards
     differ most."""

@@ -7,9 +7,9 @@ of headers take a tenth of a millisecond and run on the event loop. `check_body`
 tokenizer: it runs in a thread with a deadline, so that no answer can stall the event loop.
 
 One judgement at a time: scoring must not take the cores from training. The rule is the one by which a node
-judges its own rollouts (tasks/judging/judged.py), with less patience: the code of task files runs in a process that
-is ended at its deadline, and what else overruns in a thread is left behind and counted; with too many stuck,
-nothing is judged until one returns. The process is not the one that judges our own rollouts.
+judges its own rollouts (tasks/judging/judged.py), with less patience: the code of task files runs in a
+process that is ended at its deadline, and what else overruns in a thread is left behind and counted; with
+too many stuck, nothing is judged until one returns. The process is not the one that judges our own rollouts.
 """
 
 import asyncio

@@ -16,8 +16,8 @@ round the adapter away, so there they are added to the product.
 
 Kept for the backward pass are xhat, gate and up, S, and queries and keys where they are normed. The rest is
 computed again, W' too: it would be a copy of the layer's weights, and costs what R more tokens would. What is
-done to each token between products (norms, rotation, the gate) is one pass of extensions/native/passes.py in float32 and
-bfloat16 on a CPU, and torch's operations elsewhere.
+done to each token between products (norms, rotation, the gate) is one pass of extensions/native/passes.py in
+float32 and bfloat16 on a CPU, and torch's operations elsewhere.
 
 Shapes: M tokens, D hidden size, K features in, N out, I width of the MLP, H query heads, G key heads, E head
 size, R rank.

@@ -14,9 +14,10 @@ from swarmnode.settings.other_names import NAMES_OF_TRL
 
 HEAD = """# Every setting
 
-Made by `swarmnode config reference > docs/settings.md` from `swarmnode/settings/config.py`; a test compares the two.
-[configs/README.md](../configs/README.md) says where a value may come from, `swarmnode config show --explain`
-prints those that hold here. Scripts say `settings={"training.loss": "grpo"}`, or a dictionary for a section.
+Made by `swarmnode config reference > docs/settings.md` from `swarmnode/settings/config.py`; a test compares
+the two. [configs/README.md](../configs/README.md) says where a value may come from, and
+`swarmnode config show --explain` prints those that hold here. Scripts say
+`settings={"training.loss": "grpo"}`, or a dictionary for a section.
 """
 
 COMING_FROM_TRL = """## Coming from TRL

@@ -1,6 +1,7 @@
 """The objective of a micro-batch: the loss to call backward on, and what is measured of its tokens.
 
-trainer.py, extensions/pipeline/stages/objectives.py -> [objective] -> [token_weights] -> losses.py -> LossOutput
+trainer.py, extensions/pipeline/stages/objectives.py -> [objective] -> [token_weights] -> losses.py ->
+    LossOutput
                                                  |
                                                  +-> MeasuredTokens -> [with_off_policy] -> TrainReport
 

@@ -106,8 +106,8 @@ class Evaluation:
     """pass@k by task."""
     pass_at_mean: PassAt = field(default_factory=dict[int, float | None])
     majority_at: Mapping[str, PassAt] = field(default_factory=dict[str, PassAt])
-    """maj@k by task: how often what most of k answers say is right (tasks/judging/votes.py). None where only the
-    vote of other answers says what is right."""
+    """maj@k by task: how often what most of k answers say is right (tasks/judging/votes.py). None where only
+    the vote of other answers says what is right."""
     judged_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Names of the rewards by task."""
     asked: Mapping[str, int] = field(default_factory=dict[str, int])

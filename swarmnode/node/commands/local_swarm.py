@@ -3,8 +3,8 @@
 cli swarm -> [run_local_swarm] -> N processes -> their last lines and metrics -> swarm_story.py
 
 Keys and ports are made beforehand, so that every node knows the first one's address before it is up. Unless a
-model or tasks are named, the nodes are specialists: each knows other things (model/demonstration/specialists.py). They
-are built once, into the folder where nodes keep their models.
+model or tasks are named, the nodes are specialists: each knows other things
+(model/demonstration/specialists.py). They are built once, into the folder where nodes keep their models.
 
 With `homes` each node runs behind a router of its own (network/lab.py) and knows nobody but a seed between.
 """

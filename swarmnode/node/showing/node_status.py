@@ -327,7 +327,8 @@ def joins_from(status: NodeStatus) -> str:
 
 
 def short_invitation(swarm: str, network: Network) -> str:
-    """Return the invitation for outsiders as a string (network/finding/invitation.py); empty where there is none.
+    """Return the invitation for outsiders as a string (network/finding/invitation.py); empty where there is
+    none.
 
     That of a private swarm has its key in it, which no status tells."""
     addresses = () if network.private else _for_outsiders(network)

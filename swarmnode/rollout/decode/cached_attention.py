@@ -3,7 +3,8 @@ whose beginning is in the cache already).
 
 decoder.py -> [attention] -> decoder.py, slots.py (keys and values of everything in flight), kept.py
                    |
-                   v  one call for a band and layer of a decode step on a CPU: extensions/native/decode_kernels.py
+                   v  one call for a band and layer of a decode step on a CPU:
+                   extensions/native/decode_kernels.py
 """
 
 from collections.abc import Sequence

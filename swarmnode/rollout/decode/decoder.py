@@ -9,8 +9,8 @@ Tokens of all sequences lie one after another, shape [N]; only attention knows w
 where in its sequence each one is.
 
 `Heads` makes queries, keys and values of the product with a layer's fused matrix: split, normed if need be,
-and rotated. That is with torch's operations: on a CPU, extensions/native/decode_kernels.py does the same while it reads and
-writes the cache.
+and rotated. That is with torch's operations: on a CPU, extensions/native/decode_kernels.py does the same
+while it reads and writes the cache.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,8 @@
 
 decoder.py | fallback.py -> logits -> [sampler] -> tokens and their log-probabilities
                                           |
-                                          v  on a CPU, where nobody filters: extensions/native/decode_kernels.py
+                                          v  on a CPU, where nobody filters:
+                                          extensions/native/decode_kernels.py
 
 A token is the winner of an exponential race: argmax of p_i / e_i with independent e_i ~ Exp(1) picks i with
 probability p_i (the Gumbel-max trick without logarithms of p). The e_i depend on nothing but (seed, position,

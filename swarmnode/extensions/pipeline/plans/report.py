@@ -1,6 +1,7 @@
 """Figures of a plan, and those of the pipeline without skipping on the same nodes.
 
-Instance, SearchBudget -> [study] -> Study (plan, figures) -> extensions/pipeline/pipeline_commands.py: tables, JSON, Gantt chart
+Instance, SearchBudget -> [study] -> Study (plan, figures) -> extensions/pipeline/pipeline_commands.py:
+    tables, JSON, Gantt chart
 
 Fair pairing. Every contender processes the same micro-batches, is searched with the same budget and judged
 by the same exact simulator. Without skipping fewer micro-batches fit in at once, so an iteration takes more

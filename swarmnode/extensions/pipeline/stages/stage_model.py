@@ -1,6 +1,7 @@
 """The layers that one member holds of a causal LM; on the data stage also its two ends.
 
-loading -> [StageModel] -> stage.py (one member), extensions/pipeline/testing/local_pipeline.py (all of them in one process)
+loading -> [StageModel] -> stage.py (one member), extensions/pipeline/testing/local_pipeline.py (all of them
+    in one process)
 
 The decoder is the family's own, and so are its masks, rotary angles and windows: layers held elsewhere are
 only missing from it and let the hidden states through. Layers keep the numbers that they have in the whole
