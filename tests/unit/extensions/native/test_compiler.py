@@ -274,7 +274,10 @@ def test_every_kernel_is_there_in_both_types() -> None:
 
 
 def test_the_command_line_knows_nothing_of_the_kernels() -> None:
-    probe = "import sys, swarmnode.cli.app; print([m for m in sys.modules if m.startswith('swarmnode.extensions.native')])"
+    probe = (
+        "import sys, swarmnode.cli.app;"
+        " print([m for m in sys.modules if m.startswith('swarmnode.extensions.native')])"
+    )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

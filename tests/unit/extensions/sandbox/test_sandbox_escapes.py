@@ -439,7 +439,8 @@ def test_a_crash_of_the_interpreter_is_only_its_own(outside: Outside) -> None:
 def test_it_does_not_outlive_who_started_it(isolation: Isolation, tmp_path: Path) -> None:
     """The process of a task is killed with its group, which a sandbox has left."""
     starter = (
-        "from swarmnode.extensions.sandbox.isolation import Isolation\nfrom swarmnode.extensions.sandbox.sandbox import run\n"
+        "from swarmnode.extensions.sandbox.isolation import Isolation\n"
+        "from swarmnode.extensions.sandbox.sandbox import run\n"
         f"run('import time; time.sleep(60)', isolation={isolation!r})"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
