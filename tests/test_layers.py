@@ -21,7 +21,19 @@ LAYERS = (
     "cli",
     "extensions",
 )
-GROUND = {"", "chat", "engine_record", "errors", "families", "machine", "models", "printable", "registry", "settings", "types"}
+GROUND = {
+    "",
+    "chat",
+    "engine_record",
+    "errors",
+    "families",
+    "machine",
+    "models",
+    "printable",
+    "registry",
+    "settings",
+    "types",
+}
 ABOVE_ALL = {"__main__", "testing"}
 LIBRARY = "swarmnode.__init__"
 """The package itself names the library, which it loads when one of the names is used."""

@@ -215,7 +215,7 @@ MAX_GROUP_SIZE = 4096
 """Most members of a group, more than any has: a damaged file must not ask for endless memory."""
 
 MAX_STAGES = 64
-"""Most stages on a token's path, as many as a micro-batch visits (extensions/pipeline/wire/hop_messages.py)."""
+"""Most stages on a token's path, as many as a micro-batch visits (the pipeline's hop_messages.py)."""
 
 Stage = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]

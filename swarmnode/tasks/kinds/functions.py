@@ -114,8 +114,8 @@ def as_task(
     """Returns an object of a script as a task.
 
     `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, in whatever
-    holds rows (rows_in_memory.py), which each seed draws in another order. `rewards`: its judges, instead of the
-    task's own judge or, without one, of exact match; `weights`: the weight of each. `tools` and
+    holds rows (rows_in_memory.py), which each seed draws in another order. `rewards`: its judges, instead of
+    the task's own judge or, without one, of exact match; `weights`: the weight of each. `tools` and
     `environment`: as in a task file; an environment may bring its own questions (`given` None). `evaluation`:
     rows that it is measured on, whole; None: where `given` has several splits, one of them, else the share of
     prompts that every node holds out. Name and version follow from the source, so nodes that run one script

@@ -5,10 +5,11 @@ TrainReport.agreement, round by round -> [SharingGauge] -> J for the exchange, t
                                               +-> Counters (checkpoint), board.py (sharing: +0.04, J 16)
 own and external groups -> [TaskMarks] -> book_rule.py; [needs_of] -> node.py -> exchange
 
-The gauge is pure: a value, and each round makes the next one of it. A cosine (gradient_agreement.py) is noisy, and a
-test that is repeated every round finds something in pure noise sooner or later: two standard errors halved
-the amount in 28 to 87 % of runs of 100 rounds in which others did no harm at all. So evidence is gathered by
-a test that may be looked at after every round (`_evidence`), and a verdict needs it to be EVIDENCE to one:
+The gauge is pure: a value, and each round makes the next one of it. A cosine (gradient_agreement.py) is
+noisy, and a test that is repeated every round finds something in pure noise sooner or later: two standard
+errors halved the amount in 28 to 87 % of runs of 100 rounds in which others did no harm at all. So evidence
+is gathered by a test that may be looked at after every round (`_evidence`), and a verdict needs it to be
+EVIDENCE to one:
 
 - below: what others teach works against us. Half of it, down to an eighth and PROBE groups: never nothing, or
   nobody would notice when the swarm has something for us again.

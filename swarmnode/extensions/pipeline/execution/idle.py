@@ -1,6 +1,7 @@
 """Rollouts of a small policy of one's own in the gaps of the pipeline, in slices that hardly delay it.
 
-stage_queue.py (nothing is ready; the plan says until when) -> [IdleRollouts] -> schedule/partial.py, one engine step
+stage_queue.py (nothing is ready; the plan says until when) -> [IdleRollouts] -> schedule/partial.py, one
+    engine step
                                                               |           at a time
                                                               v  whole groups -> sink (exchange, trainer)
 

@@ -1,6 +1,7 @@
 """A data node's own micro-batches: started, sent along their paths, brought home, and repaired on the way.
 
-Feed -> [MicroBatchDriver] -> stage_queue.py (forward, loss, backward), message_sender.py -> the path, and back
+Feed -> [MicroBatchDriver] -> stage_queue.py (forward, loss, backward), message_sender.py -> the path, and
+    back
                                                                             -> step_barrier.py
 
 An agent takes one micro-batch after the other along its path, as many as there are waves. Where a node of

@@ -1,6 +1,7 @@
 """A data node's micro-batches in flight, one attempt at each, and what became of them.
 
-iteration_driver.py (an attempt begins) -> [InFlightMicroBatch] <- iteration_driver.py (messages that come home)
+iteration_driver.py (an attempt begins) -> [InFlightMicroBatch] <- iteration_driver.py (messages that come
+    home)
                                  [IterationOutcome] -> step_barrier.py (report_of), IterationReport
 """
 

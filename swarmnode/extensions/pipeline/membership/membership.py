@@ -3,10 +3,10 @@
 link_probes.py, costs -> announcements, pings -> [Membership] -> on_agreed -> stages; agreed(k) -> drivers
 
 There is no coordinator. Everyone announces itself, everyone pings everyone; the living member with the
-smallest peer id convenes (proposal_round.py), all follow (follower.py), and if it falls silent the next one does.
-Plans change between iterations only: training goes on under the former plan while the next one is computed
-and its weights are loaded. After a partition both sides go on alone, and meet again under one plan, with the
-highest epoch; who was then behind by iterations is told so by `AgreedPlan.iteration`.
+smallest peer id convenes (proposal_round.py), all follow (follower.py), and if it falls silent the next one
+does. Plans change between iterations only: training goes on under the former plan while the next one is
+computed and its weights are loaded. After a partition both sides go on alone, and meet again under one plan,
+with the highest epoch; who was then behind by iterations is told so by `AgreedPlan.iteration`.
 """
 
 import asyncio
@@ -73,7 +73,8 @@ class Membership:
 
     `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member.
     It may raise SwarmnodeError. If `agreed.iteration` differs from that of our weights, they are fetched from
-    a replica (state_service.py), or kept if no replica has others. If `part_of(own)` is None, we are a spare member.
+    a replica (state_service.py), or kept if no replica has others. If `part_of(own)` is None, we are a spare
+    member.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """A replica's gradients of an iteration as signed bytes, and back; checked completely before they count.
 
-StageWorker.take_gradients -> [contribute] -> replica_exchange.py -> [open_head, read_values] -> contribution_tally.py
+StageWorker.take_gradients -> [contribute] -> replica_exchange.py -> [open_head, read_values] ->
+    contribution_tally.py
 
 What a replica sends follows from the stage's parameters: those that a micro-batch passed, in the order of
 their names, as one vector. Its head says which, how many tokens are inside and what digest the bytes have,

@@ -1,6 +1,7 @@
 """Answers to the other replicas of our stage: contributions, holdings, and the weights after the step.
 
-replica_exchange.py (exchanges that run here) -> [ReplicaAnswers] <- questions.py <- replica_exchange.py of a replica
+replica_exchange.py (exchanges that run here) -> [ReplicaAnswers] <- questions.py <- replica_exchange.py of a
+    replica
 
 A question may come before we are as far: it waits, within bounds, until there is an answer. Only replicas of
 our stage are answered, and only about the iteration that runs, the one before and the next.

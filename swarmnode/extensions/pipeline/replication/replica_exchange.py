@@ -2,7 +2,8 @@
 
 StageWorker.take_gradients -> [ReplicaExchange.combine] -> StageWorker.apply -> [ReplicaExchange.compare]
                                  |
-              contributions.py (signed bytes), contribution_tally.py (which of them count), questions.py (streams)
+              contributions.py (signed bytes), contribution_tally.py (which of them count), questions.py
+              (streams)
 
 Why not hivemind's averager: it was measured (shared/reference/network.md, sections 2, 4 and 5). One peer with
 NaN makes everyone's tensors NaN, and one that claims a weight of 1e6 replaces them; when a peer dies inside a
@@ -15,7 +16,8 @@ with one peer missing forms after 3 s.
 2. Agree. In rounds, everyone asks the others which signed contributions they have seen and which they hold,
    and fetches what it lacks from whoever has it, until all that answer say the same. A death in one round
    costs one more; without any it is one round.
-3. Sum, in the order of the peer ids, those whose norm a token is not far above the median (contribution_tally.py).
+3. Sum, in the order of the peer ids, those whose norm a token is not far above the median
+(contribution_tally.py).
 
 Everybody sends to everybody: (r - 1) x size out of each of r replicas. A reduce-scatter sends 2 (r - 1) / r x
 size: the same for two replicas, 2/3 of it for three, half for four. But there each replica sees a part of the
@@ -135,7 +137,7 @@ class ReplicaExchange(QuestionService):
     async def compare(
         self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
-        """Implements `GradientExchange.compare`. If replicas differ, replica_vote.py decides which are right."""
+        """Implements `GradientExchange.compare`; where replicas differ, replica_vote.py decides."""
         own, weights = self._key.peer_id, ReplicaWeights(digest, before)
         self._answers.weigh(exchange, weights)
         others = sorted(set(replicas) - {own})

@@ -1,6 +1,7 @@
 """Decides which weights are right when the replicas of a stage differ after a step.
 
-replica_exchange.py (what replicas say) -> [agreement_of] -> ReplicaVote -> alignment.py (stay, take over, go back)
+replica_exchange.py (what replicas say) -> [agreement_of] -> ReplicaVote -> alignment.py (stay, take over, go
+    back)
                           two states that stand against each other -> [is_near] -> alignment.py
 
 Pure. The rule, in this order:

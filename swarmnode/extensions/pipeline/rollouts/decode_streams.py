@@ -1,6 +1,7 @@
 """Streams of frames of generation between members: one stream each way, nothing answered, all of it bounded.
 
-stage_decode.py -> [FrameStreams.send] -> stream -> [FrameStreams] of another member -> handle(frame) -> stage_decode.py
+stage_decode.py -> [FrameStreams.send] -> stream -> [FrameStreams] of another member -> handle(frame) ->
+    stage_decode.py
 
 Unlike the tensor plane of training (transport.py), which makes sure that each message is taken once, a frame
 here is sent and forgotten: steps are harmless twice and missed when they are lost, and what counts is the

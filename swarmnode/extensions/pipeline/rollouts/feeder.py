@@ -1,6 +1,7 @@
 """Determines which tokens of each sequence the stages still need, so that its next token can be sampled.
 
-pipeline_engine.py: rows and their tokens -> [Feeder] -> Feed -> chain.py -> hidden state of each row's newest token
+pipeline_engine.py: rows and their tokens -> [Feeder] -> Feed -> chain.py -> hidden state of each row's
+    newest token
 
 One rule covers everything: a sequence has tokens, `fed` of them are in a cell at each stage of its route, and
 the others are brought. A new prompt, a resumed answer, one token more, and all of it again after a node was

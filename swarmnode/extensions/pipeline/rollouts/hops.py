@@ -1,6 +1,7 @@
 """Brings a data node's own steps around their path: sends them, waits for them, and finds what stops them.
 
-stage_decode.py -> [DecodeHops.run] -> decode_streams.py -> the members of the path -> in_flight_feeds.py -> [DecodeHops]
+stage_decode.py -> [DecodeHops.run] -> decode_streams.py -> the members of the path -> in_flight_feeds.py ->
+    [DecodeHops]
                   |
               tracing.py: who does not answer, who is not ready
 

@@ -1,6 +1,7 @@
 """The stages at other members, for an engine that is driven by a thread.
 
-pipeline_engine.py (a worker thread) -> [RemoteChain] -> stage_decode.py (the event loop) -> the members on the path
+pipeline_engine.py (a worker thread) -> [RemoteChain] -> stage_decode.py (the event loop) -> the members on
+    the path
                                     |
                      own stage and head, in the thread of the stage
 

@@ -10,8 +10,8 @@ remote_chain.py (data node) -> [DecodeNode.send_around] -> DecodeNode of the nex
 A path of n nodes costs n messages a token; were each node asked in turn by the data node, it would be
 2 (n - 1). Between continents that is the speed of generation: each message is 50 to 150 ms. So nothing is
 acknowledged either: what comes around is the answer. Who cannot go on says so to the data node (`Halted`),
-as does who sees the stream to the next node end. Who says nothing is known to be gone (in_flight_feeds.py), or
-found by asking every node of the path how far it came, once the deadline is over (tracing.py).
+as does who sees the stream to the next node end. Who says nothing is known to be gone (in_flight_feeds.py),
+or found by asking every node of the path how far it came, once the deadline is over (tracing.py).
 
 A stage computes steps of the plan that it is held under and of no other: there it may have other layers.
 

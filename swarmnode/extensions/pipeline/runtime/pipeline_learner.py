@@ -1,6 +1,7 @@
 """The learning half of a data node: rollouts through the stages, and groups trained along their paths.
 
-pipeline_node.py -> threads -> [PipelineLearner] -> rollout_learner.py (rollouts), pipeline_link.py -> extensions/pipeline/
+pipeline_node.py -> threads -> [PipelineLearner] -> rollout_learner.py (rollouts), pipeline_link.py ->
+    extensions/pipeline/
 
 The policy is held by all members together, and one optimizer step a round is what they agree on. A checkpoint
 holds the adapter of all stages under PEFT's names: it is one that `swarmnode eval` and `swarmnode export`

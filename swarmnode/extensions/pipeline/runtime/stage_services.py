@@ -1,6 +1,7 @@
 """The services by which a member holds its stage, opened together in the order in which they need each other.
 
-member_parts.py -> [StageServices] -> replica_exchange.py, state_service.py, member.py, decode.py -> stage_holder.py -> pipeline_node.py
+member_parts.py -> [StageServices] -> replica_exchange.py, state_service.py, member.py, decode.py ->
+    stage_holder.py -> pipeline_node.py
 """
 
 from collections.abc import Callable, Collection, Mapping

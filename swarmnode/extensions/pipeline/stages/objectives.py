@@ -1,6 +1,7 @@
 """Losses at the end of a path through the stages: cross-entropy of text, or the trainer's own of rollouts.
 
-rollout_feed.py, weight_sources.py -> LossInputs, [Objective] -> driver.py -> StageWorker.loss on the data stage
+rollout_feed.py, weight_sources.py -> LossInputs, [Objective] -> driver.py -> StageWorker.loss on the data
+    stage
                                     |
                           training/objective.py
 

@@ -18,7 +18,7 @@ from swarmnode.errors import CheckpointError
 from swarmnode.training.checkpoints.checkpoint import tensor_pieces
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""Names of Adam's tensors of a parameter. Stored as `exp_avg/<parameter>`, as in training/checkpoints/checkpoint.py."""
+"""Names of Adam's tensors of a parameter. Stored as `exp_avg/<parameter>`, as in checkpoint.py."""
 
 
 @dataclass(frozen=True, slots=True)
