@@ -126,7 +126,7 @@ def test_steps_are_read_as_docker_reads_them(dockerfile: Any) -> None:
 
 def test_checks_have_one_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "report", module(ROOT / "checks" / "report.py"))
-    steps = module(ROOT / "checks" / "step_follower.py")
+    steps = module(ROOT / "checks" / "steps.py")
     report = sys.modules["report"].Report()
     assert steps.step(report, "well", lambda: "a note")
     assert not steps.step(report, "badly", lambda: steps.require(False, "what is wrong"))
