@@ -1,6 +1,6 @@
 """The parts that a setting or a command names, in one table; each is imported when it is asked for.
 
-config, command line -> [find] -> engine, transport, learner, loss, rule, task kind, monitor, command
+config, command line -> [find] -> engine, transport, learner, loss, rule, task kind, monitor, page, command
 
 A part has a name of ours, of `SEAMS`; or `module:attribute`; or a name that an installed package registers
 as an entry point of the group `swarmnode.<kind>`. A name of ours is always ours. docs/extending.md has an
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from swarmnode.errors import ConfigError
 
-Kind = Literal["engine", "transport", "learner", "loss", "rule", "task", "monitor", "command"]
+Kind = Literal["engine", "transport", "learner", "loss", "rule", "task", "monitor", "page", "command"]
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """`package.module:name`, as of a part of one's own."""
@@ -79,6 +79,7 @@ SEAMS: Mapping[Kind, Seam] = {
             "wandb": "swarmnode.node.showing.monitors:WandbMonitor",
         },
     ),
+    "page": Seam("node.page", {"web": "swarmnode.extensions.page.page_server:PageServer"}),
     # As `--help` orders them. Each is a function, or an app with commands of its own.
     "command": Seam(
         "swarmnode",

@@ -102,7 +102,14 @@ def join(
         leave(ended)
     from swarmnode.node.building.run import run_node
 
-    ending = run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh)
+    ending = run_node(
+        settings.config,
+        settings.model,
+        settings.model_reason,
+        settings.paths,
+        fresh=fresh,
+        origins=settings.origins,
+    )
     leave(ending)
 
 
