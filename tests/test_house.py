@@ -44,10 +44,10 @@ CODE_OF_OTHERS = {
     "tasks/judging/worker.py",
 }
 BYTES_OF_PEERS = {
-    "exchange/fetcher.py",
-    "exchange/holding.py",
+    "exchange/bodies/fetcher.py",
+    "exchange/bodies/holder.py",
     "exchange/library/borrower.py",
-    "exchange/planes.py",
+    "exchange/bodies/body_transfer.py",
     "network/rpc.py",
     "network/streams.py",
     "extensions/pipeline/membership/job_runner.py",

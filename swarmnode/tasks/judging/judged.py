@@ -15,8 +15,8 @@ same node seed and round give the same examples, so a node that resumes goes on 
 a seed of its own, and examples come from the beginning of it, so that a stranger who draws one again needs a
 handful of draws and not thousands.
 
-Strangers choose what they ask for help with (exchange/helping.py), so such examples are at most every second
-one that we answer, and each is answered once.
+Strangers choose what they ask for help with (exchange/gossip/helping.py), so such examples are at most every
+second one that we answer, and each is answered once.
 """
 
 import hashlib

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.testing.attackers import (
     ADVERTISEMENT,
     ATTACKS,
@@ -18,7 +18,7 @@ from swarmnode.testing.attackers import (
     injected_share,
     wrong,
 )
-from swarmnode.testing.fakes import FakeTask
+from swarmnode.testing.fake_task import FakeTask
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup
 
 EXAMPLES = [Example(ExampleKey(task, "1", 0, 0), f"{task}?") for task in ("easy", "hard")]

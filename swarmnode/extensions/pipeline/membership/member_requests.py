@@ -28,7 +28,7 @@ from swarmnode.extensions.pipeline.membership.control import (
 )
 from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, LinkCosts, MemberCosts, Observation
 from swarmnode.extensions.pipeline.plans.observations import is_broken
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
 
 logger = logging.getLogger(__name__)
