@@ -47,7 +47,7 @@ BYTES_OF_PEERS = {
     "exchange/bodies/fetcher.py",
     "exchange/bodies/holder.py",
     "exchange/library/borrower.py",
-    "exchange/bodies/body_transfer.py",
+    "exchange/gossip/header_gossip.py",
     "network/rpc.py",
     "network/streams.py",
     "extensions/pipeline/membership/job_runner.py",

@@ -93,7 +93,7 @@ def test_the_mark_is_counted_by_answer() -> None:
     assert injected_share([]) == 0.0
 
 
-async def test_an_attacker_publishes_what_others_can_fetch_and_watches_them(clock) -> None:
+async def test_an_attacker_publishes_what_others_can_fetch_and_watches_them() -> None:
     network, task = MemoryNetwork(), FakeTask()
 
     def attacker(seed: int) -> Attacker:
@@ -106,7 +106,7 @@ async def test_an_attacker_publishes_what_others_can_fetch_and_watches_them(cloc
             groups=2,
             group_size=2,
             network=network,
-            clock=clock,
+            clock=lambda: 1_700_000_000.0,
         )
 
     async with attacker(1) as one, attacker(2) as other:

@@ -125,7 +125,7 @@ async def test_a_cancelled_judgement_is_counted_until_it_ends():
 STUCK = """
 import asyncio, threading
 from swarmnode.errors import Rejected
-from swarmnode.exchange.validation import Judge
+from swarmnode.exchange.validation.judge import Judge
 
 try:
     asyncio.run(Judge(0.05).run(threading.Event().wait))

@@ -220,7 +220,7 @@ async def test_a_killed_node_takes_its_daemon_along_and_never_imported_torch(
     node = textwrap.dedent("""
         import asyncio, sys
         from pathlib import Path
-        from swarmnode.network.daemon.p2pd import P2pdHost
+        from swarmnode.network.daemon.p2pd_host import P2pdHost
 
         async def main():
             async with P2pdHost(Path(sys.argv[1])) as host:
