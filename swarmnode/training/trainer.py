@@ -46,7 +46,7 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 CLIP_EPSILON = 1e-6
-"""What torch adds to the norm by which it clips."""
+"""Number that torch adds to the norm by which it clips."""
 
 PROMPTS_RENDERED = 4096
 """Prompts whose tokens are kept."""
@@ -76,8 +76,8 @@ class Trainer:
         """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
         shared with the trainers of other policies on it; without one this policy is alone. `rule`: how it
         learns from others; None: as SAPO does. `compares`: reports tell whether others' answers pull the
-        policy where its own reward does (agreement.py). `rounds`: how many there will be in all, for a
-        learning rate that falls until then."""
+        policy where its own reward does (gradient_agreement.py). `rounds`: how many there will be in all, for
+        a learning rate that falls until then."""
         self.policy = policy
         self.config = config
         self.seed = seed
@@ -201,13 +201,13 @@ class KnownLogprobs:
     """Log-probabilities that do not change while the round trains."""
 
     prox: Logprobs
-    """Those under the policy before the round's first update. Samples of the first step alone are not among
-    them: the policy has not moved yet, so theirs are the current ones."""
+    """Log-probabilities under the policy before the round's first update. Samples of the first step alone are
+    not among them: the policy has not moved yet, so theirs are the current ones."""
     reference: Logprobs
-    """Those under the base model; empty when no KL divergence to it is asked for."""
+    """Log-probabilities under the base model; empty when no KL divergence to it is asked for."""
 
     def beside(self, current: TokenLogprobs, batch: MicroBatch) -> ScoredTokens:
-        """What the loss of a micro-batch needs, with what is known of its samples."""
+        """Returns a micro-batch's current log-probabilities beside the known ones of its samples."""
         now = zip(batch.samples, current.logprobs_N.detach().split(batch.completion_lengths), strict=True)
         prox_N = torch.cat([self.prox.get(id(sample), row) for sample, row in now])
         if not self.reference:
@@ -218,7 +218,7 @@ class KnownLogprobs:
 
 
 def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
-    """What is known before the first update of these rounds; all stand on one base."""
+    """Returns the log-probabilities that the first update of these rounds needs; all stand on one base."""
     forward, config = rounds[0].forward, rounds[0].config
     later = _each_once(
         sample for one in rounds for step in one.steps[1:] for sample in step if one.is_clipped(sample)
@@ -265,12 +265,12 @@ class OptimizerStep:
         self.samples = one.steps[number]
         self.size = one.size(number)
         self.sums = StepSums()
-        """What its micro-batches came to so far."""
+        """Sums over its micro-batches so far."""
         self._compared = one.agreement if one.compares(number) else None
 
     @property
     def compares_sources(self) -> bool:
-        """Whether samples of each source must be in micro-batches of their own, source after source."""
+        """True if samples of each source must be in micro-batches of their own, source after source."""
         return self._compared is not None
 
     def begin(self) -> None:

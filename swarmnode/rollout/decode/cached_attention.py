@@ -35,7 +35,7 @@ class PromptAttention:
         self._heads, self._rotation, self._cache = heads, rotation_WE, cache
         width = len(rotation_WE)
         self._mask = None if window is None or width <= window else _band_mask(width, window, cache.device)
-        """What is seen, [W, W]; None: all up to the token itself."""
+        """Mask of the keys that are seen, [W, W]. None: all up to the token itself."""
 
     def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
         keys, values = self._cache[2 * layer], self._cache[2 * layer + 1]

@@ -89,7 +89,7 @@ class PromptStore:
 
     def __init__(self, decoder: Decoder) -> None:
         self.kept: KeptStore | None = None
-        """What prompts may continue; None until there is anything."""
+        """Conversations that prompts may continue. None until there are any."""
         self._decoder = decoder
         self._prompts: dict[PromptKey, Prompt] = {}
         self._left: dict[PromptKey, Prompt] = {}  # nobody waits with them; the last one left last

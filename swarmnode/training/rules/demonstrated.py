@@ -67,7 +67,7 @@ class Demonstrated:
 def still_needed(
     drawn: Sequence[Entry], pass_rates: Mapping[str, float], rng: random.Random
 ) -> Sequence[Entry]:
-    """Those of the entries that are replayed in a round: of demonstrations the fewer, the more of our own
+    """Returns the entries that are replayed in a round: of demonstrations the fewer, the more of our own
     answers are right.
 
     >>> still_needed([], {}, random.Random(0))

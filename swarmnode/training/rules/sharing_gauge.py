@@ -1,4 +1,4 @@
-"""What others' answers are worth to us: how much to take of them, and which of them have full marks.
+"""A gauge of others' worth to us, which tells how much to take of their answers.
 
 TrainReport.agreement, round by round -> [SharingGauge] -> J for the exchange, the share of what is replayed
                                               |
@@ -54,19 +54,19 @@ LEAST = 8
 """Rounds that a verdict needs, at least."""
 
 EVIDENCE = 20.0
-"""How much likelier what was seen is under some mean than under zero, to make a verdict. Where the mean is
-zero it ever gets there in one of so many runs at most."""
+"""Likelihood of the rounds under some mean over that under zero that makes a verdict. If the mean is zero,
+one of so many runs at most ever gets there."""
 
 ALIKE, DOUBT = 0.9, 24
-"""How alike neighbouring rounds are thought to be before it is known, and after how many rounds what was seen
-of it counts as much: two dozen rounds in a row may be one stroke of luck."""
+"""Likeness that neighbouring rounds are thought to have before it is known, and the rounds after which the
+likeness that was seen counts as much: two dozen rounds in a row may be one stroke of luck."""
 
 EXPECTED = 4.0
 """Rounds after which a mean is expected to have shown: means are thought to be some half of what single
 rounds scatter by. It decides how soon a verdict comes, and not how often it is wrong."""
 
 LOWEST_LEVEL = 3
-"""How often the amount can be halved: an eighth is left."""
+"""Halvings of the amount, at most: an eighth is left."""
 
 PROBE = 2
 """Groups of others that a round has in any case, if it is to have so many at all."""
@@ -95,7 +95,7 @@ class Estimate:
 
 
 class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known after some rounds, and how much is taken in the next.
+    """The agreements of some rounds, and the amount that is taken in the next.
 
     >>> SharingGauge().after(0.25).after(None).agreements
     (0.25,)
@@ -104,7 +104,7 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
     agreements: Annotated[tuple[float, ...], Meta(max_length=MEMORY)] = ()
     """Cosines of the newest rounds that had one, the newest last."""
     level: Annotated[int, Meta(ge=0, le=LOWEST_LEVEL)] = 0
-    """How often the amount is halved."""
+    """Halvings of the amount."""
     rounds: Annotated[int, Meta(ge=0)] = 0
     """Rounds with a cosine since the level changed."""
     quiet: Annotated[int, Meta(ge=0)] = 0
@@ -114,11 +114,11 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """How much of what may be taken from others is taken."""
+        """Share of others' answers that is taken, of all that may be."""
         return 0.5**self.level
 
     def groups(self, wanted: int) -> int:
-        """J: of `wanted` groups of others a round, how many.
+        """Returns J, the groups of others that a round takes of `wanted`.
 
         >>> [SharingGauge(level=level).groups(16) for level in range(4)], SharingGauge(level=3).groups(1)
         ([16, 8, 4, 2], 1)
@@ -161,7 +161,7 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
                 return seen._at(self.level - 1, self.patience)
 
     def in_full(self) -> "SharingGauge":
-        """The same with all that may be taken: where it is only looked at."""
+        """Returns the gauge with nothing halved, for a rule that only looks at it."""
         return msgspec.structs.replace(self, level=0)
 
     def _at(self, level: int, patience: int) -> "SharingGauge":
@@ -194,7 +194,7 @@ def _verdict(seen: Sequence[float]) -> Verdict:
 
 
 def _evidence(seen: Sequence[float]) -> float:
-    """How much likelier these rounds are under some mean than under zero, whatever their spread.
+    """Returns the likelihood of these rounds under some mean over that under zero, whatever their spread.
 
     The sequential t-test with a normal prior on the mean over the spread (Gönen and others 2005). Under a
     mean of zero it is a test martingale, so it may be looked at after every round (Pérez-Ortiz and others
@@ -214,7 +214,7 @@ def _evidence(seen: Sequence[float]) -> float:
 
 
 def _autocorrelation(seen: Sequence[float]) -> float:
-    """That of neighbours, with what small samples are known to hide (Kendall 1954)."""
+    """Returns the correlation of neighbours, with what small samples are known to hide (Kendall 1954)."""
     mean = fmean(seen)
     scatter = sum((one - mean) ** 2 for one in seen)
     if scatter <= 1e-9 * len(seen) * mean * mean:
@@ -228,7 +228,7 @@ def _autocorrelation(seen: Sequence[float]) -> float:
 
 
 class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was given on one task. None: nothing yet."""
+    """The rewards that were given on one task so far. None: no reward yet."""
 
     worst: float
     best: float
@@ -289,7 +289,7 @@ class TaskMarks:
                 self._average(task, rewards, before.get(task))
 
     def has_full(self, task: str, reward: float | None) -> bool:
-        """Whether such a reward is full marks."""
+        """Returns True if such a reward is full marks."""
         marks = self.by_task.get(task)
         return marks is not None and marks.has_full(reward)
 
@@ -337,7 +337,7 @@ class TaskMarks:
 
 
 def needs_of(pass_rates: Mapping[str, float]) -> dict[str, float]:
-    """How often we fail, by task.
+    """Returns the share of our answers that fail, by task.
 
     >>> needs_of({"rev": 0.25})
     {'rev': 0.75}
