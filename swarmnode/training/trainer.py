@@ -9,7 +9,7 @@ Group-normalised advantages on LoRA parameters, an asymmetric clip, no KL unless
 policy sampled are corrected by weight; external groups are treated as if prox had sampled them. What is
 learned of a round, and what is replayed beside it, is the rule's (rules.py).
 
-Where several policies learn on one base (together.py), a step is that of each of them, and their samples
+Where several policies learn on one base (cohort.py), a step is that of each of them, and their samples
 share the micro-batches. All that decides is still each policy's own: the size that its loss is divided by,
 its gradient norm, its optimizer, its version.
 """
@@ -107,7 +107,8 @@ class Trainer:
 
         Without a single such group, or when no gradient was finite, no step is taken and the version stays.
         """
-        return train_round(self.prepare(own, external, foreign_share))
+        (report,) = train_together([self.prepare(own, external, foreign_share)])
+        return report
 
     def prepare(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
@@ -183,17 +184,19 @@ def _measured(
     return measured
 
 
-def train_round(one: RoundOfPolicy) -> TrainReport:
-    """Train a policy on its samples and raise its version by one.
+def train_together(rounds: Sequence[RoundOfPolicy]) -> list[TrainReport]:
+    """Train each policy on its samples and raise its version by one; reports in the order of `rounds`.
 
-    Without a sample it takes no optimizer step (Adam would move on momentum alone) and keeps its version; so
-    it does where its gradients were not finite.
+    All policies stand on one base and share its `Forward`: their tokens share the micro-batches, and each
+    one's gradient is the one it would have alone, up to the rounding of sums of another shape. A policy with
+    fewer steps than another is done earlier. Without a sample it takes no step (Adam would move on momentum
+    alone) and keeps its version; so it does if its gradients are not finite.
     """
-    with one.forward.alone():
-        known = known_before([one])
-        for number in range(len(one.steps)):
-            take_step([OptimizerStep(one, number)], known)
-    return one.finish()
+    with rounds[0].forward.alone():
+        known = known_before(rounds)
+        for number in range(max(len(one.steps) for one in rounds)):
+            take_step([OptimizerStep(one, number) for one in rounds if number < len(one.steps)], known)
+    return [one.finish() for one in rounds]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Attention of new tokens: over their own prompt (prefill), over the cache (decode), or over both (a prompt
 whose beginning is in the cache already).
 
-decoder.py -> [attention] -> decoder.py, slots.py (keys and values of everything in flight), kept.py
+decoder.py -> [attention] -> decoder.py, slots.py (keys and values of everything in flight), kv_reuse.py
                    |
                    v  one call for a band and layer of a decode step on a CPU:
                    extensions/native/decode_kernels.py

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from swarmnode.training.rules.book import Entry
-from swarmnode.training.rules.sharing_gauge import TaskMarks
+from swarmnode.training.rules.task_marks import TaskMarks
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
