@@ -26,7 +26,7 @@ from swarmnode.exchange.library.pages import (
 )
 from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
 from swarmnode.network.in_memory import MemoryNetwork
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.task import Task
 from swarmnode.types import Completion, Example, RolloutGroup
 

@@ -10,7 +10,7 @@ in one process, do; `emulated` makes one computer the machines and links of a pl
 """
 
 from swarmnode.network.in_memory import MemoryNetwork
-from swarmnode.rollout.fake import FakeEngine
+from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.testing.fakes import FakeLearner, FakeTask
 
 __all__ = ["FakeEngine", "FakeLearner", "FakeTask", "MemoryNetwork"]

@@ -20,7 +20,7 @@ from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.in_memory import MemoryNetwork
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.types import Completion, Example, RolloutGroup
 

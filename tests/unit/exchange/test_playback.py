@@ -26,8 +26,8 @@ from swarmnode.exchange.messages import (
 from swarmnode.exchange.validation import BodyRules, CheckedBody, Judge, check_body, check_header
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
-from swarmnode.tasks.judging.task_process import IsolatedTask, isolate
-from swarmnode.tasks.kinds.functions import as_task
+from swarmnode.tasks.kinds.script_objects import as_task
+from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.task import (
     Environment,
     Isolated,
