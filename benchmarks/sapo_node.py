@@ -31,7 +31,8 @@ from swarmnode.tasks.task import Task
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.lessons import GroupLesson, Lessons
 from swarmnode.training.rules.rules import Sapo, adapts, groups_wanted, own_to_learn_from
-from swarmnode.training.rules.sharing_gauge import SharingGauge, needs_of
+from swarmnode.training.rules.sharing_gauge import SharingGauge
+from swarmnode.training.rules.task_marks import needs_of
 from swarmnode.types import RolloutGroup
 
 ROUND_S = 8.0

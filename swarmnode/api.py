@@ -404,7 +404,7 @@ def settings_of(
     folder = None if home is None else Path(home)
     named, loaded = (None, None) if model is None else (str(model), None)
     if model is not None and not isinstance(model, str | Path):
-        from swarmnode.model.given import folder_of_model
+        from swarmnode.model.model_folder import folder_of_model
 
         loaded = folder_of_model(model, tokenizer, resolve_paths(folder).models)
         named = str(loaded)

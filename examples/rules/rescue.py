@@ -20,7 +20,7 @@ from swarmnode.training.losses import group_advantages, standardised
 from swarmnode.training.rules.book import BookCandidate, Mend
 from swarmnode.training.rules.book_rule import full_answers
 from swarmnode.training.rules.lessons import GroupLesson, Lessons, Replay, Rule, SharingRule, pack, unpack
-from swarmnode.training.rules.sharing_gauge import Saved, TaskMarks, needs_of
+from swarmnode.training.rules.task_marks import Saved, TaskMarks, needs_of
 from swarmnode.types import ExampleKey, RolloutGroup, in_turns
 
 MAX_WAITING = 256

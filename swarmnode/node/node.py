@@ -52,7 +52,8 @@ from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.settings.config import Config
 from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
 from swarmnode.training.rules.rules import adapts, groups_wanted, own_to_learn_from
-from swarmnode.training.rules.sharing_gauge import SharingGauge, needs_of, told
+from swarmnode.training.rules.sharing_gauge import SharingGauge, told
+from swarmnode.training.rules.task_marks import needs_of
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)

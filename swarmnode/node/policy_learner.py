@@ -24,9 +24,9 @@ from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task, may_be_exchanged
 from swarmnode.training.checkpoints.checkpoint import restore, take_snapshot
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoints.learning_settings import changes, learning_settings
 from swarmnode.training.checkpoints.run_folders import TrainingRun
 from swarmnode.training.forward import Forward
-from swarmnode.training.learning_settings import changes, learning_settings
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy, credit_of
 from swarmnode.training.rules.book import BookCandidate

@@ -140,7 +140,7 @@ def cohort_of(seats: Sequence[Seat]) -> "Cohort[RoundOfPolicy, TrainReport] | No
     if len(seats) == 1:
         return None
     from swarmnode.training.cohort import Cohort
-    from swarmnode.training.together import train_together
+    from swarmnode.training.trainer import train_together
 
     return Cohort([seat.label for seat in seats], train_together)
 

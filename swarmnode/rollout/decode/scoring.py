@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.rollout.decode.running import PADDING, alike
+from swarmnode.rollout.decode.prompts.pass_batches import PADDING, alike
 from swarmnode.rollout.request_queue import refuse_sequences
 
 Pair = tuple[Sequence[int], Sequence[int]]

@@ -4,7 +4,7 @@ own groups (all of a round), J external groups -> [BookRule] -> Lessons: the own
 
 No foreign group is trained on with its sender's advantages: a stranger's failures are negatives on text that
 we would hardly write, and its mean reward would set our baseline. What it got right is a lesson, and stays
-one. Every answer that our own judge gave full marks (sharing_gauge.py) goes into the book, ours too. A
+one. Every answer that our own judge gave full marks (task_marks.py) goes into the book, ours too. A
 replayed one has a constant advantage, no behaviour probability, and stands in the step of the own groups,
 under its normaliser.
 
@@ -26,17 +26,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from swarmnode.training.rules import sharing_gauge as marking
 from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
 from swarmnode.training.rules.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
-from swarmnode.training.rules.sharing_gauge import TaskMarks, needs_of
+from swarmnode.training.rules.task_marks import Saved, TaskMarks, needs_of
 from swarmnode.training.rules.teachers import Cosines, SavedTeachers, Teachers
 from swarmnode.types import Completion, ExampleKey, RolloutGroup, in_turns
 
 
 class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    marks: marking.Saved
+    marks: Saved
     entries: Entries
     teachers: SavedTeachers = ()
     """Books of before authors were measured have none."""

@@ -28,7 +28,8 @@ from swarmnode.extensions.pipeline.rollouts.feeder import Feeder, RecoveryCounts
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.rollout.decode.running import LOGITS_AT_ONCE, DecodePolicy
+from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE
+from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Output, PolicyUpdate, Request

@@ -1,4 +1,4 @@
-"""What one author writes over and over and the others do not: a reason to look closer, and no more.
+"""Pieces that one author writes over and over and the others do not: a reason to look closer, and no more.
 
 right answers of strangers, by author -> [OddPieces] -> mending.py (`ForeignAnswer.odd`)
 
@@ -48,7 +48,7 @@ class _Habits:
 
     answers: deque[frozenset[Piece]] = field(default_factory=deque[frozenset[Piece]])
     holding: Counter[Piece] = field(default_factory=Counter[Piece])
-    """How many of the answers hold a piece."""
+    """Number of answers that hold a piece."""
 
     @property
     def known(self) -> bool:

@@ -27,7 +27,7 @@ from swarmnode.training.losses import loss_of
 from swarmnode.training.packing import TrainingSample, completion_tokens
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
-from swarmnode.training.trainer import train_round
+from swarmnode.training.trainer import train_together
 from swarmnode.types import one_span
 from tests.own_losses import OWN_LOSSES
 from tests.unit.extensions.pipeline.tiny_models import (
@@ -115,7 +115,7 @@ def trained_alone(
     forward = Forward(policy, config, temperature=TEMPERATURE)
     policy.version = VERSION
     alone = RoundOfPolicy(policy, optimizer, config, forward, MAX_TOKENS, [trained], MeasuredRound())
-    report = train_round(alone)
+    (report,) = train_together([alone])
     return {name: before[name] - p.detach() for name, p in policy.trainable().items()}, report
 
 

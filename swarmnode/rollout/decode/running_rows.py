@@ -1,8 +1,8 @@
-"""The rows of a torch engine: running requests, their stop tokens, and the sequences that share a pass."""
+"""The rows of a torch engine: running requests with their policies, and the tokens that end them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,6 @@ from torch import Tensor
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.types import Span
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,60 +88,3 @@ class StopTokens:
     def hit(self, tokens: Tensor) -> list[int]:
         """Returns True for each row whose newest token is one of its stop tokens."""
         return (self._table[:, : len(tokens)] == tokens).nonzero()[:, 1].tolist()
-
-
-# ---- which sequences share a forward pass, when none of them has keys and values yet ----
-
-BATCH_TOKENS = 2048
-"""Tokens of one forward pass over whole sequences, with padding: enough to fill a processor, few enough to
-keep."""
-
-PADDING = 16
-"""Most difference in length, in tokens, between sequences of one batch."""
-
-LONG = 512
-"""Length from which on only equally long sequences share a batch: it needs no mask, which is quadratic."""
-
-KEPT_TOKENS = 1 << 16
-"""Most tokens whose keys and values are kept for a next turn: 64 conversations of a thousand. A token takes
-2 * layers * kv_heads * head_dim numbers, 112 KiB in Qwen3-0.6B."""
-
-LOGITS_AT_ONCE = 1 << 24
-"""Most logits held at once, in numbers: 64 MiB in float32."""
-
-
-def alike(lengths: Sequence[int], padding: int = PADDING) -> Iterator[list[int]]:
-    """Yields indices of sequences of similar length, longest first, each batch within `BATCH_TOKENS` (or a
-    single one).
-
-    >>> list(alike([3, 700, 5, 40]))
-    [[1], [3], [2, 0]]
-    """
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        longest = lengths[batch[0]] if batch else lengths[index]
-        allowed = padding if longest < LONG else 0
-        if batch and ((len(batch) + 1) * longest > BATCH_TOKENS or longest - lengths[index] > allowed):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-def within(items: Sequence[T], tokens: Sequence[int]) -> Iterator[list[T]]:
-    """Yields the items in their order, in batches within `BATCH_TOKENS` (or of a single one).
-
-    >>> list(within("abc", [2000, 40, 2009]))
-    [['a', 'b'], ['c']]
-    """
-    batch: list[T] = []
-    total = 0
-    for item, count in zip(items, tokens, strict=True):
-        if batch and total + count > BATCH_TOKENS:
-            yield batch
-            batch, total = [], 0
-        batch.append(item)
-        total += count
-    if batch:
-        yield batch

@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from swarmnode.extensions.native import compiler
-from swarmnode.rollout.decode import kept as kept_module
 from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.decode.kept import KeptConversation, KeptStore, continue_batch
-from swarmnode.rollout.decode.running import DecodePolicy
+from swarmnode.rollout.decode.prompts import prompt_store
+from swarmnode.rollout.decode.prompts.kv_reuse import KeptConversation, KeptStore, continue_batch
+from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Engine, InFlight, Output, Request
 from swarmnode.rollout.shared_engine import SharedEngine, versions_needed
@@ -148,7 +148,7 @@ def test_turns_that_begin_together_share_a_pass_over_what_is_new(
         passes.append([len(ids) - one.computed for ids, one in zip(sequences, kept, strict=True)])
         return continue_batch(decoder, layers, sequences, kept)
 
-    monkeypatch.setattr(kept_module, "continue_batch", counting)
+    monkeypatch.setattr(prompt_store, "continue_batch", counting)
     engine = EmbeddedEngine(tiny, ())
     outputs = run(engine, [talk.request(goes_on=True) for talk in talks(8)])
     ended = [t.with_said(outputs[t.name].sampled) for t in talks(8) if outputs[t.name].finish == "stop"]
@@ -167,7 +167,7 @@ def stopped(engine: Engine, run: Run, version: int | None = None) -> Talk:
 
 def kept_in(engine: EmbeddedEngine) -> int:
     """Tokens whose keys and values it keeps."""
-    return 0 if engine._prompts.kept is None else engine._prompts.kept.tokens
+    return engine._prompts.kept.tokens
 
 
 def endless(talk: Talk) -> Request:

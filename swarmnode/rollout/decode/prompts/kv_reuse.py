@@ -9,12 +9,16 @@ from torch import Tensor
 
 from swarmnode.rollout.decode.cached_attention import ContinuedAttention
 from swarmnode.rollout.decode.decoder import Decoder, Lookback
-from swarmnode.rollout.decode.running import DecodePolicy
+from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.slots import cache_size
 from swarmnode.rollout.decode.weights import Layers
 
 BASE = object()
 """Mark of the model without any adapter."""
+
+KEPT_TOKENS = 1 << 16
+"""Most tokens whose keys and values are kept for a next turn: 64 conversations of a thousand. A token takes
+2 * layers * kv_heads * head_dim numbers, 112 KiB in Qwen3-0.6B."""
 
 # ---- which conversations are kept ----
 

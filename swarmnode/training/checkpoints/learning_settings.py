@@ -40,8 +40,8 @@ def learning_settings(config: Config, seed: int) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """What of these settings is another now, each in words. What was not noted is not compared; what is no
-    longer a setting is, with the value that holds instead.
+    """Returns a sentence for each setting that has another value now. Settings that were not noted are not
+    compared; one that exists no longer is compared with the value that holds instead.
 
     >>> changes({"training.learning_rate": 0.001}, {"training.learning_rate": 0.01, "node.seed": 7})
     ('training.learning_rate was 0.001, is 0.01 now',)

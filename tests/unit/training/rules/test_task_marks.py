@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from swarmnode.training.rules.sharing_gauge import MEMORY_ANSWERS, Marks, Saved, TaskMarks, needs_of
+from swarmnode.training.rules.task_marks import MEMORY_ANSWERS, Marks, Saved, TaskMarks, needs_of
 from tests.answered import foreign, own
 
 WRONG, RIGHT = ([2], 0.0), ([3], 1.0)
