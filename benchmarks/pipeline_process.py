@@ -30,15 +30,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, IterationReport, MemberSettings
-from swarmnode.extensions.pipeline.plans.instance import HOP_OVERHEAD_S, Instance
-from swarmnode.extensions.pipeline.plans.plan import Plan, digest
-from swarmnode.extensions.pipeline.plans.simulator import ScheduledWork, simulate
+from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.replication.gradient_exchange import AveragingSettings
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
+from swarmnode.extensions.pipeline.scheduling.instance import HOP_OVERHEAD_S, Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
+from swarmnode.extensions.pipeline.scheduling.simulator import ScheduledWork, simulate
 from swarmnode.extensions.pipeline.stages.loading import load_stage
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
-from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
 from swarmnode.identity import keys
 from swarmnode.network.daemon.p2pd import P2pdHost

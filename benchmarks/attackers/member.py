@@ -30,7 +30,7 @@ from swarmnode.extensions.pipeline.membership.control import (
     seal_presence,
     topic_of,
 )
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, LinkCosts
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, LinkCosts
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.multiaddr import split_peer
 from swarmnode.network.rpc import encode_frame, read_frame

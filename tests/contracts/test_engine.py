@@ -36,8 +36,8 @@ from transformers.generation.logits_process import (
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.testing.local_chain import LocalChain
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine

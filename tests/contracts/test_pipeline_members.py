@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from swarmnode.extensions.pipeline.plans.plan import Plan
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
-from swarmnode.extensions.pipeline.stages.objectives import LossInputs, cross_entropy
+from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, cross_entropy
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.identity import keys
 from tests.contracts.hosts import HostFactory

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.plans.costs import MAX_LAYERS, CostAnnouncement, PeerId, check
+from swarmnode.extensions.pipeline.plans.member_costs import MAX_LAYERS, CostAnnouncement, PeerId, check
 from swarmnode.identity.keys import NodeKey, seal, unseal
 
 PROTOCOL = "/swarmnode/pipeline-control/1"

@@ -20,7 +20,7 @@ from swarmnode.extensions.pipeline.membership.control import (
     differing,
     open_presence,
 )
-from swarmnode.extensions.pipeline.plans.costs import MemberCosts
+from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from swarmnode.extensions.pipeline.membership.link_probes import (
     ProbeSettings,
     time_stage,
 )
-from swarmnode.extensions.pipeline.plans.costs import MAX_AGE_S
+from swarmnode.extensions.pipeline.plans.member_costs import MAX_AGE_S
 from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 
 

@@ -36,9 +36,9 @@ from swarmnode.extensions.pipeline.membership.control import (
 )
 from swarmnode.extensions.pipeline.membership.known_members import PING_AGAIN_S, MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership import Membership
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, Observation
-from swarmnode.extensions.pipeline.plans.plan import violations
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings
+from swarmnode.extensions.pipeline.scheduling.plan import violations
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.in_memory import MemoryNetwork
 from tests.unit.extensions.pipeline import pretend_members as pretend

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, LossSums
+from swarmnode.extensions.pipeline.own_stage.collected_state import WholeState
 from swarmnode.extensions.pipeline.replication.checkpoints import single_machine_tensors
-from swarmnode.extensions.pipeline.runtime.collected_state import WholeState
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
