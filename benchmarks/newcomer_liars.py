@@ -26,7 +26,7 @@ from swarmnode.exchange.library.library_pages import (
     PageRow,
 )
 from swarmnode.network.memory_network import MemoryNetwork
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.task import Task
 from swarmnode.types import Completion, Example, RolloutGroup
 

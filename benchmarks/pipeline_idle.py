@@ -51,9 +51,9 @@ from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output, SamplingParams
-from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.types import Example, ExampleKey
 
 NODES = 6

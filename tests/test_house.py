@@ -39,9 +39,10 @@ CODE_OF_OTHERS = {
     "tasks/loader.py",
     "extensions/suites/remote_calls.py",
     "tasks/judging/rewards.py",
-    "tasks/task.py",
+    "tasks/source_file.py",
+    "tasks/file_task.py",
     "tasks/kinds/tasksets.py",
-    "tasks/judging/worker.py",
+    "tasks/processes/worker.py",
 }
 BYTES_OF_PEERS = {
     "exchange/bodies/fetcher.py",

@@ -15,7 +15,7 @@ from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.node.workers import CheckpointWriter
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.task import score_strictly
 from swarmnode.testing.fake_task import FakeTask
 from swarmnode.training.records import Counters, Evaluation, TrainReport

@@ -3,7 +3,7 @@
 Fetcher, Borrower -> [Judge.run] -> check_body in a thread -> a group, or Rejected
 
 One judgement at a time: scoring must not take the cores from training. The rule is the one by which a node
-judges its own rollouts (tasks/judging/judged.py), with less patience: the code of task files runs in a
+judges its own rollouts (tasks/judging/own_judge.py), with less patience: the code of task files runs in a
 process that is ended at its deadline, and what else overruns in a thread is left behind and counted; with
 too many stuck, nothing is judged until one returns. The process is not the one that judges our own rollouts.
 """
@@ -65,7 +65,7 @@ class Judge:
 
     async def _run_in_thread(self, work: Callable[[], T], author: str) -> T:
         from swarmnode.tasks.deadlines.daemon_threads import SHORTEST_WAIT_S, in_daemon_thread
-        from swarmnode.tasks.loader import leave_behind
+        from swarmnode.tasks.deadlines.task_lock import leave_behind
 
         judged = in_daemon_thread(work, self._timeout_s)
         waited = asyncio.wrap_future(judged)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from swarmnode.model.policy import Policy
     from swarmnode.node.policy_learner import PolicyLearner, TrainJointly
     from swarmnode.rollout.engine import Engine
-    from swarmnode.rollout.schedule.group import Renderer
+    from swarmnode.rollout.renderer import Renderer
     from swarmnode.tasks.specs import TaskSpec
     from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
     from swarmnode.training.forward import Forward
@@ -181,7 +181,7 @@ def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str
 
 
 def _isolate(spec: str, config: TasksConfig, home: Path | None) -> Task:
-    from swarmnode.tasks.judging.task_process import isolate
+    from swarmnode.tasks.processes.isolated_task import isolate
 
     return isolate(
         spec,
@@ -219,7 +219,7 @@ def load_policy(
     from swarmnode.extensions.native.compiler import keep_in
     from swarmnode.model.base_model import load_base_model
     from swarmnode.model.policy import Policy, look_ahead
-    from swarmnode.rollout.select import make_engine
+    from swarmnode.rollout.engine_choice import make_engine
     from swarmnode.training.losses import loss_of
 
     # What cannot be imported is refused before anything is loaded.
@@ -255,7 +255,7 @@ def renderer_of(
     config: PolicyConfig, tokenizer: "PreTrainedTokenizerBase", eos_token_ids: Sequence[int]
 ) -> "Renderer":
     """What reads prompts and writes answers of a model as the settings say."""
-    from swarmnode.rollout.schedule.group import Renderer
+    from swarmnode.rollout.renderer import Renderer
 
     return Renderer(tokenizer, eos_token_ids, config.chat_template, raw_prompts=config.raw_prompts)
 

@@ -120,7 +120,7 @@ def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPoli
     if len(seats) == 1:
         return [first]
     from swarmnode.model.policy import Policy
-    from swarmnode.rollout.shared import SharedEngine
+    from swarmnode.rollout.shared_engine import SharedEngine
 
     shared = SharedEngine(first.engine, members=len(seats))
     return [

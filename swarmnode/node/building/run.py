@@ -67,7 +67,7 @@ from swarmnode.node.showing.monitors import CompletionLog, Monitor, MonitorFeed,
 from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, joins_from, swarm_of
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config import Config
-from swarmnode.tasks.demonstrations import Demonstrations
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
-from swarmnode.tasks.kinds.functions import as_task
+from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.task import Task, draw_train
 from swarmnode.types import Completion, Example, RolloutGroup, Scores, one_span
 from tests.unit.exchange.conftest import Node, until

@@ -38,7 +38,7 @@ from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.node_status import NodeStatus, measurements
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.task import Task, draw_train, score_strictly

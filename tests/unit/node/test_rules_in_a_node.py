@@ -22,7 +22,7 @@ from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.board import Watchers
 from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore

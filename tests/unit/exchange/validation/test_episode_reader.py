@@ -29,8 +29,8 @@ from swarmnode.exchange.validation.header_check import check_header
 from swarmnode.exchange.validation.judge import Judge
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
-from swarmnode.tasks.judging.task_process import IsolatedTask, isolate
-from swarmnode.tasks.kinds.functions import as_task
+from swarmnode.tasks.kinds.script_objects import as_task
+from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.task import (
     Environment,
     Isolated,

@@ -25,7 +25,7 @@ from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
 from swarmnode.network.memory_network import MemoryHost
 from swarmnode.rollout.engine import Output, Request
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.task import Task
 from swarmnode.testing import FakeEngine, FakeTask, MemoryNetwork
