@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
 from swarmnode.network.finding.invitation import Invitation, read_invitation
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.showing.board import PlainWatcher, Starving, StatusBoard, round_line
 from swarmnode.node.showing.node_status import (
