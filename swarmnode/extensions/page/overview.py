@@ -10,7 +10,7 @@ import msgspec
 
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.verdicts import helping, learning, pace, sampler, why_little
-from swarmnode.identity.keys import memorable_name
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.node.showing.node_status import NodeStatus, invitation, joins_from, printable_status
 from swarmnode.node.showing.page import PageSource
 from swarmnode.node.showing.reasons import in_words

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.extensions.page.growing_file import GrowingFile
-from swarmnode.identity.keys import memorable_name
+from swarmnode.identity.memorable_name import memorable_name
 
 MOST_OF_A_ROUND = 16
 
