@@ -119,6 +119,15 @@ def pace(status: NodeStatus) -> PageVerdict:
     return PageVerdict("open", f"{slowest} {seconds[slowest] / total:.0%}", told)
 
 
+def nats(gap: float) -> str:
+    """Returns a difference of log-probabilities in words.
+
+    >>> nats(0.0031), nats(2e-7)
+    ('0.0031 nats', 'less than 0.0001 nats')
+    """
+    return "less than 0.0001 nats" if gap < 0.0001 else f"{gap:.4f} nats"
+
+
 def sampler(status: NodeStatus, rounds: Sequence[RoundRewards]) -> PageVerdict:
     """Returns whether the engine samples what the trainer trains.
 
@@ -131,13 +140,13 @@ def sampler(status: NodeStatus, rounds: Sequence[RoundRewards]) -> PageVerdict:
             "open", "not measured", "no token of the newest policy version was in the last round"
         )
     early = [one.engine_gap for one in rounds if one.engine_gap is not None][:FIRST_ROUNDS]
-    told = f"{gap:.4f} nats apart on a token, mean"
+    told = f"{nats(gap)} apart on a token, mean"
     at_first = fmean(early) if early else gap
     if gap > AGREE_NATS and gap > GROWN * at_first and status.progress.policy_version > FIRST_ROUNDS:
         return PageVerdict(
             "bad",
             "the engine runs an old policy",
-            f"SamplerLagsBehind: {told}, {at_first:.4f} in the first rounds: new versions do not reach it",
+            f"SamplerLagsBehind: {told}, {nats(at_first)} in the first rounds: new versions do not reach it",
         )
     if gap > DISAGREE_NATS:
         return PageVerdict(

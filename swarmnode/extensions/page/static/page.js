@@ -14,6 +14,7 @@ let rounds = [];
 let shownRound = null;
 let shown = [];
 let polling = null;
+let wasLost = false;
 
 // ---- making elements ----
 
@@ -80,6 +81,7 @@ function show(found) {
     card("What takes the time?", verdicts.pace, "slow"),
     card("Is the sampler right?", verdicts.sampler, "sampler"));
   put($("why"), ...found.why.map((text) => make("li", text)));
+  $("why").className = verdicts.learning.tone === "good" ? "" : "warn";
   showHelp(found);
   showPace(status);
   showPolicy(status, verdicts.sampler);
@@ -317,7 +319,7 @@ function showCurves(found) {
   put($("tasks"), ...names.map((name) => {
     const own = found.tasks[name] || [], held = found.held_out_tasks[name] || [];
     const figure = make("figure"), caption = make("figcaption");
-    caption.append(make("span", name), make("span", `${number(last(own), 2)}, held out ${number(last(held), 2)}`));
+    caption.append(make("b", name), make("span", `${number(last(own), 2)}, held out ${number(last(held), 2)}`));
     figure.append(caption, curve([
       {name: "own", x: found.rounds.slice(0, own.length), y: own},
       {name: "held", x: found.held_out_rounds.slice(0, held.length), y: held, dots: true},
@@ -500,11 +502,15 @@ function listen() {
   events.onmessage = async (event) => {
     clearInterval(polling);
     polling = null;
+    // Another start of the node has another token.
+    if (wasLost && !await poll()) return;
+    wasLost = false;
     connection(true);
     show(JSON.parse(event.data));
     readAgain();
   };
   events.onerror = () => {
+    wasLost = true;
     // A stream that was refused is not tried again by itself. The token is of the node's start.
     if (polling === null) polling = setInterval(async () => {
       if (await poll() && events.readyState === EventSource.CLOSED) {
