@@ -23,8 +23,8 @@ ANSWERS = [[7, 1], [8, 9, 1], [10, 11, 12, 1], [13, 1]]
 REWARDS = [1.0, 0.0, 0.0, 1.0]
 OPPOSITE = [0.0, 1.0, 1.0, 0.0]
 LOGPROBS = [[-20.0] * len(answer) for answer in ANSWERS]
-"""So unlikely that all own tokens have one weight, the largest: own gradients point where those of equal answers
-of others do."""
+"""So unlikely that all own tokens have one weight, the largest: own gradients point where those of equal
+answers of others do."""
 
 
 def trainer_for(

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
-from swarmnode.extensions.pipeline.stages.objectives import (
+from swarmnode.extensions.pipeline.feeds.objectives import (
     LossInputs,
     Objective,
     cross_entropy,
     policy_gradient,
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.model.policy import Policy
 from swarmnode.registry import SEAMS
