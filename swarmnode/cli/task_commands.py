@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from swarmnode.node.first_answers import FirstAnswers
     from swarmnode.settings.config import TasksConfig
     from swarmnode.tasks.workbench.check import TaskReport
-    from swarmnode.tasks.workbench.portrait import ShownExample, TaskPortrait
+    from swarmnode.tasks.workbench.task_description import ShownExample, TaskPortrait
     from swarmnode.types import Example
 
 app = typer.Typer(help="List, look at, check, try and begin tasks.", no_args_is_help=True)
@@ -83,7 +83,7 @@ def show(
     """
     tasks = _settings_for(task, home, preset, config, set_)
     from swarmnode.node.building.assemble import specs_of
-    from swarmnode.tasks.workbench.portrait import portraits_of
+    from swarmnode.tasks.workbench.task_description import portraits_of
 
     (spec,) = specs_of(tasks)
     portraits = portraits_of(

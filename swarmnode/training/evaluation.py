@@ -1,6 +1,6 @@
 """Evaluation of the policy on questions that no node ever trains on.
 
-tasks (held-out draws) -> [evaluate] -> [collect] -> partial.py -> engine
+tasks (held-out draws) -> [evaluate] -> [collect] -> partial_rollouts.py -> engine
                              |
                              +-> scores -> Evaluation -> node, `swarmnode eval`
 
@@ -15,9 +15,10 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import Config
 from swarmnode.tasks.task import (
     Task,
@@ -110,7 +111,7 @@ def _answers(task: Task, answered: Answered) -> list[str]:
     texts = [completion.text for completion in answered.completions]
     if not is_environment(task):
         return texts
-    from swarmnode.tasks.play.environments import final_answers
+    from swarmnode.tasks.play.conversation_scores import final_answers
 
     return final_answers(answered.example, texts)
 

@@ -51,8 +51,8 @@ from swarmnode.rollout.engine import (
     Sampled,
     SamplingParams,
 )
-from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.shared import SharedEngine, versions_needed
+from swarmnode.rollout.fake_engine import FakeEngine
+from swarmnode.rollout.shared_engine import SharedEngine, versions_needed
 from swarmnode.settings.config import PolicyConfig
 from swarmnode.types import Span
 from tests.conversations import Talk

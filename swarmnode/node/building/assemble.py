@@ -23,18 +23,20 @@ from typing import TYPE_CHECKING
 import psutil
 
 from swarmnode.errors import ConfigError, ModelError, TaskError
-from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.exchange_settings import STRANGERS_TIMEOUT_S, ExchangeSettings
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S, STRANGERS_TIMEOUT_S, ExchangeSettings
+from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S
 from swarmnode.families.family import refuse_at_sight
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.hardware import find_card
 from swarmnode.machine.installing import how_to_install
 from swarmnode.machine.storage import Paths, builtin_folder
 from swarmnode.models import find_model, read_config
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.finding.seeds import Seeds, read_seeds
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.finding.seed_addresses import Seeds, read_seeds
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, split_peer
 from swarmnode.network.private.private_host import PrivateHost
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from swarmnode.model.policy import Policy
     from swarmnode.node.policy_learner import PolicyLearner, TrainJointly
     from swarmnode.rollout.engine import Engine
-    from swarmnode.rollout.schedule.group import Renderer
+    from swarmnode.rollout.renderer import Renderer
     from swarmnode.tasks.specs import TaskSpec
     from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
     from swarmnode.training.forward import Forward
@@ -179,7 +181,7 @@ def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str
 
 
 def _isolate(spec: str, config: TasksConfig, home: Path | None) -> Task:
-    from swarmnode.tasks.judging.task_process import isolate
+    from swarmnode.tasks.processes.isolated_task import isolate
 
     return isolate(
         spec,
@@ -217,7 +219,7 @@ def load_policy(
     from swarmnode.extensions.native.compiler import keep_in
     from swarmnode.model.base_model import load_base_model
     from swarmnode.model.policy import Policy, look_ahead
-    from swarmnode.rollout.select import make_engine
+    from swarmnode.rollout.engine_choice import make_engine
     from swarmnode.training.losses import loss_of
 
     # What cannot be imported is refused before anything is loaded.
@@ -253,7 +255,7 @@ def renderer_of(
     config: PolicyConfig, tokenizer: "PreTrainedTokenizerBase", eos_token_ids: Sequence[int]
 ) -> "Renderer":
     """What reads prompts and writes answers of a model as the settings say."""
-    from swarmnode.rollout.schedule.group import Renderer
+    from swarmnode.rollout.renderer import Renderer
 
     return Renderer(tokenizer, eos_token_ids, config.chat_template, raw_prompts=config.raw_prompts)
 

@@ -1,6 +1,6 @@
 """The built-in engine: our own decode loop over a transformers model, continuous, on a CPU or any GPU.
 
-schedule/partial.py -> submit -> torch_engine.py -> [EmbeddedEngine] -> Output
+schedule/partial_rollouts.py -> submit -> torch_engine.py -> [EmbeddedEngine] -> Output
                                                            |
            prompt_store.py (new prompts) -> slots.py <-----+--> decoder.py -> sampler.py     (one step)
                 ^                              |

@@ -1,6 +1,6 @@
 """The engine for every other causal LM: the model's own forward, one static batch at a time.
 
-select.py -> [fallback] <- torch_engine.py <- schedule/partial.py
+engine_choice.py -> [fallback] <- torch_engine.py <- schedule/partial_rollouts.py
                  |
                  +-> model_lora.py (a policy on the model)
                  +-> model(...) -> sampler.py -> Output

@@ -26,7 +26,8 @@ from swarmnode.rollout.engine import (
     Request,
     Sampled,
 )
-from swarmnode.rollout.requests import EngineCounters, RequestQueue, not_finite, untouched, with_live_version
+from swarmnode.rollout.engine_counters import EngineCounters
+from swarmnode.rollout.request_queue import RequestQueue, not_finite, untouched, with_live_version
 from swarmnode.types import FinishReason
 
 LoraPairs = Mapping[str, LoraPair]

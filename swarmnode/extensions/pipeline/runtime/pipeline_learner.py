@@ -27,7 +27,7 @@ from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter
 from swarmnode.rollout.engine import Engine, PolicyUpdate
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint import read_waiting, state_of

@@ -30,7 +30,7 @@ MOST_NAMES = 1024
 
 
 class Text(Tokens, Protocol):
-    """The policy's tokens and prompts (rollout/schedule/group.py)."""
+    """The policy's tokens and prompts (rollout/schedule/open_renderer.py)."""
 
     def prompt_ids(self, text: str) -> tuple[int, ...]: ...
 

@@ -69,7 +69,7 @@ the whole now, or less to what the rest leans on. not text: nothing is left of i
 
 
 class Tokens(Protocol):
-    """The policy's tokens (rollout/schedule/group.py)."""
+    """The policy's tokens (rollout/schedule/open_renderer.py)."""
 
     eos_token_ids: tuple[int, ...]
 

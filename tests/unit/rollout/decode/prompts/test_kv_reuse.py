@@ -17,7 +17,7 @@ from swarmnode.rollout.decode.prompts.kv_reuse import KeptConversation, KeptStor
 from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Engine, InFlight, Output, Request
-from swarmnode.rollout.shared import SharedEngine, versions_needed
+from swarmnode.rollout.shared_engine import SharedEngine, versions_needed
 from tests.conversations import Talk
 from tests.families import DENSE, dense
 from tests.unit.rollout.conftest import VOCAB
