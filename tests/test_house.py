@@ -45,10 +45,10 @@ CODE_OF_OTHERS = {
     "tasks/processes/worker.py",
 }
 BYTES_OF_PEERS = {
-    "exchange/fetcher.py",
-    "exchange/holding.py",
+    "exchange/bodies/fetcher.py",
+    "exchange/bodies/holder.py",
     "exchange/library/borrower.py",
-    "exchange/planes.py",
+    "exchange/gossip/header_gossip.py",
     "network/rpc.py",
     "network/streams.py",
     "extensions/pipeline/membership/job_runner.py",

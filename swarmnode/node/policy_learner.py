@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from swarmnode.exchange.exchange_settings import STRANGERS_TIMEOUT_S
 from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.exchange.limits import STRANGERS_TIMEOUT_S
 from swarmnode.model.policy import Policy
 from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.demonstrating import Demonstrating

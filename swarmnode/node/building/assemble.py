@@ -22,18 +22,20 @@ from typing import TYPE_CHECKING
 import psutil
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.exchange_settings import STRANGERS_TIMEOUT_S, ExchangeSettings
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S, STRANGERS_TIMEOUT_S, ExchangeSettings
+from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S
 from swarmnode.families.family import refuse_at_sight
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.hardware import find_card
 from swarmnode.machine.installing import how_to_install
 from swarmnode.machine.storage import Paths, builtin_folder
 from swarmnode.models import find_model, read_config
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.finding.seeds import Seeds, read_seeds
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.finding.seed_addresses import Seeds, read_seeds
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, split_peer
 from swarmnode.network.private.private_host import PrivateHost

@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 
 from swarmnode.errors import IdentityInUse, SwarmnodeError
-from swarmnode.exchange.announcing import Neighbourhood
-from swarmnode.identity.keys import NodeKey, load_or_create
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model, remember_model
-from swarmnode.network.finding.seeds import Seeds
+from swarmnode.network.finding.seed_addresses import Seeds
 from swarmnode.node.building.assemble import (
     LocalPolicy,
     build_learner,

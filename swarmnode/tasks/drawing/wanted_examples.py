@@ -1,6 +1,6 @@
 """Examples that others ask help with, between those of a node's own rounds.
 
-exchange/helping.py -> want -> [WantedExamples] -> rollout
+exchange/gossip/helping.py -> want -> [WantedExamples] -> rollout
 
 Strangers choose what they ask for help with, so such examples are at most every second one that we answer,
 and each is answered once.

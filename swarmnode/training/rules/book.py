@@ -31,7 +31,7 @@ MAX_BOOK_BYTES = 384 << 20
 
 AUTHOR_SHARE = 0.25
 """The share of the book that one stranger's answers may take. Names cost nothing, but whose groups we get at
-all is bounded by author and for newcomers together (exchange/selection.py)."""
+all is bounded by author and for newcomers together (exchange/bodies/selection.py)."""
 
 FLOOR = 0.02
 """Least weight of an answer in a draw: what we master is recalled now and then."""

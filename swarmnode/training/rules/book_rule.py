@@ -9,9 +9,9 @@ replayed one has a constant advantage, no behaviour probability, and stands in t
 under its normaliser.
 
 A stranger's answer ends with our end of text. Where an answer ended is not believed of strangers
-(exchange/validation.py): right answers marked "length" beside wrong ones marked "stop" made EOS what tells
-them apart, and unlearnt it. That needs wrong answers, and a claim. Here there are no wrong answers, and
-no claim is asked: the judge gave full marks to the text as it stands, so stopping there is right, whoever
+(exchange/validation/body_check.py): right answers marked "length" beside wrong ones marked "stop" made EOS
+what tells them apart, and unlearnt it. That needs wrong answers, and a claim. Here there are none, and no
+claim is asked: the judge gave full marks to the text as it stands, so stopping there is right, whoever
 wrote it. As in supervised learning, every position before the end teaches not to stop. What is left to an
 attacker is to choose right answers that are short. That teaches brevity where our judge is content with it,
 by the text as much as by its end; `teach_ends` turns the end off.

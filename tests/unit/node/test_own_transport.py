@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import ConfigError
-from swarmnode.identity.keys import load_or_create
+from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.host import Message
 from swarmnode.node.building.assemble import build_discovery, build_exchange, build_host

@@ -56,7 +56,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
 from swarmnode.extensions.pipeline.wire.inbound import TransportLimits
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.transport import LinkPace, TensorTransport
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.streams import StreamHost
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from statistics import median
 from typing import TypeVar
 
 from swarmnode.errors import NetworkError, PeerUnreachable
-from swarmnode.exchange.reputation import TokenBucket
+from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.extensions.pipeline.plans.member_costs import (
     LEAST_TOKEN_S,
     MAX_BYTES_PER_S,

@@ -33,7 +33,7 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     Observation,
 )
 from swarmnode.extensions.pipeline.plans.observations import is_broken
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.plans.partition import MAX_SPEED, MemberResources
-from swarmnode.identity.keys import MAX_PEER_ID_CHARS
+from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 
 MAX_ANNOUNCEMENT_BYTES = 64 * 1024
 """Bound of one member's claims, its links to MAX_LINKS others and its observations included."""

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from swarmnode.errors import EngineError, ModelError, SwarmnodeError, TaskError
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.reputation import ExchangeStats
+from swarmnode.exchange.exchange_stats import ExchangeStats
 from swarmnode.extensions.pipeline.execution.idle import IdleRollouts, IdleStats
 from swarmnode.extensions.pipeline.execution.idle_budget import IdleSettings
 from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory, size_text
 from swarmnode.network.host import Host
 from swarmnode.node.building.assemble import build_exchange, renderer_of

@@ -19,7 +19,7 @@ from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
 from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing
 from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.streams import StreamHost
 from swarmnode.node.showing.board import Watcher

@@ -8,7 +8,7 @@ median of the others does not is odd. A specialist's style is odd, too. So nothi
 an odd piece is free, where the judge gives as much without it and the rest leans on nothing in it.
 
 Fewer than half of the authors cannot make a piece of theirs look common. Who has as many names as all others
-together can: how many newcomers are heard is bounded where groups are drawn (exchange/selection.py).
+together can: how many newcomers are heard is bounded where groups are drawn (exchange/bodies/selection.py).
 """
 
 from collections import Counter, OrderedDict, deque

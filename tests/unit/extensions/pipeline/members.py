@@ -27,8 +27,8 @@ from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, Stag
 from swarmnode.extensions.pipeline.stages.packed_state import StageState, unpack_states
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import StreamHost
 from swarmnode.training.packing import MicroBatch
 from tests.unit.extensions.pipeline.tiny_models import nudge

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.validation import require_advantage
+from swarmnode.exchange.validation.body_check import require_advantage
 from swarmnode.training.losses import group_advantages, standardised
 from swarmnode.training.rules.rules import choose_own
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span

@@ -31,7 +31,7 @@ from swarmnode.extensions.pipeline.membership.member_requests import MemberRefus
 from swarmnode.extensions.pipeline.membership.proposal_round import ProposalRound
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, StageTiming, forward_s
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanInputs, compute_plan
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from tests.unit.extensions.pipeline import pretend_members as pretend
 from tests.unit.extensions.pipeline.membership.test_membership import (
     KEYS,

@@ -23,7 +23,7 @@ from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from tests.unit.extensions.pipeline.members import PATIENT, ListFeed, instance_of, key_of
 from tests.unit.extensions.pipeline.tiny_models import ADAPTER, CPU, batches
 

@@ -24,9 +24,10 @@ from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import plan_settings
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.showing.board import Watchers
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.settings.config import Config

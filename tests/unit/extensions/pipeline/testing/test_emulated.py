@@ -17,7 +17,7 @@ from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, Emul
 from swarmnode.extensions.pipeline.wire.hop_messages import Done, Message, StepDone
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.memory_network import MemoryNetwork
 
 INSTANCE = Instance(
     names=("a", "b", "c"),
