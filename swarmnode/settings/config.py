@@ -233,7 +233,7 @@ class TasksConfig(Section):
     names: tuple[str, ...] = ("builtin",)
     """Built-in task names, `builtin` for all eight, task files, `package.module:attribute`, or data sets: a
     .jsonl, .csv or .parquet file, a folder of `datasets`, `hf:owner/name[/subset][:split]` of the hub; or
-    `reasoning-gym:NAME`."""
+    the name of another kind, as in `reasoning-gym:NAME?level=2` (`swarmnode task list`)."""
     mixes: tuple[str, ...] = ()
     """The tasks of each of several policies, names joined by commas. Policy k takes entry k, and the first
     again after the last; more entries than policies are refused. Empty: all policies take `names`."""
@@ -274,12 +274,7 @@ class TasksConfig(Section):
     answer_column: str = ""
     """Column of data sets that rewards get as `answer`. Empty: answer, solution, target, or the like."""
     system_prompt: str = ""
-    """System message before every question of data sets and of reasoning-gym."""
-    reasoning_gym: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Parameters of `reasoning-gym:NAME`, as a table [tasks.reasoning_gym.NAME]."""
-    curriculum: bool = False
-    """Ask data sets of reasoning-gym at the level of their curriculum that the policy has reached: the next
-    one from three answers in four right, the one before below one in ten."""
+    """System message before every question of data sets, those of reasoning-gym included."""
     judge: JudgeConfig = JudgeConfig()
     """A judge of data sets behind a URL, as a table [tasks.judge], beside those in `reward`."""
     private: bool = False
@@ -386,8 +381,6 @@ class TrainingConfig(Section):
     straight line, or along half a cosine."""
     warmup_rounds: int = Field(default=0, ge=0)
     """Rounds over which the learning rate rises to its full size. 0: it begins with that."""
-    weight_decay: float = Field(default=0.0, ge=0, lt=1)
-    """AdamW weight decay of the adapter."""
     inner_epochs: int = Field(default=1, ge=1, le=64)
     """Passes of a round over the same answers, each in an order of its own. The ratio that is clipped stays
     the one against the policy before the round."""
@@ -400,18 +393,11 @@ class TrainingConfig(Section):
     """Largest gradient norm of one optimizer step."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
-    entropy_coef: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus. 0: the entropy is measured only."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
-    correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
-    """Weighting of tokens sampled by another policy than the newest: truncated importance sampling, masked
-    importance sampling, decoupled PPO, or not at all."""
     micro_batch_tokens: int | None = Field(default=None, ge=16)
     """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
     out."""
-    packing: Literal["auto", "off"] = "auto"
-    """Sequences behind each other without padding. auto: where the model gives the same numbers that way."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 

@@ -206,8 +206,6 @@ def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfi
         "answer_column": "",
         "system_prompt": "",
         "evaluation": "",
-        "reasoning_gym": {},
-        "curriculum": False,
     }
     return tasks.model_copy(update={"names": specs, "mixes": (), **said})
 
