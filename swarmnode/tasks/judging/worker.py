@@ -27,10 +27,10 @@ import msgspec
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
-from swarmnode.extensions.sandbox.sandbox import allow_unconfined
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.draws import draw_digest, written_down
 from swarmnode.tasks.judging import worker_messages as wire
+from swarmnode.tasks.judging.unconfined import allow_unconfined
 from swarmnode.tasks.loader import FileTask, load_task
 from swarmnode.tasks.task import (
     EVALUATION_SEED,
