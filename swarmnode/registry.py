@@ -47,7 +47,7 @@ SEAMS: Mapping[Kind, Seam] = {
             "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
         },
     ),
-    "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd:P2pdHost"}),
+    "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd_host:P2pdHost"}),
     "learner": Seam("node.learner", {"local": "swarmnode.node.policy_learner:PolicyLearner"}),
     "loss": Seam(
         "training.loss",
@@ -69,14 +69,7 @@ SEAMS: Mapping[Kind, Seam] = {
             "own_book": "swarmnode.training.rules.book_rule:OwnBook",
         },
     ),
-    "task": Seam(
-        "--task",
-        {
-            "hf": "swarmnode.tasks.kinds.data:load_data",
-            "reasoning-gym": "swarmnode.tasks.kinds.gym:load_gym",
-            "verifiers": "swarmnode.tasks.kinds.tasksets:load_taskset",
-        },
-    ),
+    "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "monitor": Seam(
         "node.monitors",

@@ -23,7 +23,7 @@ from swarmnode.extensions.sandbox.isolation import (
     interpreter,
     runtime_paths,
 )
-from swarmnode.tasks.judging.unconfined import is_unconfined_allowed
+from swarmnode.tasks.processes.unconfined import is_unconfined_allowed
 
 logger = logging.getLogger(__name__)
 

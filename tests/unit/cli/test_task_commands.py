@@ -147,7 +147,7 @@ def examples(seed):
 
 
 ONLY_UNCONFINED = """
-from swarmnode.tasks.judging.unconfined import is_unconfined_allowed
+from swarmnode.tasks.processes.unconfined import is_unconfined_allowed
 
 def examples(seed):
     yield from ((f"{number} {seed}=", str(number)) for number in range(50))

@@ -13,12 +13,12 @@ from swarmnode.chat import Turn
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.assemble import start_tasks, tasks_for_strangers
 from swarmnode.settings.config import TasksConfig
-from swarmnode.tasks.judging.judged import OwnJudge
-from swarmnode.tasks.judging.worker import NICENESS
+from swarmnode.tasks.judging.own_judge import OwnJudge
+from swarmnode.tasks.processes.worker import NICENESS
 from swarmnode.tasks.task import Isolated
 
 TASK = """
-from swarmnode.tasks.judging.unconfined import is_unconfined_allowed
+from swarmnode.tasks.processes.unconfined import is_unconfined_allowed
 
 def examples(seed):
     yield {"prompt": "?"}

@@ -15,7 +15,7 @@ from swarmnode.extensions.sandbox.confinement.kernel import number_of
 from swarmnode.extensions.sandbox.confinement.seccomp import filtered
 from swarmnode.extensions.sandbox.isolation import UNCONFINED, Isolation, runtime_paths
 from swarmnode.extensions.sandbox.sandbox import Limits, ProgramEnd, available
-from swarmnode.tasks.judging import unconfined
+from swarmnode.tasks.processes import unconfined
 
 needs_a_sandbox = pytest.mark.skipif(
     not available().confines, reason="this machine has nothing to make a sandbox of"
