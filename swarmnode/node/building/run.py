@@ -128,7 +128,7 @@ def run_node(
     paths: Paths,
     *,
     fresh: bool,
-    origins: Mapping[str, str] | None = None,
+    origins: Mapping[str, str],
 ) -> Ending:
     """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print. `origins`:
     where each setting comes from."""

@@ -67,16 +67,18 @@ CACHE_SHARE = 0.25
 KEPT_STEPS = 3
 
 
-def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> Ending:
-    """Run a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
-    print."""
+def run_pipeline(
+    config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool, origins: Mapping[str, str]
+) -> Ending:
+    """Runs a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
+    print. `origins`: where each setting comes from."""
     check(config)
     check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / "node.log"))
         key = take_identity(stack, paths)
         tasks = start_tasks(stack, config.tasks, paths.home)
-        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks)
+        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks, origins)
         check_addresses(config.network)
         check_status_port(config.node)
         whole = _open(config, model, paths, screen)
@@ -104,7 +106,7 @@ async def _serve(node: PipelineNode, seat: Seat) -> Summary:
             stop = partial(asyncio.get_running_loop().call_soon_threadsafe, node.request_stop)
             control = RunControl(stop, ("stop",))
             with open_page(
-                PageSource(lambda: node.status, control, seat.config, {}, seat.paths.logs)
+                PageSource(lambda: node.status, control, seat.config, seat.origins, seat.paths.logs)
             ) as page:
                 _announce(node, page, seat)
                 stop_on_signals(node.request_stop)
@@ -128,12 +130,12 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
     import torch
 
-    from swarmnode.extensions.native.compiler import keep_in, turn_off
+    from swarmnode.cpu_kernels import kernels
 
     torch.set_num_threads(config.policy.threads)
-    keep_in(paths.cache / "native")
+    kernels().keep_in(paths.cache / "native")
     if config.policy.cpu_kernels == "off":
-        turn_off()
+        kernels().turn_off()
     source = _source(model, paths, screen)
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
 
