@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from swarmnode.node.building.assemble import LocalPolicy
+    from swarmnode.node.building.local_policy import LocalPolicy
     from swarmnode.node.commands.offline import OfflineEvaluation
 
 GivenTask = str | Path | Task | Draw | Rows
@@ -545,7 +545,7 @@ def tasks_of(
         return {one.name: one}
     if not rewards:
         return None
-    from swarmnode.node.building.assemble import start_tasks
+    from swarmnode.node.building.task_specs import start_tasks
     from swarmnode.tasks.specs import judged_elsewhere
 
     judges = with_weights(named_rewards(rewards), config.tasks.reward_weights)

@@ -12,8 +12,8 @@ from swarmnode.errors import StorageError
 from swarmnode.exchange.library.files import Judging, LibraryReport, add_verified, copy_verified, look_through
 from swarmnode.identity.keys import memorable_name
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.assemble import start_tasks
 from swarmnode.node.building.node_process import IdentityLock
+from swarmnode.node.building.task_specs import start_tasks
 from swarmnode.printable import printable
 from swarmnode.settings.config_layers import load_settings
 

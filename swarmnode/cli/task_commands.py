@@ -22,7 +22,7 @@ from swarmnode.cli.settings import (
     RunName,
     of_policy,
 )
-from swarmnode.node.building.assemble import specs_of
+from swarmnode.node.building.task_specs import specs_of
 from swarmnode.node.commands.tryout import TriedExample, playing
 from swarmnode.node.first_answers import FirstAnswers, first_answers
 from swarmnode.printable import printable

@@ -20,7 +20,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from math import floor
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +33,7 @@ from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.settings.config import Config, RolloutConfig
+from swarmnode.tasks.curriculum import Curriculum
 from swarmnode.tasks.judging.judged import (
     ExampleStream,
     JudgedEnvironment,
@@ -47,9 +47,6 @@ from swarmnode.training.checkpoints.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import conversation_rules, evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup
-
-if TYPE_CHECKING:
-    from swarmnode.tasks.curriculum import Curriculum
 
 logger = logging.getLogger(__name__)
 
@@ -352,8 +349,6 @@ def make_curriculum(tasks: Mapping[str, Task]) -> "Curriculum | None":
     """Where the policy stands in tasks that have levels; None: no task has any."""
     if all(levels_of(task) <= 1 for task in tasks.values()):
         return None
-    from swarmnode.tasks.curriculum import Curriculum
-
     return Curriculum(tasks)
 
 

@@ -26,10 +26,10 @@ from swarmnode.machine.storage import Paths
 from swarmnode.models import folder_of
 from swarmnode.network.daemon.p2pd_control import find_daemon
 from swarmnode.network.private.swarm_record import record_of
-from swarmnode.node.building.assemble import specs_of
 from swarmnode.node.building.machine_memory import PlannedMemory, plan_for
 from swarmnode.node.building.node_process import ask_status, read_running
 from swarmnode.node.building.policies import check_policies, check_status_port, config_of
+from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import Config
 from swarmnode.tasks.loader import load_tasks
 

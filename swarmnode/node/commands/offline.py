@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
 from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model
-from swarmnode.node.building.assemble import LocalPolicy, Progress, load_policy, start_tasks
+from swarmnode.node.building.machine_memory import check_loadable
+from swarmnode.node.building.task_specs import start_tasks
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.settings.config import Config, TasksConfig
@@ -26,6 +27,8 @@ from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, ev
 from swarmnode.training.records import PassAt
 
 if TYPE_CHECKING:
+    from swarmnode.model.demonstration.tiny import Progress
+    from swarmnode.node.building.local_policy import LocalPolicy
     from swarmnode.training.checkpoints.checkpoint import Checkpoint
 
 Purpose = Literal["eval", "export", "evaluate", "load"]
@@ -142,7 +145,7 @@ def load_checkpoint(
     *,
     base: bool,
     best: bool,
-    progress: Progress,
+    progress: "Progress",
     apply: bool = True,
     purpose: Purpose = "eval",
 ) -> "tuple[LocalPolicy, Checkpoint | None]":
@@ -155,6 +158,9 @@ def load_checkpoint(
         raise ConfigError("base and best are two different policies", hint="leave one out")
     if not base:
         _check_trained(paths, model, config.node.run, purpose)
+    check_loadable(config, model)
+    from swarmnode.node.building.local_policy import load_policy
+
     local = load_policy(config, model, paths, progress, trains=False)
     if base:
         return local, None
@@ -164,7 +170,7 @@ def load_checkpoint(
     return local, checkpoint
 
 
-def with_room(config: Config, local: LocalPolicy, checkpoint: "Checkpoint | None") -> Config:
+def with_room(config: Config, local: "LocalPolicy", checkpoint: "Checkpoint | None") -> Config:
     """The settings with answers that leave room for a prompt: as they are set; where those are too long for
     the model, as the checkpoint was trained, or half of what the model takes."""
     limit, wanted = local.base.max_positions, config.rollout.max_tokens
@@ -175,7 +181,7 @@ def with_room(config: Config, local: LocalPolicy, checkpoint: "Checkpoint | None
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_tokens": tokens})})
 
 
-def apply_checkpoint(local: LocalPolicy, checkpoint: "Checkpoint") -> None:
+def apply_checkpoint(local: "LocalPolicy", checkpoint: "Checkpoint") -> None:
     """Let the policy and its engine be what a checkpoint says. Raises CheckpointError."""
     local.policy.load_adapter(checkpoint.adapter)
     local.engine.set_policy(local.policy.update(), "abort")
@@ -224,11 +230,12 @@ def export_offline(
 
     if folder.exists():
         raise StorageError(f"{folder} exists already", hint="name a folder that does not")
-    _check_trained(paths, model, config.node.run, "export")
     with Screen() as screen:
-        merging = for_merging(config) if merged else config
-        local = load_policy(merging, model, paths, screen.progress, trains=False)
-    checkpoint = _chosen(local, "export", best=best)
+        local, checkpoint = load_checkpoint(
+            for_merging(config) if merged else config, model, paths,
+            base=False, best=best, progress=screen.progress, apply=False, purpose="export",
+        )  # fmt: skip
+    assert checkpoint is not None, "only the base model has none"
     aside = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -276,7 +283,7 @@ def _check_trained(paths: Paths, model: str, named: str, purpose: Purpose) -> No
     )
 
 
-def _chosen(local: LocalPolicy, purpose: Purpose, *, best: bool) -> "Checkpoint":
+def _chosen(local: "LocalPolicy", purpose: Purpose, *, best: bool) -> "Checkpoint":
     """Returns the newest or the best checkpoint. Raises CheckpointError if there is none with an adapter."""
     from swarmnode.training.checkpoints.checkpoint import check_has_adapter
 
@@ -292,13 +299,13 @@ def _chosen(local: LocalPolicy, purpose: Purpose, *, best: bool) -> "Checkpoint"
     return checkpoint
 
 
-def _write_merged(local: LocalPolicy, checkpoint: "Checkpoint", folder: Path) -> None:
+def _write_merged(local: "LocalPolicy", checkpoint: "Checkpoint", folder: Path) -> None:
     local.policy.load_adapter(checkpoint.adapter)
     local.policy.peft_model.merge_and_unload().save_pretrained(folder)
     local.base.tokenizer.save_pretrained(folder)
 
 
-def _write_adapter(local: LocalPolicy, checkpoint: "Checkpoint", folder: Path) -> None:
+def _write_adapter(local: "LocalPolicy", checkpoint: "Checkpoint", folder: Path) -> None:
     """The adapter with its tokenizer, and a name of its base by which PEFT finds that from any folder."""
     shutil.copytree(checkpoint.adapter, folder)
     local.base.tokenizer.save_pretrained(folder)

@@ -11,10 +11,11 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarmnode.chat import turns_of
-from swarmnode.node.building.assemble import LocalPolicy, Progress, longest_sequence, start_tasks
+from swarmnode.node.building.machine_memory import longest_sequence
+from swarmnode.node.building.task_specs import start_tasks
 from swarmnode.node.commands.offline import load_checkpoint, of_round
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
@@ -25,6 +26,10 @@ from swarmnode.tasks.task import Task, holds_out, is_environment, score_completi
 from swarmnode.training.checkpoints.run_folders import is_trained, runs_in
 from swarmnode.training.evaluation import collect, conversation_rules
 from swarmnode.types import Completion, FinishReason, Scores, total_reward
+
+if TYPE_CHECKING:
+    from swarmnode.model.demonstration.tiny import Progress
+    from swarmnode.node.building.local_policy import LocalPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,8 @@ def playing(
 
 
 def _open_policy(
-    settings: Settings, *, base: bool, best: bool, progress: Progress
-) -> tuple[LocalPolicy, str]:
+    settings: Settings, *, base: bool, best: bool, progress: "Progress"
+) -> "tuple[LocalPolicy, str]":
     """Returns the policy of the newest (or the best) checkpoint and its name; the base model where `base`
     says so, or where nothing was trained yet."""
     config, model, paths = settings.config, settings.model, settings.paths

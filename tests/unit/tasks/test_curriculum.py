@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.node.building.assemble import specs_of
+from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.curriculum import MAX_LEVELS, Level, at_level, level_of
 from swarmnode.tasks.judging.judged import ExampleStream

@@ -14,7 +14,7 @@ from swarmnode.cli.settings import of_policy
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.extensions.pipeline.replication.checkpoints import whole_snapshot
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.assemble import load_policy
+from swarmnode.node.building.local_policy import load_policy
 from swarmnode.node.commands.offline import evaluate_offline, export_offline, for_merging
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config, load_settings

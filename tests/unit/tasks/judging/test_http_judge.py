@@ -18,7 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from swarmnode.errors import ConfigError, TaskError
-from swarmnode.node.building.assemble import specs_of
+from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import JudgeConfig, TasksConfig
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.node.building.assemble import specs_of
+from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.digests import source_of

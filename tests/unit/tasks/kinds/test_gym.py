@@ -6,7 +6,7 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.machine.installing import how_to_install
-from swarmnode.node.building.assemble import specs_of
+from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.judging.answers import tagged
 from swarmnode.tasks.judging.judged import draw_round

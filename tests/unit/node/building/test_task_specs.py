@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.node.building.assemble import specs_of, start_tasks
+from swarmnode.node.building.task_specs import specs_of, start_tasks
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.loader import spec_of
 
