@@ -1,4 +1,4 @@
-"""Where a node's story goes: a log file always, and a live panel on a terminal or plain lines elsewhere.
+"""A node's story goes to a log file, and to a live panel on a terminal or in plain lines elsewhere.
 
 run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
 """
