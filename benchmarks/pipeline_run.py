@@ -40,12 +40,12 @@ from common import arguments, middle, report
 from pipeline_process import Part, Processes, Setup, first_model, most_waits_s
 from transformers.utils.logging import disable_progress_bar
 
-from swarmnode.extensions.pipeline.plans.instance import Instance, agents, load_instance
-from swarmnode.extensions.pipeline.plans.placement import Effort as MapEffort
-from swarmnode.extensions.pipeline.plans.plan import Plan, violations
 from swarmnode.extensions.pipeline.plans.report import find, find_full
-from swarmnode.extensions.pipeline.plans.schedule import SearchBudget
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, load_instance
+from swarmnode.extensions.pipeline.scheduling.placement import Effort as MapEffort
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
 INSTANCE = Path(__file__).parent / "instances" / "geo8_skip25.json"
 DISTURBED_SHARE = 0.02

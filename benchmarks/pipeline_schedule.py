@@ -35,7 +35,9 @@ from typing import Any
 from common import arguments, middle, report
 
 from swarmnode.extensions.pipeline.plans.bounds import free_map_bound_s
-from swarmnode.extensions.pipeline.plans.instance import (
+from swarmnode.extensions.pipeline.plans.report import find_full, seconds_for
+from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
+from swarmnode.extensions.pipeline.scheduling.instance import (
     ACTIVATION_BYTES,
     GRADIENT_BYTES,
     HOP_OVERHEAD_S,
@@ -44,13 +46,11 @@ from swarmnode.extensions.pipeline.plans.instance import (
     load_instance,
     with_averaging,
 )
-from swarmnode.extensions.pipeline.plans.micro_batch_routes import first_paths
-from swarmnode.extensions.pipeline.plans.moves import Draft, RandomMoves, apply
-from swarmnode.extensions.pipeline.plans.placement import search as search_map
-from swarmnode.extensions.pipeline.plans.plan import Plan, violations
-from swarmnode.extensions.pipeline.plans.report import find_full, seconds_for
-from swarmnode.extensions.pipeline.plans.schedule import Scheduled, SearchBudget, schedule
-from swarmnode.extensions.pipeline.plans.simulator import Simulator, simulate
+from swarmnode.extensions.pipeline.scheduling.moves import Draft, RandomMoves, apply
+from swarmnode.extensions.pipeline.scheduling.placement import search as search_map
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
+from swarmnode.extensions.pipeline.scheduling.schedule import Scheduled, SearchBudget, schedule
+from swarmnode.extensions.pipeline.scheduling.simulator import Simulator, simulate
 
 INSTANCES = Path(__file__).parent / "instances"
 

@@ -41,13 +41,13 @@ from pipeline_text import END_TOKEN_ID, VOCABULARY, documents, encode
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
-from swarmnode.extensions.pipeline.plans.instance import Instance, load_instance
-from swarmnode.extensions.pipeline.plans.plan import Plan, violations
+from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.plans.report import find_full, seconds_for
-from swarmnode.extensions.pipeline.plans.schedule import SearchBudget, schedule
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, load_instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
-from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 
 INSTANCE = Path(__file__).parent / "instances" / "geo20_skip33.json"

@@ -41,7 +41,7 @@ SEAMS: Mapping[Kind, Seam] = {
             "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
         },
     ),
-    "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd:P2pdHost"}),
+    "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd_host:P2pdHost"}),
     "learner": Seam("node.learner", {"local": "swarmnode.node.policy_learner:PolicyLearner"}),
     "loss": Seam(
         "training.loss",

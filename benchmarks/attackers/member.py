@@ -30,10 +30,10 @@ from swarmnode.extensions.pipeline.membership.control import (
     seal_presence,
     topic_of,
 )
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, LinkCosts
-from swarmnode.identity.keys import NodeKey
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, LinkCosts
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.framing import encode_frame, read_frame
 from swarmnode.network.multiaddr import split_peer
-from swarmnode.network.rpc import encode_frame, read_frame
 
 from .daemon import Identity
 from .stage import Line, Stage

@@ -9,7 +9,7 @@ import typer
 
 from swarmnode.cli.settings import Home, Json, Policy
 from swarmnode.errors import IdentityError
-from swarmnode.identity.keys import export_key, import_key, load_or_create
+from swarmnode.identity.key_file import export_key, import_key, load_or_create
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
 

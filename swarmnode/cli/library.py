@@ -9,8 +9,14 @@ import typer
 
 from swarmnode.cli.settings import Assignments, Home, Json, Policy
 from swarmnode.errors import StorageError
-from swarmnode.exchange.library.files import Judging, LibraryReport, add_verified, copy_verified, look_through
-from swarmnode.identity.keys import memorable_name
+from swarmnode.exchange.library.library_files import (
+    Judging,
+    LibraryReport,
+    add_verified,
+    copy_verified,
+    look_through,
+)
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
 from swarmnode.node.building.task_specs import start_tasks

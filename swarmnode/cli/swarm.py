@@ -11,7 +11,8 @@ from rich.console import Console
 
 from swarmnode.cli.settings import Assignments, Home, Json, Model, TaskSpecs
 from swarmnode.errors import ConfigError, NetworkError
-from swarmnode.identity.keys import load_or_create, memorable_name
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.private.private_swarm import read_met
 from swarmnode.network.private.swarm_record import (

@@ -29,7 +29,7 @@ from swarmnode.printable import printable
 from swarmnode.settings.config_layers import load_settings
 from swarmnode.tasks.catalogue import TASK_FORMS, builtin_tasks
 from swarmnode.tasks.workbench.check import TaskReport, check_task
-from swarmnode.tasks.workbench.portrait import ShownExample, TaskPortrait, portraits_of
+from swarmnode.tasks.workbench.task_description import ShownExample, TaskPortrait, portraits_of
 from swarmnode.tasks.workbench.template import write_template
 from swarmnode.types import Example
 

@@ -19,34 +19,45 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
-from swarmnode.exchange.announcing import Composed, ModelLabel, Neighbourhood, compose, give, resealed
-from swarmnode.exchange.fetcher import Fetcher
-from swarmnode.exchange.helping import Helping, help_topic_of, rarely_right
-from swarmnode.exchange.inbox import HeaderPool, Inbox, ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.bodies.body_transfer import BodyTransfer
+from swarmnode.exchange.bodies.fetcher import Fetcher
+from swarmnode.exchange.bodies.replay_buffer import ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.exchange_stats import ExchangeStats
+from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose, give, resealed
+from swarmnode.exchange.gossip.header_gossip import HeaderGossip, shard_of, topics_to_listen_to
+from swarmnode.exchange.gossip.header_pool import HeaderPool
+from swarmnode.exchange.gossip.helping import Helping, help_topic_of, rarely_right
+from swarmnode.exchange.gossip.inbox import Inbox
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.library.borrower import ExchangeParts
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
-from swarmnode.exchange.limits import (
-    HEADERS_BURST,
-    HEADERS_PER_S,
-    MAX_NAME_CHARS,
-    PACE,
-    ExchangeSettings,
-    Reason,
-)
+from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, MAX_NAME_CHARS, PACE
 from swarmnode.exchange.messages import Announcement, Arrival, hash_body
-from swarmnode.exchange.planes import BodyPlane, HeaderPlane, shard_of, topics_to_listen_to
-from swarmnode.exchange.record import FORMAT, Door, Record, Recorder, load, restore_standings, saved_standings
-from swarmnode.exchange.reputation import ExchangeStats, Ledger, Reputation, TokenBucket
-from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header, require_exchanged
-from swarmnode.identity.keys import NodeKey
+from swarmnode.exchange.peers.connection_gate import ConnectionGate
+from swarmnode.exchange.peers.exchange_record import (
+    FORMAT,
+    Record,
+    Recorder,
+    load,
+    restore_standings,
+    saved_standings,
+)
+from swarmnode.exchange.peers.ledger import Ledger
+from swarmnode.exchange.peers.reputation import Reputation
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.exchange.validation.body_check import BodyRules, Encode, PromptIds
+from swarmnode.exchange.validation.header_check import check_header, require_exchanged
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host, Message
 from swarmnode.tasks.task import Task, is_environment
 from swarmnode.types import ExampleKey, RolloutGroup
 
 if TYPE_CHECKING:
-    from swarmnode.exchange.playback import EncodeTurns
+    from swarmnode.exchange.validation.episode_reader import EncodeTurns
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +115,7 @@ class Exchange:
         self._buffer = ReplayBuffer(
             settings.buffer_groups, max_age_s=settings.max_age_s, max_age_versions=settings.max_age_versions
         )
-        self._bodies = BodyPlane(
+        self._bodies = BodyTransfer(
             host,
             settings,
             self._ledger,
@@ -149,12 +160,12 @@ class Exchange:
             on_admitted=self._admitted,
             is_neighbour=self._neighbourhood.__contains__,
         )
-        self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._hear)
+        self._headers = HeaderGossip(host, settings, topics_to_listen_to(settings, tasks), self._hear)
         self._helping = Helping(key, settings, tasks, clock, self._rng)
         self._asked_for_help = asyncio.Event()
         topics = {help_topic_of(settings.swarm, shard_of(task, settings.shards)) for task in tasks}
-        self._help = HeaderPlane(host, settings, tuple(sorted(topics)), self._hear_request)
-        self._door = Door(host, self._banned_for_s, self._bodies.is_connected_to)
+        self._help = HeaderGossip(host, settings, tuple(sorted(topics)), self._hear_request)
+        self._door = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()

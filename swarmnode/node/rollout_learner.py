@@ -29,18 +29,15 @@ from swarmnode.model.budget import is_out_of_memory
 from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import Config, RolloutConfig
-from swarmnode.tasks.curriculum import Curriculum
-from swarmnode.tasks.judging.judged import (
-    ExampleStream,
-    JudgedEnvironment,
-    OwnJudge,
-    StreamPlace,
-    WantedExamples,
-)
+from swarmnode.tasks.drawing.curriculum import Curriculum
+from swarmnode.tasks.drawing.example_stream import ExampleStream, StreamPlace
+from swarmnode.tasks.drawing.wanted_examples import WantedExamples
+from swarmnode.tasks.judging.own_judge import JudgedEnvironment, OwnJudge
 from swarmnode.tasks.loader import spec_of
 from swarmnode.tasks.task import Task, judges_groups, levels_of, redraw, score_completions
 from swarmnode.training.checkpoints.checkpoint import Measure, Waiting

@@ -16,8 +16,8 @@ import pytest
 from swarmnode.chat import Turn, transcript
 from swarmnode.node.building.task_specs import start_tasks
 from swarmnode.settings.config_layers import load_config
-from swarmnode.tasks.judging.judged import draw_round
-from swarmnode.tasks.judging.task_process import IsolatedTask
+from swarmnode.tasks.drawing.example_stream import draw_round
+from swarmnode.tasks.processes.isolated_task import IsolatedTask
 from swarmnode.tasks.task import Task, is_environment, is_held_out, redraw, score_strictly
 from swarmnode.types import Example
 

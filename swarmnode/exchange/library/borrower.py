@@ -1,7 +1,7 @@
 """Asks several peers for their libraries, and has all of it judged here.
 
-shelf.py (what the home has), pages.py (what peers have) -> [Borrower] -> check_header, check_body, as for
-        groups that were announced -> [Borrower.draw] -> a round's external groups -> mending -> the book
+shelf.py (what the home has), library_pages.py (what peers have) -> [Borrower] -> check_header, check_body as
+        for groups that were announced -> [Borrower.draw] -> a round's external groups -> mending -> the book
 
 A group of a library takes the way of any other group, but for its age, which says nothing of a right answer.
 The same is not taken twice: groups are known by author and hash. What is new is who gives it. A peer is asked
@@ -24,15 +24,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
-from swarmnode.exchange.fetcher import Fetcher
-from swarmnode.exchange.library.pages import LibraryPage, LibraryPages, PageRequest, PageRow
+from swarmnode.exchange.bodies.body_transfer import HASH_BYTES, BodyTransfer
+from swarmnode.exchange.bodies.fetcher import Fetcher
+from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.library.library_pages import LibraryPage, LibraryPages, PageRequest, PageRow
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import GroupName, SignedGroup, glance
-from swarmnode.exchange.limits import LEAST_NEED, PENALTIES, ExchangeSettings, Reason
+from swarmnode.exchange.limits import LEAST_NEED
 from swarmnode.exchange.messages import Announcement, Arrival, Header, hash_body
-from swarmnode.exchange.planes import HASH_BYTES, BodyPlane
-from swarmnode.exchange.reputation import Ledger
-from swarmnode.exchange.validation import CheckedBody, check_header
+from swarmnode.exchange.peers.ledger import Ledger
+from swarmnode.exchange.validation.body_check import CheckedBody
+from swarmnode.exchange.validation.header_check import check_header
 from swarmnode.network.host import Host
 from swarmnode.tasks.task import Task, may_be_exchanged
 from swarmnode.types import RolloutGroup
@@ -96,7 +99,7 @@ class ExchangeParts:
     """What an exchange lends its library from among its own."""
 
     host: Host
-    bodies: BodyPlane
+    bodies: BodyTransfer
     fetcher: Fetcher
     ledger: Ledger
     settings: ExchangeSettings

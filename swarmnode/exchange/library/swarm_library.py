@@ -1,14 +1,14 @@
 """A node's part in the swarm's library: keep what it learnt from, lend it, and borrow from others.
 
 Exchange (publish, accept) -> shelf.py;   node.py -> [SwarmLibrary.settle, .draw] -> rounds, status
-host -> pages.py -> shelf.py;   [SwarmLibrary.run] -> borrower.py
+host -> library_pages.py -> shelf.py;   [SwarmLibrary.run] -> borrower.py
 """
 
 import asyncio
 from collections.abc import Collection
 
 from swarmnode.exchange.library.borrower import Borrowed, Borrower, ExchangeParts
-from swarmnode.exchange.library.pages import LibraryPages
+from swarmnode.exchange.library.library_pages import LibraryPages
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.types import RolloutGroup

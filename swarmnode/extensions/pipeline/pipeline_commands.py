@@ -12,10 +12,10 @@ from swarmnode.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swarmnode.extensions.pipeline.plans.instance import Instance
-    from swarmnode.extensions.pipeline.plans.placement import PlacementEffort
     from swarmnode.extensions.pipeline.plans.report import Figures, Study
-    from swarmnode.extensions.pipeline.plans.schedule import SearchBudget
+    from swarmnode.extensions.pipeline.scheduling.instance import Instance
+    from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort
+    from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget
 
 app = typer.Typer(help="Plan a pipeline of peers that skips stages.", no_args_is_help=True)
 
@@ -73,10 +73,10 @@ def plan(
     _check_folders([path for path in (picture, out) if path is not None])
     import msgspec
 
-    from swarmnode.extensions.pipeline.plans.instance import load_instance
-    from swarmnode.extensions.pipeline.plans.plan import encode_plan
     from swarmnode.extensions.pipeline.plans.report import study
-    from swarmnode.extensions.pipeline.plans.schedule import SearchBudget
+    from swarmnode.extensions.pipeline.scheduling.instance import load_instance
+    from swarmnode.extensions.pipeline.scheduling.plan import encode_plan
+    from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget
 
     loaded = _with_averaging(load_instance(instance), averaging)
     budget = SearchBudget(steps, None if steps is not None else SECONDS if seconds is None else seconds)
@@ -114,7 +114,7 @@ def _check_folders(files: list[Path]) -> None:
 
 
 def _with_averaging(instance: "Instance", asked: bool) -> "Instance":
-    from swarmnode.extensions.pipeline.plans.instance import (
+    from swarmnode.extensions.pipeline.scheduling.instance import (
         ACTIVATION_BYTES,
         GRADIENT_BYTES,
         HOP_OVERHEAD_S,
@@ -130,8 +130,8 @@ def _with_averaging(instance: "Instance", asked: bool) -> "Instance":
 
 def _effort(instance: "Instance", budget: "SearchBudget") -> "PlacementEffort":
     """Effort of the search for a stage map: its own, or as many changes as the other searches try."""
-    from swarmnode.extensions.pipeline.plans.instance import agents
-    from swarmnode.extensions.pipeline.plans.placement import PlacementEffort
+    from swarmnode.extensions.pipeline.scheduling.instance import agents
+    from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort
 
     if budget.steps is None:
         return PlacementEffort()

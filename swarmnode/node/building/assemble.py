@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.limits import MAX_GROUP_SIZE, ExchangeSettings
-from swarmnode.identity.keys import NodeKey
+from swarmnode.exchange.limits import MAX_GROUP_SIZE
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, builtin_folder
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.finding.seeds import Seeds, read_seeds
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.finding.seed_addresses import Seeds, read_seeds
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, split_peer
 from swarmnode.network.private.private_host import PrivateHost
@@ -31,7 +33,7 @@ from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.policies import Seat, choose_port
 from swarmnode.node.node import NetworkParts
 from swarmnode.registry import find
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config, NetworkConfig
 from swarmnode.tasks.task import Task
 from swarmnode.training.rules.rules import groups_wanted, uses_library

@@ -27,9 +27,9 @@ from swarmnode.models import find_model
 from swarmnode.node.building.machine_memory import longest_sequence, sequence_within
 from swarmnode.node.building.policies import Seat
 from swarmnode.rollout.engine import Engine
-from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.rollout.select import make_engine
-from swarmnode.rollout.shared import SharedEngine
+from swarmnode.rollout.engine_choice import make_engine
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.shared_engine import SharedEngine
 from swarmnode.settings.config import Config, PolicyConfig
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
@@ -39,7 +39,7 @@ from swarmnode.training.losses import loss_of
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import RoundOfPolicy
 from swarmnode.training.rules.rules import rule_of
-from swarmnode.training.together import train_together
+from swarmnode.training.trainer import train_together
 
 logger = logging.getLogger(__name__)
 

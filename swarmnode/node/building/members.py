@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from swarmnode.exchange.announcing import Neighbourhood
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.models import remember_model
 from swarmnode.node.building.assemble import build_network
 from swarmnode.node.building.loaded_memory import build_forward, choose_overlap
@@ -30,7 +30,7 @@ from swarmnode.node.showing.board import Watcher, Watchers
 from swarmnode.node.showing.monitors import CompletionLog, Monitor, MonitorFeed, run_info
 from swarmnode.node.showing.screen import Screen
 from swarmnode.registry import find
-from swarmnode.tasks.demonstrations import Demonstrations
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
 
 logger = logging.getLogger(__name__)
 

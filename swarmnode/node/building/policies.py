@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from swarmnode.errors import ConfigError, PortInUse, SwarmnodeError
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.showing.node_status import Summary

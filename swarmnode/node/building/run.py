@@ -14,10 +14,11 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 
 from swarmnode.errors import IdentityInUse, SwarmnodeError
-from swarmnode.identity.keys import NodeKey, load_or_create
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model
-from swarmnode.network.finding.seeds import Seeds
+from swarmnode.network.finding.seed_addresses import Seeds
 from swarmnode.node.building.assemble import check_addresses, seed_of, seeds_of
 from swarmnode.node.building.machine_memory import check_loadable, plan_for
 from swarmnode.node.building.node_process import (
@@ -50,7 +51,7 @@ from swarmnode.node.showing.monitors import Monitor, make_monitors
 from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, joins_from, swarm_of
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config import Config
-from swarmnode.tasks.demonstrations import Demonstrations
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task
 
 logger = logging.getLogger(__name__)

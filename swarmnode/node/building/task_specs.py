@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from swarmnode.errors import TaskError
-from swarmnode.exchange.limits import PLAY_S, STRANGERS_TIMEOUT_S
+from swarmnode.exchange.exchange_settings import STRANGERS_TIMEOUT_S
+from swarmnode.exchange.limits import PLAY_S
 from swarmnode.settings.config import TasksConfig
-from swarmnode.tasks.judging.task_process import isolate
 from swarmnode.tasks.loader import load_tasks
+from swarmnode.tasks.processes.isolated_task import isolate
 from swarmnode.tasks.specs import TaskKind, TaskSpec, parse_spec, with_defaults
 from swarmnode.tasks.task import Isolated, Task
 

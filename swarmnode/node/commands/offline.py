@@ -19,7 +19,7 @@ from swarmnode.node.building.task_specs import start_tasks
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.settings.config import Config, TasksConfig
-from swarmnode.tasks.judging.judged import OwnJudge
+from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.run_folders import is_trained, runs_in

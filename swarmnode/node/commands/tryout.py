@@ -19,7 +19,8 @@ from swarmnode.node.building.task_specs import start_tasks
 from swarmnode.node.commands.offline import load_checkpoint, of_round
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Renderer
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import Task, holds_out, is_environment, score_completions

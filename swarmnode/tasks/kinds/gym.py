@@ -19,14 +19,15 @@ from typing import Any
 
 from swarmnode.errors import TaskError
 from swarmnode.machine.installing import how_to_install
-from swarmnode.tasks.curriculum import MAX_LEVELS, level_of
-from swarmnode.tasks.extras import extra_module
+from swarmnode.tasks.drawing.curriculum import MAX_LEVELS, level_of
 from swarmnode.tasks.judging.answers import tagged
 from swarmnode.tasks.kinds.data import with_system
 from swarmnode.tasks.kinds.tables import MAX_ROW_BYTES
+from swarmnode.tasks.optional_packages import extra_module
 from swarmnode.tasks.rows import read_row
+from swarmnode.tasks.source_file import where
 from swarmnode.tasks.specs import TaskSpec
-from swarmnode.tasks.task import MAX_INDEX, where
+from swarmnode.tasks.task import MAX_INDEX
 from swarmnode.types import Example, ExampleKey
 
 OWN_OPTIONS = ("system", "private", "curriculum")

@@ -8,7 +8,7 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.digests import judged_version
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.judging.rewards import load_reward
 from swarmnode.tasks.loader import load_task, load_tasks
 from swarmnode.tasks.task import redraw, score_strictly

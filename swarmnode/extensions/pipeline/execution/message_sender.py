@@ -32,7 +32,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
 from swarmnode.extensions.pipeline.wire.signing import signed
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
 from swarmnode.extensions.pipeline.wire.wire import NO_PAYLOAD, Payload
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 
 logger = logging.getLogger(__name__)
 

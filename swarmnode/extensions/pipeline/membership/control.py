@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.plans.costs import MAX_LAYERS, CostAnnouncement, PeerId, check
-from swarmnode.identity.keys import NodeKey, seal, unseal
+from swarmnode.extensions.pipeline.plans.member_costs import MAX_LAYERS, CostAnnouncement, PeerId, check
+from swarmnode.identity.envelope import seal, unseal
+from swarmnode.identity.node_key import NodeKey
 
 PROTOCOL = "/swarmnode/pipeline-control/1"
 VERSION = 1

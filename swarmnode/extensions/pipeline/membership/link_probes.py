@@ -1,7 +1,7 @@
 """Short measurements between members, and of our own device.
 
-Host.serve <- [ProbeService]            Host.request <- [LinkProber] -> LinkCosts -> announced (costs.py)
-a stage's forward and backward -> [time_stage] -> StageTiming -> announced
+Host.serve <- [ProbeService]            Host.request <- [LinkProber] -> LinkCosts (member_costs.py)
+a stage's forward and backward -> [time_stage] -> StageTiming, announced
 
 A probe is random bytes; the answer is their hash, so nobody can answer before all of them have arrived.
 Latency is half the median round trip of tiny probes. Bandwidth comes from one bulk transfer, which grows
@@ -20,8 +20,8 @@ from statistics import median
 from typing import TypeVar
 
 from swarmnode.errors import NetworkError, PeerUnreachable
-from swarmnode.exchange.reputation import TokenBucket
-from swarmnode.extensions.pipeline.plans.costs import (
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.extensions.pipeline.plans.member_costs import (
     LEAST_TOKEN_S,
     MAX_BYTES_PER_S,
     MAX_LATENCY_S,

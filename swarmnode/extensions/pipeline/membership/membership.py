@@ -54,9 +54,9 @@ from swarmnode.extensions.pipeline.membership.member_requests import (
     ask,
 )
 from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
-from swarmnode.extensions.pipeline.plans.costs import LinkCosts, MemberCosts, Observation
+from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings, plan_terms
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host, Subscription
 
 logger = logging.getLogger(__name__)

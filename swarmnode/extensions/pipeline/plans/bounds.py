@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, inf
 
-from swarmnode.extensions.pipeline.plans.instance import Instance, agents, least_visits
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, least_visits
 
 ROUNDS = 150
 """Bound of the price updates of `_chain_bound_s`. Each gives a valid bound, and the best is kept."""

@@ -11,10 +11,10 @@ from itertools import count
 from rich.cells import set_cell_size
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.instance import Instance
-from swarmnode.extensions.pipeline.plans.plan import Plan
 from swarmnode.extensions.pipeline.plans.report import by_stage
-from swarmnode.extensions.pipeline.plans.simulator import Timeline
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.simulator import Timeline
 from swarmnode.machine.installing import how_to_install
 
 IDLE = "."
@@ -57,7 +57,7 @@ def text_chart(plan: Plan, timeline: Timeline, width: int = 100) -> str:
 
     >>> link = ((0.0, 1.0), (1.0, 0.0))
     >>> small = Instance(("a", "b"), (1.0, 1.0), link, (1, 1), ((0,), (1,)), path_length=2, waves=1)
-    >>> from swarmnode.extensions.pipeline.plans.simulator import simulate
+    >>> from swarmnode.extensions.pipeline.scheduling.simulator import simulate
     >>> plan = Plan(small, paths=((0, 1),))
     >>> "FFFF" in text_chart(plan, simulate(plan), 80)
     True

@@ -1,6 +1,6 @@
 """Turns measurements into the input of planning: an instance, and the costs of every member in every stage.
 
-costs.py (corrected_costs), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py
+member_costs.py (corrected_costs), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.costs import (
+from swarmnode.extensions.pipeline.plans.member_costs import (
     MAX_LATENCY_S,
     MIN_BYTES_PER_S,
     LinkCosts,
@@ -16,9 +16,9 @@ from swarmnode.extensions.pipeline.plans.costs import (
     backward_s,
     forward_s,
 )
-from swarmnode.extensions.pipeline.plans.instance import Averaging, Instance, Matrix
 from swarmnode.extensions.pipeline.plans.partition import Partition, PipelineWorkload, PlannedStage
-from swarmnode.extensions.pipeline.plans.placement_moves import PlacementTable
+from swarmnode.extensions.pipeline.scheduling.instance import Averaging, Instance, Matrix
+from swarmnode.extensions.pipeline.scheduling.placement_moves import PlacementTable
 
 SLOW_LINK = 2.0
 """Factor by which a link that was not measured is taken to be worse than the worst measured one."""

@@ -18,7 +18,8 @@ from statistics import median_low
 import msgspec
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.extensions.pipeline.plans.costs import (
+from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings
+from swarmnode.extensions.pipeline.plans.member_costs import (
     CostAnnouncement,
     MemberCosts,
     backward_s,
@@ -26,8 +27,6 @@ from swarmnode.extensions.pipeline.plans.costs import (
     forward_s,
     member_resources,
 )
-from swarmnode.extensions.pipeline.plans.instance import Instance
-from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings
 from swarmnode.extensions.pipeline.plans.observations import counted_observations, useless_members
 from swarmnode.extensions.pipeline.plans.partition import (
     ModelCosts,
@@ -36,11 +35,12 @@ from swarmnode.extensions.pipeline.plans.partition import (
     PlannedStage,
     partition,
 )
-from swarmnode.extensions.pipeline.plans.placement import PlacementEffort, first_plan, search
-from swarmnode.extensions.pipeline.plans.plan import Plan, digest
 from swarmnode.extensions.pipeline.plans.refilling import PlanningCosts, refill_stages
-from swarmnode.extensions.pipeline.plans.schedule import SearchBudget, schedule
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort, first_plan, search
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
 MAX_SHOWN_CHARS = 64
 """Characters shown of one setting in `plan_terms`."""

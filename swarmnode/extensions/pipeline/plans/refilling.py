@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.costs import LinkCosts, MemberCosts, forward_s
-from swarmnode.extensions.pipeline.plans.instance import Instance, agents
 from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings, instance_from
-from swarmnode.extensions.pipeline.plans.micro_batch_routes import first_paths
+from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, forward_s
 from swarmnode.extensions.pipeline.plans.partition import (
     ModelCosts,
     Partition,
@@ -25,8 +23,10 @@ from swarmnode.extensions.pipeline.plans.partition import (
     PlannedStage,
     path_length,
 )
-from swarmnode.extensions.pipeline.plans.placement_moves import PlacementTable
-from swarmnode.extensions.pipeline.plans.simulator import Simulator
+from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents
+from swarmnode.extensions.pipeline.scheduling.placement_moves import PlacementTable
+from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
 HARM = 1.1
 """Factor of slowdown from which a newcomer stays spare: it would slow every micro-batch by it in any

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice
 
 from swarmnode.extensions.pipeline.plans.bounds import free_map_bound_s
-from swarmnode.extensions.pipeline.plans.instance import Instance, agents, least_visits
-from swarmnode.extensions.pipeline.plans.placement import PlacementEffort, search
-from swarmnode.extensions.pipeline.plans.plan import Plan, digest, violations
-from swarmnode.extensions.pipeline.plans.schedule import SearchBudget, schedule
-from swarmnode.extensions.pipeline.plans.simulator import Timeline, simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, least_visits
+from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort, search
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest, violations
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
+from swarmnode.extensions.pipeline.scheduling.simulator import Timeline, simulate
 
 TRIAL_SHARE = 0.1
 """Share of the budget for each choice of data nodes of the full pipeline."""

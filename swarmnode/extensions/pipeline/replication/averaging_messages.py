@@ -13,7 +13,7 @@ from swarmnode.extensions.pipeline.replication.contribution_tally import SeenHea
 from swarmnode.extensions.pipeline.replication.gradient_exchange import ContributionFault, StageIteration
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaWeights
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest
-from swarmnode.identity.keys import MAX_PEER_ID_CHARS
+from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 
 PROTOCOL = "/swarmnode/pipeline-gradients/1"
 MAX_ROUNDS = 6

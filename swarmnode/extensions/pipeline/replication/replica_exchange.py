@@ -75,7 +75,7 @@ from swarmnode.extensions.pipeline.replication.replica_answers import (
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, agreement_of
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.questions import QuestionLimits, QuestionService
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.streams import StreamHost
 
 NOTHING = GradientSum({}, 0, 0)

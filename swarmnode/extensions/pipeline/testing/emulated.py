@@ -1,6 +1,6 @@
 """Slow links and slow machines on one computer: an instance of a plan as if its nodes were where it says.
 
-Instance (hop_s, forward_s) -> [EmulatedLinks] -> transport.py, [EmulatedCompute] -> stage.py
+Instance (hop_s, forward_s) -> [EmulatedLinks] -> transport.py, [EmulatedCompute] -> stage_worker.py
 
 Links: a message arrives when it would over the emulated link, its chunks spread over the time between, so
 that the real transfer on loopback hides within. With `bytes_per_s` a link carries one message after the
@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 
-from swarmnode.extensions.pipeline.plans.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.wire.transport import ArrivalWindow
 
 MAX_LOSSES = 8

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError, StorageError
 from swarmnode.extensions.pipeline.plans import report
-from swarmnode.extensions.pipeline.plans.plan import decode_plan, digest
 from swarmnode.extensions.pipeline.plans.report import Study
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.scheduling.plan import decode_plan, digest
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
 ROOT = Path(__file__).parents[4]
 INSTANCES = ROOT / "benchmarks" / "instances"

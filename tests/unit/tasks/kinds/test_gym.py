@@ -8,11 +8,11 @@ from swarmnode.errors import TaskError
 from swarmnode.machine.installing import how_to_install
 from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import TasksConfig
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.judging.answers import tagged
-from swarmnode.tasks.judging.judged import draw_round
-from swarmnode.tasks.judging.task_process import IsolatedTask, isolate
 from swarmnode.tasks.kinds.gym import gym_seed
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.task import redraw
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.task import is_exchangeable, redraw
 

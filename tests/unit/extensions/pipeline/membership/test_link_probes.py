@@ -16,8 +16,8 @@ from swarmnode.extensions.pipeline.membership.link_probes import (
     ProbeSettings,
     time_stage,
 )
-from swarmnode.extensions.pipeline.plans.costs import MAX_AGE_S
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.extensions.pipeline.plans.member_costs import MAX_AGE_S
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 
 
 class Clock:

@@ -36,11 +36,11 @@ from swarmnode.extensions.pipeline.membership.control import (
 )
 from swarmnode.extensions.pipeline.membership.known_members import PING_AGAIN_S, MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership import Membership
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, Observation
-from swarmnode.extensions.pipeline.plans.plan import violations
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.extensions.pipeline.scheduling.plan import violations
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryNetwork
 from tests.unit.extensions.pipeline import pretend_members as pretend
 
 KEYS = sorted((NodeKey(bytes([number]) * 32) for number in range(1, 9)), key=lambda key: key.peer_id)

@@ -7,9 +7,9 @@ import pytest
 
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.plans.gantt import COLOURS, bars, png_chart, text_chart, ticks
-from swarmnode.extensions.pipeline.plans.instance import Averaging, Instance
-from swarmnode.extensions.pipeline.plans.plan import Plan
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Averaging, Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.machine.installing import how_to_install
 
 LINK = ((0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0))

@@ -2,9 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.extensions.pipeline.plans.instance import Instance
-from swarmnode.extensions.pipeline.plans.placement import PlacementEffort
-from swarmnode.extensions.pipeline.plans.plan import Plan
 from swarmnode.extensions.pipeline.plans.report import (
     Figures,
     Found,
@@ -13,8 +10,11 @@ from swarmnode.extensions.pipeline.plans.report import (
     seconds_for,
     study,
 )
-from swarmnode.extensions.pipeline.plans.schedule import SearchBudget
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
 SKIPPING = Instance(
     names=tuple("abcdefg"),

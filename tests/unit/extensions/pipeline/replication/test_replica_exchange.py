@@ -33,9 +33,10 @@ from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaEx
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.hop_messages import CHUNK_BYTES
 from swarmnode.extensions.pipeline.wire.inbound import receive_length, send_frame
-from swarmnode.identity import keys
-from swarmnode.identity.keys import NodeKey, seal
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.identity import key_file
+from swarmnode.identity.envelope import seal
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from tests.contracts.hosts import p2pd_hosts
 
@@ -491,7 +492,7 @@ async def test_over_the_daemon_replicas_combine_and_compare(tmp_path: Path) -> N
         about = StageIteration(PLAN, 1, 4), peer_ids
         exchanges: list[ReplicaExchange] = []
         for number, host in enumerate(hosts):
-            exchange = ReplicaExchange(host, keys.load(tmp_path / f"{number}.key"))
+            exchange = ReplicaExchange(host, key_file.load(tmp_path / f"{number}.key"))
             exchanges.append(await stack.enter_async_context(exchange))
             exchange.admit(peer_ids)
         own = [GradientSum({"w": torch.full((300_000,), 2.0**n)}, 10, 1) for n in range(3)]

@@ -28,7 +28,7 @@ from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_s
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.wire.hop_messages import CHUNK_BYTES
 from swarmnode.extensions.pipeline.wire.inbound import receive_length, send_frame
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 
 LIMITS = StateLimits()

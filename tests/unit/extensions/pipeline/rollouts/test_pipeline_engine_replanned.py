@@ -24,7 +24,7 @@ from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments, StageCaches
 from swarmnode.extensions.pipeline.rollouts.tracing import MAX_BROKEN_OFF
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.rollout.engine import Output, Request
 from tests.unit.extensions.pipeline.rollouts.test_pipeline_engine import (
     ENDS,

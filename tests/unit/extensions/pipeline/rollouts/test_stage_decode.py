@@ -31,7 +31,7 @@ from swarmnode.extensions.pipeline.rollouts.tracing import ASK_PROTOCOL
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import TensorHeader
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, tiny_model
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import RequestTimeout
-from swarmnode.extensions.pipeline.plans.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
 from swarmnode.extensions.pipeline.wire.hop_messages import Done, Message, StepDone
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.memory_network import MemoryNetwork
 
 INSTANCE = Instance(
     names=("a", "b", "c"),

@@ -36,7 +36,7 @@ from swarmnode.extensions.pipeline.wire.transport import (
     TensorTransport,
 )
 from swarmnode.extensions.pipeline.wire.wire import Payload, as_payload, decode_answer, encode_message
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 
 PLAN, NEXT_PLAN = "ab" * 32, "cd" * 32
