@@ -66,9 +66,9 @@ SEAMS: Mapping[Kind, Seam] = {
     "task": Seam(
         "--task",
         {
-            "hf": "swarmnode.tasks.kinds.data:load_data",
-            "reasoning-gym": "swarmnode.tasks.kinds.gym:load_gym",
-            "verifiers": "swarmnode.tasks.kinds.tasksets:load_taskset",
+            "hf": "swarmnode.tasks.kinds.data:DATA_SETS",
+            "reasoning-gym": "swarmnode.extensions.environments.gym_task:REASONING_GYM",
+            "verifiers": "swarmnode.extensions.environments.taskset_task:VERIFIERS",
         },
     ),
     "monitor": Seam(

@@ -34,14 +34,14 @@ CODE_OF_OTHERS = {
     "extensions/sandbox/confinement/launch.py",
     "tasks/deadlines/daemon_threads.py",
     "tasks/play/episodes.py",
-    "tasks/kinds/gym.py",
+    "extensions/environments/gym_task.py",
     "tasks/kinds/imported.py",
     "tasks/loader.py",
     "extensions/suites/remote_calls.py",
     "tasks/judging/rewards.py",
     "tasks/source_file.py",
     "tasks/file_task.py",
-    "tasks/kinds/tasksets.py",
+    "extensions/environments/taskset_task.py",
     "tasks/processes/worker.py",
 }
 BYTES_OF_PEERS = {

@@ -27,9 +27,9 @@ from swarmnode.node.commands.tryout import TriedExample, playing
 from swarmnode.node.first_answers import FirstAnswers, first_answers
 from swarmnode.printable import printable
 from swarmnode.settings.config_layers import load_settings
-from swarmnode.tasks.catalogue import TASK_FORMS, builtin_tasks
+from swarmnode.tasks.catalogue import builtin_tasks
 from swarmnode.tasks.workbench.check import TaskReport, check_task
-from swarmnode.tasks.workbench.task_description import ShownExample, TaskPortrait, portraits_of
+from swarmnode.tasks.workbench.task_description import ShownExample, TaskPortrait
 from swarmnode.tasks.workbench.template import write_template
 from swarmnode.types import Example
 
@@ -51,7 +51,7 @@ def list_(json: Json = False) -> None:
                 "tasks": [{"name": n, "version": v, "prompt": prompt} for n, v, prompt in samples],
                 "forms": [
                     {"form": form.written, "means": form.means, "needs": form.needs, "ready": form.installed}
-                    for form in TASK_FORMS
+                    for form in task_forms()
                 ],
             }
         )
@@ -59,7 +59,7 @@ def list_(json: Json = False) -> None:
     for name, _, prompt in samples:
         typer.echo(f"{name:10} {prompt.partition(chr(10))[0]}")
     typer.echo("\n--task takes")
-    for form in TASK_FORMS:
+    for form in task_forms():
         missing = "" if form.installed else f" (needs {form.needs}, which is not installed)"
         typer.echo(f"  {form.written:25} {form.means}{missing}")
 
@@ -85,7 +85,7 @@ def show(
     )
     tasks = settings.config.tasks
     (spec,) = specs_of(tasks)
-    portraits = portraits_of(
+    portraits = descriptions_of(
         spec,
         seed=seed,
         count=count,

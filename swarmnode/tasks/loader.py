@@ -46,8 +46,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from swarmnode import registry
 from swarmnode.errors import TaskError
-from swarmnode.registry import find
 from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
 from swarmnode.tasks.judging.rewards import (
     Reward,
@@ -57,6 +57,7 @@ from swarmnode.tasks.judging.rewards import (
 )
 from swarmnode.tasks.source_file import load_source, where
 from swarmnode.tasks.task import Isolated, Task
+from swarmnode.tasks.task_source import task_source
 
 if TYPE_CHECKING:
     from swarmnode.tasks.specs import TaskSpec
@@ -113,8 +114,7 @@ def load_task(spec: str, text: str | None = None) -> Task:
         case TaskKind.BUILTIN:
             return _load_puzzle(spec)
         case kind:
-            load = find("task", TaskKind.HUB if kind == TaskKind.DATA else kind)
-            return _named(load(asked))
+            return _named(task_source(kind).load(asked))
 
 
 def _builtin(name: str) -> Task | None:
@@ -140,11 +140,12 @@ def spec_of(task: Task) -> str | None:
 
 def _unknown(spec: str, names: Sequence[str]) -> TaskError:
     close = difflib.get_close_matches(spec, names, n=1)
-    hint = (
-        f"did you mean {close[0]}?"
-        if close
-        else f"built in are {', '.join(names)}; or give a .py file, or package.module:attribute"
-    )
+    if close:
+        hint = f"did you mean {close[0]}?"
+    elif ":" in spec:
+        hint = f"kinds of tasks are {', '.join(registry.names('task'))}: `swarmnode task list` tells more"
+    else:
+        hint = f"built in are {', '.join(names)}; or give a .py file, or package.module:attribute"
     return TaskError(f"there is no task {spec!r}", hint=hint)
 
 

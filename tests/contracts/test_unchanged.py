@@ -111,13 +111,11 @@ def test_forty_data_sets_of_reasoning_gym(name: str) -> None:
     assert len(lines) <= MOST_LINES
 
 
-def test_a_data_set_of_reasoning_gym_with_parameters_from_a_file(tmp_path: Path) -> None:
+def test_a_data_set_of_reasoning_gym_with_parameters(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym", reason="the extra `tasks` is not installed")
-    lines = ["--task reasoning-gym:chain_sum", "[tasks.reasoning_gym.chain_sum]", "min_terms = 6"]
-    file = tmp_path / "mine.toml"
-    file.write_text("\n".join(lines[1:]))
+    lines = ["--task reasoning-gym:chain_sum?min_terms=6"]
     with ExitStack() as stack:
-        task = joined(stack, ["--task", "reasoning-gym:chain_sum"], file)
+        task = joined(stack, ["--task", "reasoning-gym:chain_sum?min_terms=6"])
         example = one_of(task)
         assert sum(example.prompt.count(sign) for sign in "+-") >= 5
         assert task.score(example, [str(example.columns["answer"])]) == [{"score_answer": 1.0}]

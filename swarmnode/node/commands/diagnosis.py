@@ -31,6 +31,7 @@ from swarmnode.node.building.node_process import ask_status, read_running
 from swarmnode.node.building.policies import check_policies, check_status_port, config_of
 from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import Config
+from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import load_tasks
 
 Verdict = Literal["ok", "note", "problem"]

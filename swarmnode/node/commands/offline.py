@@ -213,8 +213,6 @@ def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksCon
         "answer_column": "",
         "system_prompt": "",
         "evaluation": "",
-        "reasoning_gym": {},
-        "curriculum": False,
     }
     return tasks.model_copy(update={"names": specs, "mixes": (), **said})
 

@@ -32,7 +32,8 @@ from swarmnode.chat import asked_of
 from swarmnode.errors import JudgementLost, JudgementOverran, StillLoading, TaskError
 from swarmnode.tasks.processes import worker_messages as wire
 from swarmnode.tasks.processes.task_output import pass_on
-from swarmnode.tasks.specs import TaskKind, parse_spec
+from swarmnode.tasks.specs import OWN_KINDS, parse_spec
+from swarmnode.tasks.task_source import task_source
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class TaskProcess:
         answer to one turn; None: that of any request."""
         spec = parse_spec(load.spec)
         self.name, self._path = spec.short, spec.path
-        self._same_hashes = spec.kind == TaskKind.GYM
+        self._same_hashes = spec.kind not in OWN_KINDS and task_source(spec.kind).same_hashes
         self._load = load
         self._timeout_s = timeout_s
         self._turn_timeout_s = timeout_s if turn_timeout_s is None else turn_timeout_s

@@ -1,6 +1,6 @@
 """A task as `swarmnode task show` prints it: name, version, rewards, and a few examples.
 
-SPEC -> isolated_task.py -> [portraits_of] -> TaskPortrait
+SPEC -> isolated_task.py -> [descriptions_of] -> TaskDescription
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class ShownExample:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskPortrait:
+class TaskDescription:
     """A description of a task, made without training on it."""
 
     name: str
@@ -54,11 +54,11 @@ class TaskPortrait:
     """Names of the tools that its first example offers."""
 
 
-def portraits_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) -> list[TaskPortrait]:
-    """Returns the portraits of all tasks that a spec names, the code of files in processes of their own.
+def descriptions_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) -> list[TaskDescription]:
+    """Returns descriptions of all tasks that a spec names, the code of files in processes of their own.
     `options`: those of `isolate`. Raises TaskError, JudgementLost.
 
-    >>> len(portraits_of("builtin", count=1))
+    >>> len(descriptions_of("builtin", count=1))
     8
     """
     with ExitStack() as stack:
@@ -67,14 +67,14 @@ def portraits_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) ->
         for task in tasks:
             if isinstance(task, Isolated):
                 stack.enter_context(task)
-        return [portrait_of(task, seed=seed, count=count) for task in tasks]
+        return [description_of(task, seed=seed, count=count) for task in tasks]
 
 
-def portrait_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskPortrait:
+def description_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskDescription:
     """Draws the examples of one seed and judges one answer. Raises TaskError.
 
     >>> from swarmnode.tasks.loader import load_task
-    >>> portrait_of(load_task("rev")).rewards
+    >>> description_of(load_task("rev")).rewards
     ('correct',)
     """
     drawn = list(islice(task.examples(seed), max(count, EXAMPLES_PER_SEED)))
@@ -83,7 +83,7 @@ def portrait_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskPortrait:
     # An empty answer is one that every judge can be asked about.
     rewards = tuple(score_strictly(task, drawn[0], [""])[0])
     held_out = [holds_out(task, example) for example in drawn]
-    return TaskPortrait(
+    return TaskDescription(
         name=task.name,
         version=task.version,
         rewards=rewards,

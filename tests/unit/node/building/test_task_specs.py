@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.node.building.task_specs import specs_of, start_tasks
-from swarmnode.settings.config import TasksConfig
+<from swarmnode.node.building.task_specs import specs_of, start_tasks
+=from swarmnode.settings.config import TasksConfig
+from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import spec_of
 
 

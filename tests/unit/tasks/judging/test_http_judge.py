@@ -18,9 +18,13 @@ import pytest
 from pydantic import ValidationError
 
 from swarmnode.errors import ConfigError, TaskError
+<<<<<<< HEAD
 from swarmnode.node.building.task_specs import specs_of
+=======
+>>>>>>> w/land
 from swarmnode.settings.config import JudgeConfig, TasksConfig
 from swarmnode.settings.config_layers import load_config
+from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.judging.http_judge import MAX_REPLY_BYTES, HttpJudge, filled_in
 from swarmnode.tasks.judging.judgement_cache import AGAIN_S, JudgementCache

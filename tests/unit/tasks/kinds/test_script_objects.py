@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import TaskError
+<<<<<<< HEAD
 from swarmnode.node.building.task_specs import specs_of
+=======
+>>>>>>> w/land
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.builtin import BUILTIN_TASKS
+from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.digests import source_of
 from swarmnode.tasks.judging.rewards import named_rewards
 from swarmnode.tasks.kinds.rewarded_task import rewarded

@@ -5,12 +5,12 @@ from itertools import islice
 import pytest
 
 from swarmnode.errors import TaskError
+from swarmnode.extensions.environments.gym_task import gym_seed
 from swarmnode.machine.installing import how_to_install
 from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import TasksConfig
+from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.drawing.example_stream import draw_round
-from swarmnode.tasks.judging.answers import tagged
-from swarmnode.tasks.kinds.gym import gym_seed
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.task import redraw
@@ -109,19 +109,9 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.hint == how_to_install("tasks")
 
 
-def test_the_answer_is_what_stands_in_the_last_tags() -> None:
-    assert tagged("<answer>3</answer> no: <answer>\n4\n</answer> so") == "4"
-    assert tagged("4</answer>") == "4</answer>"
-    assert tagged(" it is <answer>4") == "it is <answer>4"
-
-
-def test_parameters_come_from_a_table_of_the_settings_too() -> None:
-    config = TasksConfig(
-        names=("reasoning-gym:chain_sum?max_terms=3",),
-        reasoning_gym={"chain_sum": {"min_terms": 2, "max_terms": 9, "allow_negation": True}},
-        system_prompt="Be brief.",
-    )
-    (spec,) = specs_of(config)
-    assert spec == ("reasoning-gym:chain_sum?system=Be%20brief.&min_terms=2&max_terms=3&allow_negation=true")
-    with pytest.raises(TaskError, match="is about a task that is not there"):
-        specs_of(TasksConfig(names=("rev",), reasoning_gym={"chain_sum": {}}))
+def test_settings_give_it_the_system_prompt_and_nothing_else_of_data_sets() -> None:
+    names = ("reasoning-gym:chain_sum?max_terms=3",)
+    (spec,) = specs_of(TasksConfig(names=names, system_prompt="Be brief."))
+    assert spec == "reasoning-gym:chain_sum?system=Be%20brief.&max_terms=3"
+    with pytest.raises(TaskError, match=r"tasks\.answer_column is about data sets"):
+        specs_of(TasksConfig(names=names, answer_column="solution"))

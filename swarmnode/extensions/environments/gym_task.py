@@ -28,6 +28,7 @@ from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.source_file import where
 from swarmnode.tasks.specs import TaskSpec
 from swarmnode.tasks.task import MAX_INDEX
+from swarmnode.tasks.task_source import TaskSource
 from swarmnode.types import Example, ExampleKey
 
 OWN_OPTIONS = ("system", "private", "curriculum")
@@ -191,3 +192,12 @@ def _digest(gym: Any, name: str, parameters: Mapping[str, Any], system: str | No
     questions = [(entry["question"], entry["answer"]) for entry in first]
     text = repr((package, name, sorted(parameters.items()), system, questions))
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+REASONING_GYM = TaskSource(
+    load_gym,
+    "a data set of reasoning-gym",
+    needs="reasoning_gym",
+    options=frozenset({"system"}),
+    same_hashes=True,  # Some of its data sets draw in the order of a set, and users cannot mend that code.
+)
