@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, cast, overload
 from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.run import Company, prepared, serve
-from swarmnode.node.building.task_specs import start_tasks
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline, load_checkpoint, with_room
 from swarmnode.node.showing.monitors import Monitor, checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, Summary

@@ -19,7 +19,7 @@ from swarmnode.exchange.library.library_files import (
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
-from swarmnode.node.building.task_specs import start_tasks
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.printable import printable
 from swarmnode.settings.config_layers import load_settings
 

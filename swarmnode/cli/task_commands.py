@@ -22,14 +22,14 @@ from swarmnode.cli.settings import (
     RunName,
     of_policy,
 )
-from swarmnode.node.building.task_specs import specs_of
 from swarmnode.node.commands.tryout import TriedExample, playing
 from swarmnode.node.first_answers import FirstAnswers, first_answers
 from swarmnode.printable import printable
 from swarmnode.settings.config_layers import load_settings
-from swarmnode.tasks.catalogue import builtin_tasks
+from swarmnode.tasks.catalogue import builtin_tasks, task_forms
+from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.workbench.check import TaskReport, check_task
-from swarmnode.tasks.workbench.task_description import ShownExample, TaskPortrait
+from swarmnode.tasks.workbench.task_description import ShownExample, descriptions_of
 from swarmnode.tasks.workbench.template import write_template
 from swarmnode.types import Example
 
@@ -255,7 +255,7 @@ def _number(value: float | None, spec: str) -> str:
     return "unknown" if value is None else format(value, spec)
 
 
-def _portray(portrait: TaskPortrait) -> Iterator[str]:
+def _portray(portrait: TaskDescription) -> Iterator[str]:
     yield f"task {portrait.name}, version {portrait.version}"
     yield f"  rewards   {', '.join(portrait.rewards)}"
     share = f"{portrait.held_out_share:.1%} of {portrait.drawn} examples"

@@ -23,7 +23,7 @@ from swarmnode.node.building.local_policy import (
     policies_beside,
 )
 from swarmnode.node.building.policies import PolicyNode, Seat
-from swarmnode.node.building.task_specs import tasks_for_strangers
+from swarmnode.node.building.task_processes import tasks_for_strangers
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.board import Watcher, Watchers

@@ -43,7 +43,7 @@ from swarmnode.node.building.policies import (
     plain_error,
     remember_port,
 )
-from swarmnode.node.building.task_specs import start_tasks
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.board import Watcher, policy_label
 from swarmnode.node.showing.http import StatusServer

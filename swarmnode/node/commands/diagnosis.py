@@ -29,7 +29,6 @@ from swarmnode.network.private.swarm_record import record_of
 from swarmnode.node.building.machine_memory import PlannedMemory, plan_for
 from swarmnode.node.building.node_process import ask_status, read_running
 from swarmnode.node.building.policies import check_policies, check_status_port, config_of
-from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import Config
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import load_tasks
@@ -77,7 +76,7 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
 
 
 def _swarm(config: Config, paths: Paths) -> Finding:
-    """Tells if strangers can take part in the swarm that this home joins."""
+    """Whether strangers can take part in the swarm that this home joins."""
     name = config.swarm.name
     try:
         record = record_of(paths.swarms, name)
@@ -90,7 +89,7 @@ def _swarm(config: Config, paths: Paths) -> Finding:
 
 
 def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
-    """Yields findings on each policy: its tasks must load, and its ports must be free."""
+    """What there is to say of each policy: whether its tasks can be loaded and its ports are to be had."""
     several = config.node.policies > 1
     try:
         check_policies(config)
@@ -105,8 +104,8 @@ def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
 
 
 def model_findings(config: Config, model: str) -> Iterator[Finding]:
-    """Yields findings on a model that is on this disk: the engine that will run it, and the layers that LoRA
-    will change."""
+    """What there is to say of a model that is on this disk: the engine that will run it, and the layers that
+    LoRA will change."""
     folder = folder_of(model)
     if folder is None or any(_version(name) is None for name in ("torch", "transformers", "peft")):
         return
@@ -237,7 +236,7 @@ def _tasks(subject: str, config: Config) -> Finding:
 
 
 def sandbox_finding(isolation: Isolation, optional: bool) -> Finding:
-    """Describes the sandbox of programs in answers, for rewards that run them. No other task needs it."""
+    """What programs in answers would run in, for rewards that run them. No other task needs it."""
     text = isolation.describe()
     if isolation.confines:
         return Finding("sandbox", "ok", text)
@@ -266,7 +265,7 @@ def _port(subject: str, config: Config, paths: Paths) -> Finding:
 
 
 def reach_findings(paths: Paths) -> Iterator[Finding]:
-    """Yields the verdict of peers on the node that runs here: can others reach it."""
+    """What the node that runs here was told by its peers: whether others can reach it."""
     running = read_running(paths.running)
     if running is None:
         yield Finding("reach", "note", "others try whether they can reach you once a node runs here")

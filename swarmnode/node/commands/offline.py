@@ -15,7 +15,7 @@ from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskErr
 from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model
 from swarmnode.node.building.machine_memory import check_loadable
-from swarmnode.node.building.task_specs import start_tasks
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.settings.config import Config, TasksConfig

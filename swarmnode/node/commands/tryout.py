@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.chat import turns_of
 from swarmnode.node.building.machine_memory import longest_sequence
-from swarmnode.node.building.task_specs import start_tasks
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import load_checkpoint, of_round
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams

@@ -6,11 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import TaskError
-<<<<<<<< HEAD:tests/unit/node/building/test_task_specs.py
-from swarmnode.node.building.task_specs import specs_of, start_tasks
-========
-from swarmnode.node.building.assemble import start_tasks
->>>>>>>> w/land:tests/unit/tasks/test_data_settings.py
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import spec_of

@@ -41,7 +41,7 @@ from swarmnode.node.building.assemble import build_discovery, build_host, check_
 from swarmnode.node.building.node_process import remove_running, stop_on_signals
 from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
 from swarmnode.node.building.run import leave_note, take_identity
-from swarmnode.node.building.task_specs import start_tasks, tasks_for_strangers
+from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.node.showing.board import Watcher, Watchers
 from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info

@@ -7,7 +7,6 @@ import pytest
 from swarmnode.errors import TaskError
 from swarmnode.extensions.environments.gym_task import gym_seed
 from swarmnode.machine.installing import how_to_install
-from swarmnode.node.building.task_specs import specs_of
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.drawing.example_stream import draw_round

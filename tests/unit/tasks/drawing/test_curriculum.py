@@ -1,18 +1,5 @@
 """Curricula: levels that stand in seeds, and when they move."""
 
-<<<<<<< HEAD
-import sys
-from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
-from typing import Any
-
-import pytest
-
-from swarmnode.errors import TaskError
-from swarmnode.node.building.task_specs import specs_of
-from swarmnode.settings.config import TasksConfig
-=======
->>>>>>> w/land
 from swarmnode.tasks.drawing.curriculum import MAX_LEVELS, Level, at_level, level_of
 from swarmnode.tasks.task import MAX_SEED
 

@@ -18,10 +18,6 @@ import pytest
 from pydantic import ValidationError
 
 from swarmnode.errors import ConfigError, TaskError
-<<<<<<< HEAD
-from swarmnode.node.building.task_specs import specs_of
-=======
->>>>>>> w/land
 from swarmnode.settings.config import JudgeConfig, TasksConfig
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.data_settings import specs_of

@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import TaskError
-<<<<<<< HEAD
-from swarmnode.node.building.task_specs import specs_of
-=======
->>>>>>> w/land
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.data_settings import specs_of

@@ -9,7 +9,7 @@ import pytest
 
 from swarmnode.chat import Turn
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.task_specs import start_tasks, tasks_for_strangers
+from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.processes.worker import NICENESS
