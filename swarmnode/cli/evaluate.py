@@ -25,6 +25,7 @@ from swarmnode.cli.settings import (
 )
 from swarmnode.errors import ConfigError
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline
+from swarmnode.registry import find
 from swarmnode.settings.config_layers import load_settings
 
 MOST_SAMPLES = 1024
@@ -91,14 +92,11 @@ def evaluate(
     )
     settings = of_policy(settings, policy)
     if suite:
-        from swarmnode.extensions.suites.suite_evaluation import evaluate_suites
-        from swarmnode.extensions.suites.suite_lines import suite_lines
-
-        measured = evaluate_suites(
+        measured = find("evaluation", "suites")(
             settings.config, settings.model, settings.paths, suite,
             base=base, best=best, greedy=greedy, samples=samples, shots=shots, limit=limit,
         )  # fmt: skip
-        for line in [msgspec.json.encode(measured).decode()] if json else suite_lines(measured):
+        for line in [msgspec.json.encode(measured).decode()] if json else measured.lines():
             typer.echo(line)
         if not measured.measured:
             raise typer.Exit(1)

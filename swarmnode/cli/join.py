@@ -19,7 +19,7 @@ from swarmnode.cli.settings import (
     invited,
 )
 from swarmnode.node.building.policies import Ending
-from swarmnode.node.building.run import run_node
+from swarmnode.registry import find
 from swarmnode.settings.config_layers import load_settings
 
 
@@ -94,13 +94,8 @@ def join(
             "node.seed": seed,
         },
     )
-    if settings.config.pipeline.name:
-        from swarmnode.extensions.pipeline.runtime.run_pipeline import run_pipeline
-
-        ended = run_pipeline(settings.config, settings.model, settings.paths, fresh=fresh)
-        leave(ended)
-    ending = run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh)
-    leave(ending)
+    run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
+    leave(run_it(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh))
 
 
 def leave(ending: Ending) -> NoReturn:

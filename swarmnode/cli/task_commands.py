@@ -29,7 +29,7 @@ from swarmnode.settings.config_layers import load_settings
 from swarmnode.tasks.catalogue import builtin_tasks, task_forms
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.workbench.check import TaskReport, check_task
-from swarmnode.tasks.workbench.task_description import ShownExample, descriptions_of
+from swarmnode.tasks.workbench.task_description import ShownExample, TaskDescription, descriptions_of
 from swarmnode.tasks.workbench.template import write_template
 from swarmnode.types import Example
 

@@ -19,7 +19,7 @@ from swarmnode.models import workload
 from swarmnode.node.building.local_policy import LocalPolicy
 from swarmnode.node.building.machine_memory import budget_for, longest_sequence
 from swarmnode.node.learner import Overlap, decide_overlap
-from swarmnode.registry import SEAMS
+from swarmnode.registry import ours
 from swarmnode.settings.config import Config
 from swarmnode.training.forward import Forward
 
@@ -114,4 +114,4 @@ def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
 def _engine_record(config: Config, local: LocalPolicy) -> EngineRecord:
     """The record of the engine that was loaded. One that is none of ours was asked for."""
     name = local.engine.capabilities.name
-    return record_of(name if name in SEAMS["engine"].ours else config.rollout.engine)
+    return record_of(name if name in ours("engine") else config.rollout.engine)
