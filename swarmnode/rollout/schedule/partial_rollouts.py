@@ -27,12 +27,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count, islice
-from typing import TYPE_CHECKING
 
 from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.concurrency_control import ConcurrencyControl
+from swarmnode.rollout.schedule.conversations import ConversationRules, Conversations
 from swarmnode.rollout.schedule.departure_order import DepartureOrder, due_in_rounds, leaves_room
 from swarmnode.rollout.schedule.group_pool import GroupPool
 from swarmnode.rollout.schedule.length_estimates import LengthEstimates
@@ -48,10 +48,6 @@ from swarmnode.rollout.schedule.partial_stats import PartialCounters, PartialSta
 from swarmnode.rollout.schedule.requests_in_flight import RequestsInFlight, nearest_mode
 from swarmnode.rollout.schedule.scheduler_state import decode, encode
 from swarmnode.types import Example, ExampleKey
-
-if TYPE_CHECKING:
-    from swarmnode.rollout.schedule.conversations import ConversationRules
-
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +76,7 @@ class PartialRollouts:
         *,
         seed: int | None,
         sampling_of: SamplingOf | None = None,
-        conversations: "ConversationRules | None" = None,
+        conversations: ConversationRules | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`seed` and the name of a completion make its sampling seed; None seeds nothing, which is cheaper on
@@ -108,8 +104,6 @@ class PartialRollouts:
         self._in_engine = RequestsInFlight()
         self._conversations = None
         if conversations is not None:
-            from swarmnode.rollout.schedule.conversations import Conversations
-
             self._conversations = Conversations(conversations, renderer, self._budget, clock=clock)
         self._version = engine.policy_version
         self._only_decodes = False  # the next step starts nothing and computes nothing again
