@@ -143,7 +143,8 @@ class PartialRollouts:
         places = self._settings.groups if groups is None else groups
         try:
             while places:
-                self._drop_stale()
+                if self._engine.policy_version != self._version:  # Only a jump of it makes a group too old.
+                    self._drop_older_than_allowed()
                 self._listen(should_stop)
                 if (group := self._next_out(places)) is not None:
                     places -= 1
@@ -266,13 +267,8 @@ class PartialRollouts:
     def _due(self, group: OpenGroup) -> int:
         return due_in_rounds(group.oldest_version, self._version, self._settings.max_lag)
 
-    def _drop_stale(self) -> None:
-        """Starts groups over that are too old. Only a jump of the version makes any, so it looks only after a
-        change."""
-        if self._engine.policy_version != self._version:
-            self._drop_older_than_allowed()
-
     def _drop_older_than_allowed(self, spared: Sequence[OpenGroup] = ()) -> None:
+        """Starts groups over that are too old for the policy that is the newest now."""
         self._version = self._engine.policy_version
         kept = {group.serial for group in spared}
         begun = self._pool.begun.values()
@@ -303,7 +299,10 @@ class PartialRollouts:
             return False
         if not self._pool.drawn:
             drawn = list(islice(examples, min(room, self._settings.groups)))
-            self._pool.drawn.extend(map(self._new_group, self._lengths.longest_first(drawn)))
+            empty = [OpenCompletion()] * self._settings.group_size
+            self._pool.drawn.extend(
+                self._group(example, list(empty)) for example in self._lengths.longest_first(drawn)
+            )
         if not self._pool.drawn:
             return False
         self._pool.begin()
@@ -411,9 +410,6 @@ class PartialRollouts:
     def _sampling(self, example: Example, place: int) -> SamplingParams:
         seed = None if self._seed is None else completion_seed(self._seed, example.key, place)
         return replace(self._sampling_of(example, place), seed=seed)
-
-    def _new_group(self, example: Example) -> OpenGroup:
-        return self._group(example, [OpenCompletion()] * self._settings.group_size)
 
     def _group(self, example: Example, members: list[OpenCompletion]) -> OpenGroup:
         return OpenGroup(next(self._serials), example, self._renderer.prompt_ids(example.prompt), members)

@@ -76,6 +76,7 @@ def by_turns(say: Callable[[Request, Sequence[tuple[int, ...]]], Sequence[int]])
 class FakeEngine:
     """Answers each request with `answer(request)`: the tokens a policy would sample, its EOS token included.
 
+    >>> from swarmnode.rollout.engine import SamplingParams
     >>> engine = FakeEngine(lambda request: (*request.prompt_ids, 0))
     >>> engine.submit([Request("a", (7,), SamplingParams(max_tokens=4))])
     >>> [list(engine.step()), [output.token_ids for output in engine.step()]]
