@@ -29,6 +29,7 @@ from typing import Any, cast
 import pipeline_text
 import torch
 from common import arguments, middle, ratios, report
+from pipeline_emulated import EmulatedCompute, EmulatedLinks, links_of
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -46,7 +47,6 @@ from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
-from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, links_of
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.rollout.decode.embedded import EmbeddedEngine

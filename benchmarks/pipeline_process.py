@@ -26,6 +26,7 @@ import common  # noqa: F401  # before torch is loaded, for one thread
 import pipeline_text
 import psutil
 import torch
+from pipeline_emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
@@ -33,16 +34,17 @@ from swarmnode.extensions.pipeline.execution.member_records import Assignment, I
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.replication.gradient_exchange import AveragingSettings
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
-from swarmnode.extensions.pipeline.scheduling.instance import HOP_OVERHEAD_S, Instance
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.scheduling.simulator import ScheduledWork, simulate
 from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
-from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
 from swarmnode.identity import key_file
 from swarmnode.network.daemon.p2pd_host import P2pdHost
 
+HOP_OVERHEAD_S = 0.35
+"""Time of a hop in the published instances, whatever its size."""
 LAYERS = 12
 WIDTH = 64
 TEXT = TextSettings(sequence_tokens=64, batch_sequences=4, heldout_share=0.0)

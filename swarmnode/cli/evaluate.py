@@ -23,6 +23,7 @@ from swarmnode.cli.settings import (
     load_settings,
     of_policy,
 )
+from swarmnode.registry import find
 
 if TYPE_CHECKING:
     from swarmnode.node.commands.offline import OfflineEvaluation
@@ -93,14 +94,11 @@ def evaluate(
     import msgspec
 
     if suite:
-        from swarmnode.extensions.suites.suite_evaluation import evaluate_suites
-        from swarmnode.extensions.suites.suite_lines import suite_lines
-
-        measured = evaluate_suites(
+        measured = find("evaluation", "suites")(
             settings.config, settings.model, settings.paths, suite,
             base=base, best=best, greedy=greedy, samples=samples, shots=shots, limit=limit,
         )  # fmt: skip
-        for line in [msgspec.json.encode(measured).decode()] if json else suite_lines(measured):
+        for line in [msgspec.json.encode(measured).decode()] if json else measured.lines():
             typer.echo(line)
         if not measured.measured:
             raise typer.Exit(1)

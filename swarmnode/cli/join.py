@@ -19,6 +19,7 @@ from swarmnode.cli.settings import (
     invited,
     load_settings,
 )
+from swarmnode.registry import find
 
 if TYPE_CHECKING:
     from swarmnode.node.building.policies import Ending
@@ -95,15 +96,8 @@ def join(
             "node.seed": seed,
         },
     )
-    if settings.config.pipeline.name:
-        from swarmnode.extensions.pipeline.runtime.run_pipeline import run_pipeline
-
-        ended = run_pipeline(settings.config, settings.model, settings.paths, fresh=fresh)
-        leave(ended)
-    from swarmnode.node.building.run import run_node
-
-    ending = run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh)
-    leave(ending)
+    run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
+    leave(run_it(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh))
 
 
 def leave(ending: "Ending") -> NoReturn:

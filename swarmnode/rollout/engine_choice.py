@@ -1,6 +1,6 @@
 """Which engine runs a model, and why.
 
-node, cli -> [make_engine] -> EngineRecord.make -> decode/embedded.py | vllm/engine.py | decode/fallback.py
+node, cli -> [make_engine] -> EngineRecord.make -> decode/embedded.py | decode/fallback.py | ...
                  ^
   choose(outline) before the weights are loaded: what cannot be had is refused then
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from swarmnode.engine_record import EngineOptions, EngineRecord, by_preference, record_of
 from swarmnode.errors import EngineError, ModelError
 from swarmnode.families.family import USE_AUTO
-from swarmnode.registry import SEAMS
+from swarmnode.registry import ours
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.shared_engine import versions_needed
 
@@ -143,7 +143,7 @@ def _fastest(
 
 
 def _and(against: Mapping[str, str]) -> str:
-    return " and ".join(against[name] for name in SEAMS["engine"].ours if name in against)
+    return " and ".join(against[name] for name in ours("engine") if name in against)
 
 
 def _first_line(text: str) -> str:

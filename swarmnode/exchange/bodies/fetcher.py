@@ -9,7 +9,6 @@ a policy of this process is chosen likewise, and is there already.
 
 import asyncio
 import logging
-import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ from swarmnode.exchange.bodies.selection import (
     slots_of,
 )
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.gossip.header_pool import HeaderPool
 from swarmnode.exchange.limits import (
     LOOK_S,
@@ -48,7 +47,6 @@ from swarmnode.exchange.limits import (
     VAIN_DIALS_PER_S,
 )
 from swarmnode.exchange.messages import Announcement, Arrival, Given
-from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.recently_seen import RecentlySeen
 from swarmnode.exchange.peers.reputation import Trust
 from swarmnode.exchange.peers.token_bucket import TokenBucket
@@ -57,7 +55,6 @@ from swarmnode.exchange.validation.judge import Judge
 from swarmnode.exchange.validation.judge_time import JudgeTime
 from swarmnode.exchange.validation.unfit_tasks import UnfitTasks
 from swarmnode.exchange.wide_groups import narrowed
-from swarmnode.network.host import Host
 from swarmnode.types import ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -89,41 +86,26 @@ class Fetcher:
 
     def __init__(
         self,
-        host: Host,
+        context: ExchangeContext,
         bodies: BodyTransfer,
         pool: HeaderPool,
         buffer: ReplayBuffer,
-        ledger: Ledger,
-        *,
-        settings: ExchangeSettings,
         rules: BodyRules,
-        arrive: Callable[[], Arrival],
-        rng: random.Random,
-        is_neighbour: Callable[[str], bool] = lambda peer: False,
-        on_accepted: Callable[[Announcement, bytes], None] = lambda announcement, body: None,
+        on_accepted: Callable[[Announcement, bytes], None],
     ) -> None:
-        """`arrive` tells our clock and policy version, `is_neighbour` who is a policy of this process.
-        `on_accepted` is called with the header and the body of each group that entered the buffer."""
+        """`on_accepted` is called with the header and the body of each group that entered the buffer."""
+        self._context, self._settings, self._ledger = context, context.settings, context.ledger
+        self._bodies, self._pool, self._buffer, self._rules = bodies, pool, buffer, rules
         self._on_accepted = on_accepted
-        self._host = host
-        self._bodies = bodies
-        self._pool = pool
-        self._buffer = buffer
-        self._ledger = ledger
-        self._settings = settings
-        self._rules = rules
-        self._arrive = arrive
-        self._rng = rng
-        self._judge = Judge(settings.score_timeout_s)
-        self._judge_time = JudgeTime(ledger.reputation)
+        self._judge = Judge(self._settings.score_timeout_s)
+        self._judge_time = JudgeTime(self._ledger.reputation)
         self._unfit = UnfitTasks()
-        self._is_neighbour = is_neighbour
-        self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=settings.max_age_s + MAX_CLOCK_SKEW_S)
+        self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=self._settings.max_age_s + MAX_CLOCK_SKEW_S)
         self.needs: Mapping[str, float] = {}
         """How much we need a task, by its name (selection.choose_header)."""
         self.answered: OrderedDict[ExampleKey, None] = OrderedDict()
         """Examples that we have answered, or are about to, the last MAX_ANSWERED of them."""
-        self._target = min(settings.prefetch_groups, buffer.capacity)
+        self._target = min(self._settings.prefetch_groups, buffer.capacity)
         self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
         self._vain_dials = TokenBucket(rate_per_s=VAIN_DIALS_PER_S, burst=VAIN_DIALS_BURST)
@@ -173,25 +155,24 @@ class Fetcher:
 
     def drawable(self, groups: int) -> int:
         """How many of so many groups a draw would give now."""
-        return drawable(self._buffer.by_author, self.trust_of, groups, len(self._known()))
+        return drawable(self._buffer.by_author, self._context.trust_of, groups, len(self._known()))
 
     def draw(self, groups: int) -> list[RolloutGroup]:
         """Take up to so many groups out of the buffer, each author within its share."""
         self._drop_stale_groups()
-        return self._buffer.draw(groups, self._rng, trust_of=self.trust_of, known=len(self._known()))
-
-    def trust_of(self, author: str) -> Trust:
-        return "neighbour" if self._is_neighbour(author) else self._ledger.reputation.trust_of(author)
+        return self._buffer.draw(
+            groups, self._context.rng, trust_of=self._context.trust_of, known=len(self._known())
+        )
 
     def _within_reach(self, groups: int) -> int:
         known = self._known()
         if not known:
             return groups
-        return drawable(dict.fromkeys(known, groups), self.trust_of, groups, len(known))
+        return drawable(dict.fromkeys(known, groups), self._context.trust_of, groups, len(known))
 
     def _known(self) -> set[str]:
         """Authors that groups were accepted from and that are heard now, or gave us one lately."""
-        now, givers = self._arrive().at, self._ledger.reputation.givers
+        now, givers = self._context.clock(), self._ledger.reputation.givers
         self._gave_at = {author: at for author, at in self._gave_at.items() if now - at <= RECENT_S}
         heard = (author for author in self._pool.waiting if author in givers)
         return {*self._gave_at, *self._buffer.by_author, *heard}
@@ -208,24 +189,24 @@ class Fetcher:
                         await self._woken.wait()
                 self._woken.clear()
                 self._drop_stale()
-                if self._host.status().state == "up":
+                if self._context.host.status().state == "up":
                     self._start_fetches(fetches)
                 self._progress.set()
 
     def _start_fetches(self, fetches: asyncio.TaskGroup) -> None:
         slots = self._settings.fetch_concurrency
         while self._has_room():
-            chosen = choose(self._candidates(), self._running(), slots, self._rng)
+            chosen = choose(self._candidates(), self._running(), slots, self._context.rng)
             if chosen is None:
                 return
             headers = self._usable(chosen.author)
             # What others answered to an example of ours says most about our own answers to it.
             headers = [one for one in headers if one.header.key in self.answered] or headers
             tasks = [waiting.header.task for waiting in headers]
-            announcement = headers[choose_header(tasks, self.needs, self._rng)]
+            announcement = headers[choose_header(tasks, self.needs, self._context.rng)]
             self._pool.remove(announcement)
-            known = self.trust_of(chosen.author) != "newcomer"
-            self._unfit.tried(announcement.header.task, self._arrive().at, known=known)
+            known = self._context.trust_of(chosen.author) != "newcomer"
+            self._unfit.tried(announcement.header.task, self._context.clock(), known=known)
             if announcement.given is not None:
                 self._take_over(announcement, announcement.given)
                 continue
@@ -235,7 +216,7 @@ class Fetcher:
 
     def _take_over(self, announcement: Announcement, given: Given) -> None:
         try:
-            group = narrowed(given.group, self._settings.answers_per_group, self._rng)
+            group = narrowed(given.group, self._settings.answers_per_group, self._context.rng)
             self._keep(announcement, given.body, CheckedBody(group, given.fingerprint))
         except Rejected as rejected:
             self._ledger.let_go(Reason(rejected.reason))
@@ -271,12 +252,16 @@ class Fetcher:
         waiting = list(self._pool.waiting)
         # A crowd of them is not looked at one by one, hundreds of times a second.
         if "newcomer" in full:
-            waiting = [one for one in waiting if one in reputation.givers or self._is_neighbour(one)]
-        elif not self._vain_dials.has(now=self._arrive().at):
+            waiting = [
+                one for one in waiting if one in reputation.givers or one in self._context.neighbourhood
+            ]
+        elif not self._vain_dials.has(now=self._context.clock()):
             waiting = [
                 one
                 for one in waiting
-                if one in reputation.givers or self._bodies.routes.leads_to(one) or self._is_neighbour(one)
+                if one in reputation.givers
+                or self._bodies.routes.leads_to(one)
+                or one in self._context.neighbourhood
             ]
         return [
             Candidate(
@@ -288,7 +273,7 @@ class Fetcher:
                 reputation.judge_s(author),
             )
             for author in waiting
-            if (trust := self.trust_of(author)) not in full
+            if (trust := self._context.trust_of(author)) not in full
             and self._may_ask(author, trust, share)
             and self._usable(author)
         ]
@@ -296,10 +281,10 @@ class Fetcher:
     def _usable(self, author: str) -> Sequence[Announcement]:
         """An author's headers of tasks that are not given up."""
         headers = self._pool.waiting[author]
-        trust = self.trust_of(author)
+        trust = self._context.trust_of(author)
         if trust == "neighbour":
             return headers
-        unfit = self._unfit.tasks(self._arrive().at, known=trust != "newcomer")
+        unfit = self._unfit.tasks(self._context.clock(), known=trust != "newcomer")
         return [one for one in headers if one.header.task not in unfit] if unfit else headers
 
     def _may_judge(self, trust: Trust) -> bool:
@@ -308,11 +293,11 @@ class Fetcher:
     def _hears_newcomers(self) -> bool:
         """Whether there is room for a group of theirs, and they have not given us too much in vain."""
         waiting = self._buffer.by_author
-        trusts = {author: self.trust_of(author) for author in waiting}
+        trusts = {author: self._context.trust_of(author) for author in waiting}
         held = sum(waiting[author] for author, trust in trusts.items() if trust == "newcomer")
         proven = any(trust != "newcomer" for trust in trusts.values())
         room = newcomer_share(self._target, anybody_proven=proven)
-        return held < room and self._vain.has(now=self._arrive().at)
+        return held < room and self._vain.has(now=self._context.clock())
 
     def _may_ask(self, author: str, trust: Trust, share: int) -> bool:
         under_way = sum(fetch.announcement.author == author for fetch in self._fetching)
@@ -321,7 +306,7 @@ class Fetcher:
             return False
         if trust == "neighbour":
             return True
-        now = self._arrive().at
+        now = self._context.clock()
         reputation = self._ledger.reputation
         return (
             self._buffer.by_author[author] + under_way < share
@@ -358,18 +343,18 @@ class Fetcher:
         def judged(seconds: float) -> None:
             took(seconds)
             if payer is not None:
-                self._judge_time.took(payer, self.trust_of(payer), seconds, _now_s())
+                self._judge_time.took(payer, self._context.trust_of(payer), seconds, _now_s())
 
         found = await self._judge.run(lambda: _checked(groups, self._rules), judged, author=payer or "")
         for (announcement, _), checked in zip(groups, found, strict=False):
             if isinstance(checked, CheckedBody):
-                self._unfit.fitted(announcement.header.task, self._arrive().at)
+                self._unfit.fitted(announcement.header.task, self._context.clock())
         return found
 
     def may_be_judged(self, payer: str) -> bool:
         """Return True if our judge has time left for this peer."""
         return (
-            self._may_judge(self.trust_of(payer))
+            self._may_judge(self._context.trust_of(payer))
             and self._ledger.reputation.has_judge_time(payer, _now_s())
             and self._judge.stuck < MAX_STUCK_JUDGEMENTS
             and not self._judge.is_stuck_on(payer)
@@ -411,8 +396,8 @@ class Fetcher:
 
     def _overran(self, announcement: Announcement) -> None:
         task, author = announcement.header.task, announcement.author
-        known = self.trust_of(author) != "newcomer"
-        if self._unfit.overran(task, author, self._arrive().at, known=known):
+        known = self._context.trust_of(author) != "newcomer"
+        if self._unfit.overran(task, author, self._context.clock(), known=known):
             logger.warning(
                 "episodes of %s take longer here than strangers' may (%g s a group): next to no groups of it"
                 " are fetched from %s for %g s",
@@ -424,7 +409,7 @@ class Fetcher:
 
     def _patience_s(self, author: str) -> float:
         """How long a fetch from this author may take."""
-        if self.trust_of(author) != "newcomer":
+        if self._context.trust_of(author) != "newcomer":
             return self._settings.fetch_timeout_s
         tried = min(self._ledger.reputation.failures(author), 16)
         return min(self._settings.fetch_timeout_s, NEWCOMER_PATIENCE_S * 2.0**tried)
@@ -433,12 +418,12 @@ class Fetcher:
         """A fetch gave us nothing: pause before the next, and count what it cost."""
         if reason in (Reason.JUDGE_STUCK, Reason.JUDGE_BUSY):
             return
-        if self.trust_of(author) == "newcomer":
+        if self._context.trust_of(author) == "newcomer":
             self._vain.owe(size_bytes)
             self._vain_dials.owe(not self._bodies.routes.leads_to(author))
         # Of a wide group we look at a part: its answers may be equal although those of the whole are not.
         mishap = reason in (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.ZERO_ADVANTAGE)
-        self._ledger.reputation.did_not_deliver(author, self._arrive().at, mishap=mishap)
+        self._ledger.reputation.did_not_deliver(author, self._context.clock(), mishap=mishap)
 
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         author = announcement.author
@@ -448,7 +433,7 @@ class Fetcher:
         self._keep(announcement, body, checked)
 
     def _keep(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
-        now = self._arrive().at
+        now = self._context.clock()
         # A checkpoint holds what was seen and not drawn: it is still to come.
         if not self.seen.add(checked.fingerprint, now) and not announcement.restored:
             raise Rejected(Reason.COPIED, "the same answers came before")
@@ -463,7 +448,7 @@ class Fetcher:
 
     def _drop_stale(self) -> None:
         """Once a tick, because it looks at every header in the pool and every group in the buffer."""
-        now = self._arrive()
+        now = self._context.arrive()
         if now.at < self._swept_at + TICK_S:
             return
         self._swept_at = now.at
@@ -472,7 +457,7 @@ class Fetcher:
         self._drop_stale_groups()
 
     def _drop_stale_groups(self) -> None:
-        now = self._arrive()
+        now = self._context.arrive()
         self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(now.at, now.policy_version))
 
     def _is_fresh(self, arrival: Arrival, now: Arrival) -> bool:

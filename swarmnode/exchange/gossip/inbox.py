@@ -10,11 +10,11 @@ gossip has forgotten it, so what we have heard before costs nobody anything, and
 small allowance of all authors together.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.gossip.header_pool import HeaderPool
 from swarmnode.exchange.limits import (
     LATE_HEADERS_BURST,
@@ -26,44 +26,30 @@ from swarmnode.exchange.limits import (
     TOTAL_HEADERS_PER_S,
 )
 from swarmnode.exchange.messages import Announcement, Arrival, Given, Header
-from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.recently_seen import RecentlySeen, key_of
 from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.exchange.validation.header_check import check_fits, check_gossip
 from swarmnode.network.host import Message
-from swarmnode.tasks.task import Task
 
 
 class Inbox:
     """Hears messages, and admits to the pool what is sound and new."""
 
     def __init__(
-        self,
-        pool: HeaderPool,
-        ledger: Ledger,
-        *,
-        settings: ExchangeSettings,
-        tasks: Mapping[str, Task],
-        arrive: Callable[[], Arrival],
-        on_admitted: Callable[[Announcement], None],
-        is_neighbour: Callable[[str], bool] = lambda peer: False,
+        self, context: ExchangeContext, pool: HeaderPool, on_admitted: Callable[[Announcement], None]
     ) -> None:
-        """`arrive` stamps what comes in; `on_admitted` is called with each header that entered the pool.
-        What a neighbour announces does not come from the network but to `take`."""
+        """`on_admitted` is called with each header that entered the pool. What a neighbour announces does not
+        come from the network but to `take`."""
+        self._context, self._settings, self._ledger = context, context.settings, context.ledger
         self._pool = pool
-        self._ledger = ledger
-        self._settings = settings
-        self._tasks = tasks
-        self._arrive = arrive
         self._on_admitted = on_admitted
-        self._is_neighbour = is_neighbour
         self._everybody = {
             proven: TokenBucket(rate_per_s=TOTAL_HEADERS_PER_S, burst=TOTAL_HEADERS_BURST)
             for proven in (False, True)
         }
         self._late = TokenBucket(rate_per_s=LATE_HEADERS_PER_S, burst=LATE_HEADERS_BURST)
         # A header stays valid for max_age_s by its author's clock, which may be ahead of ours.
-        ttl_s = settings.max_age_s + MAX_CLOCK_SKEW_S
+        ttl_s = context.settings.max_age_s + MAX_CLOCK_SKEW_S
         self._heard = RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s)
         """Messages whose signature was checked, whatever became of them."""
         self.seen = {proven: RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s) for proven in (False, True)}
@@ -74,12 +60,12 @@ class Inbox:
 
     def hear(self, message: Message) -> None:
         """Take in one gossip message, or count why not."""
-        if self._is_neighbour(message.sender):
+        if message.sender in self._context.neighbourhood:
             return
         self._ledger.headers_seen += 1
         self._ledger.bytes_in += len(message.data)
         try:
-            self._hear(message, self._arrive())
+            self._hear(message, self._context.arrive())
         except Rejected as rejected:
             self._ledger.drop(rejected.reason, message.sender, str(rejected))
 
@@ -87,8 +73,8 @@ class Inbox:
         """Take in a group of another policy of this process, if it is of use to us."""
         self._ledger.headers_seen += 1
         try:
-            check_fits(header, self._settings, self._tasks)
-            self.admit(Announcement(author, header, sealed, self._arrive(), given))
+            check_fits(header, self._settings, self._context.tasks)
+            self.admit(Announcement(author, header, sealed, self._context.arrive(), given))
         except Rejected as rejected:
             self._ledger.let_go(Reason(rejected.reason))
 
@@ -104,7 +90,7 @@ class Inbox:
         """Do not take this header again, from now on for as long as what it announces is remembered: its
         author may announce it once more because somebody asks, and is not to be blamed for a copy."""
         seen = self.seen[self._is_proven(announcement.author)]
-        seen.renew(_identity(announcement), self._arrive().at)
+        seen.renew(_identity(announcement), self._context.arrive().at)
 
     def _hear(self, message: Message, arrival: Arrival) -> None:
         sender, reputation = message.sender, self._ledger.reputation
@@ -121,7 +107,7 @@ class Inbox:
             raise Rejected(Reason.OVER_CAPACITY)
         try:
             announcement = check_gossip(
-                message.data, sender, arrival, settings=self._settings, tasks=self._tasks
+                message.data, sender, arrival, settings=self._settings, tasks=self._context.tasks
             )
         except Rejected as rejected:
             reputation.announced(sender, arrival.at)
@@ -151,7 +137,7 @@ class Inbox:
             raise Rejected(Reason.DUPLICATE)
 
     def _is_proven(self, author: str) -> bool:
-        return self._ledger.reputation.trust_of(author) != "newcomer"
+        return self._context.trust_of(author) != "newcomer"
 
 
 _SIGNED = frozenset(

@@ -18,12 +18,10 @@ from msgspec import Meta
 from swarmnode.errors import MessageTooLarge, NetworkError, Rejected, RequestTimeout
 from swarmnode.exchange.bodies.body_transfer import HASH_BYTES, BodyTransfer
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_HEADER_BYTES, MAX_NAME_CHARS
-from swarmnode.exchange.peers.ledger import Ledger
-from swarmnode.network.host import Host
 
 logger = logging.getLogger(__name__)
 
@@ -81,14 +79,9 @@ def _row(group: SignedGroup) -> PageRow:
 class LibraryPages:
     """Serves the pages of a shelf, and asks others for theirs."""
 
-    def __init__(
-        self, host: Host, shelf: Shelf, bodies: BodyTransfer, ledger: Ledger, settings: ExchangeSettings
-    ) -> None:
-        self._host = host
-        self._shelf = shelf
-        self._bodies = bodies
-        self._ledger = ledger
-        self._swarm = settings.swarm
+    def __init__(self, context: ExchangeContext, shelf: Shelf, bodies: BodyTransfer) -> None:
+        self._host, self._ledger, self._swarm = context.host, context.ledger, context.settings.swarm
+        self._shelf, self._bodies = shelf, bodies
         self.served = 0
         """Pages given to others."""
 

@@ -82,16 +82,8 @@ def saved_standings(reputation: Reputation) -> tuple[SavedStanding, ...]:
 def restore_standings(reputation: Reputation, saved: tuple[SavedStanding, ...]) -> None:
     """Take up what was remembered of peers."""
     for one in saved:
-        standing = Standing(
-            score=one.score,
-            scored_at=one.scored_at,
-            banned=one.banned,
-            failures=one.failures,
-            ask_again_at=one.ask_again_at,
-            slow=one.slow,
-            accepted=one.accepted,
-        )
-        reputation.restore(one.peer, standing)
+        fields = msgspec.structs.asdict(one)
+        reputation.restore(fields.pop("peer"), Standing(**fields))
 
 
 def load(path: Path) -> Record | None:

@@ -140,7 +140,7 @@ def load_policy(
         refuse_at_sight(config.rollout.engine, read_config(model), config.policy.quantization)
     import torch
 
-    from swarmnode.extensions.native.compiler import keep_in
+    from swarmnode.cpu_kernels import kernels
     from swarmnode.model.base_model import load_base_model
     from swarmnode.model.policy import Policy, look_ahead
     from swarmnode.rollout.engine_choice import make_engine
@@ -153,7 +153,7 @@ def load_policy(
     if card.problem:
         logger.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)
     torch.set_num_threads(config.policy.threads)
-    keep_in(paths.cache / "native")
+    kernels().keep_in(paths.cache / "native")
     source = str(_tiny(paths, progress)) if model == "tiny" else model
     look_ahead(config, source, policies=policies)
     base = load_base_model(source, config.policy)

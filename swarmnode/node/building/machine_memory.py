@@ -27,7 +27,7 @@ from swarmnode.model.budget import TokenBudget, TokenCost, token_budget, token_c
 from swarmnode.models import LOWER, find_facts, load_cards, workload
 from swarmnode.node.building.assemble import LocalPolicy, longest_sequence
 from swarmnode.node.learner import Overlap, decide_overlap
-from swarmnode.registry import SEAMS
+from swarmnode.registry import ours
 from swarmnode.settings.config import Config
 
 if TYPE_CHECKING:
@@ -204,4 +204,4 @@ def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
 def _engine_record(config: Config, local: LocalPolicy) -> EngineRecord:
     """The record of the engine that was loaded. One that is none of ours was asked for."""
     name = local.engine.capabilities.name
-    return record_of(name if name in SEAMS["engine"].ours else config.rollout.engine)
+    return record_of(name if name in ours("engine") else config.rollout.engine)

@@ -38,6 +38,7 @@ from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
 from pydantic import ValidationError
 
 from swarmnode.errors import TaskError
+from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.judging.http_judge import HttpJudge
 from swarmnode.tasks.judging.plain_rewards import builtin
@@ -89,9 +90,6 @@ _MODULES = ("exact", "format", "length", "math", "strict")
 
 URLS = ("http://", "https://")
 """Prefixes of a reward that is the URL of a judge."""
-
-_OURS = ("swarmnode.extensions.suites.code_tests", "swarmnode.tasks.judging.votes")
-"""Modules of swarmnode with rewards that need more than a plain file may import."""
 
 _RESERVED = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
@@ -147,10 +145,12 @@ def load_reward(spec: str) -> Reward:
         return judge_of(json.dumps({"url": spec}))
     origin, _, name = spec.rpartition(":")
     if not origin:
-        found = (rewards[name] for rewards in map(_rewards_in, (*_MODULES, *_OURS)) if name in rewards)
-        if (ours := next(found, None)) is None:
+        found = (rewards[name] for rewards in map(_rewards_in, _MODULES) if name in rewards)
+        if (plain := next(found, None)) is not None:
+            return plain
+        if name not in names("reward"):
             raise _unknown(spec)
-        return ours
+        return find("reward", name)
     # `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
     first, _, rest = spec.partition(":")
     convention, path = (first, rest) if first in CONVENTIONS and ":" in rest else (None, spec)
@@ -223,7 +223,7 @@ def _unknown(spec: str) -> TaskError:
 
 def builtin_rewards() -> list[str]:
     """Names of the reward functions that come with swarmnode."""
-    return [name for module in (*_MODULES, *_OURS) for name in _rewards_in(module)]
+    return [*(name for module in _MODULES for name in _rewards_in(module)), *names("reward")]
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
@@ -238,15 +238,12 @@ def _attribute(module: ModuleType, name: str) -> Any:
 @cache
 def _rewards_in(name: str) -> dict[str, Reward]:
     """Returns the rewards of one of these modules, each imported only if the ones before it lack the name."""
-    module = builtin(name) if name in _MODULES else importlib.import_module(name)
-    found: dict[str, Reward] = {
+    module = builtin(name)
+    return {
         name: value
         for name, value in vars(module).items()
-        if (inspect.isfunction(value) or isinstance(value, HasHeldOutJudge))
-        and value.__module__ == module.__name__
-        and _is_reward(value)
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and _is_reward(value)
     }
-    return found
 
 
 def _is_reward(function: Callable[..., Any]) -> bool:

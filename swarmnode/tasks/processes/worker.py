@@ -27,13 +27,13 @@ import msgspec
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
-from swarmnode.extensions.sandbox.sandbox import allow_unconfined
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.drawing.draw_digest import draw_digest, written_down
 from swarmnode.tasks.file_task import FileTask
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.play.environment_task import EnvironmentTask
 from swarmnode.tasks.processes import worker_messages as wire
+from swarmnode.tasks.processes.unconfined import allow_unconfined
 from swarmnode.tasks.source_file import traceback_of, where
 from swarmnode.tasks.task import (
     EVALUATION_SEED,

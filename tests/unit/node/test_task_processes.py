@@ -18,13 +18,13 @@ from swarmnode.tasks.processes.worker import NICENESS
 from swarmnode.tasks.task import Isolated
 
 TASK = """
-from swarmnode.extensions.sandbox import sandbox
+from swarmnode.tasks.processes.unconfined import is_unconfined_allowed
 
 def examples(seed):
     yield {"prompt": "?"}
 
 def reward(completions, **columns):
-    return [float(sandbox._unconfined_allowed) for _ in completions]
+    return [float(is_unconfined_allowed()) for _ in completions]
 """
 
 

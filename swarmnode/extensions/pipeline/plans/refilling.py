@@ -10,7 +10,7 @@ changing the stage means loading weights. None of this asks for the time or the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from swarmnode.errors import ConfigError
@@ -51,19 +51,13 @@ class PlanningCosts:
     model: ModelCosts
     work: PipelineWorkload
     iteration: IterationSettings
-    gradient_bytes: int | None
-    """Bytes that are averaged for each layer."""
 
     def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
         """Return the instance of this partition, and the costs of each member in every other stage.
 
         Raises ConfigError if no link was measured, or if a member cannot hold a micro-batch of its stage.
         """
-        iteration = self.iteration
-        if self.gradient_bytes is not None:
-            sizes = tuple(self.gradient_bytes * (part.end - part.first) for part in parts.stages)
-            iteration = replace(iteration, gradient_bytes=sizes)
-        return instance_from(self.costs.values(), self.links, parts, self.work, iteration)
+        return instance_from(self.costs.values(), self.links, parts, self.work, self.iteration)
 
     def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
         """Return the partition with these stages and replicas. Members in no group are spare."""

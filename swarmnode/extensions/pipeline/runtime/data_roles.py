@@ -147,7 +147,7 @@ class RolloutRole:
             seed=inputs.seed,
             base_name=whole.name,
             fingerprint=whole.fingerprint,
-            packed=whole.cut.packing_obstacle is None and config.training.packing == "auto",
+            packed=whole.cut.packing_obstacle is None,
             micro_batch_tokens=data_node.parts.own_stage.max_tokens,
             device=data_node.parts.own_stage.stage.device,
             choose_path=self._choose_path,

@@ -38,7 +38,6 @@ def check(config: Config) -> None:
         "training.kl_coef": training.kl_coef > 0,
         "training.schedule": training.schedule != "constant",
         "training.warmup_rounds": training.warmup_rounds > 0,
-        "training.weight_decay": training.weight_decay > 0,
         "training.inner_epochs": training.inner_epochs > 1,
         "training.micro_batch_tokens": training.micro_batch_tokens is not None,
     }

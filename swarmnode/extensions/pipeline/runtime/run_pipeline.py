@@ -65,8 +65,8 @@ CACHE_SHARE = 0.25
 KEPT_STEPS = 3
 
 
-def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> Ending:
-    """Run a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
+def run_pipeline(config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool) -> Ending:
+    """Runs a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
     print."""
     check(config)
     check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
@@ -122,12 +122,12 @@ def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
     import torch
 
-    from swarmnode.extensions.native.compiler import keep_in, turn_off
+    from swarmnode.cpu_kernels import kernels
 
     torch.set_num_threads(config.policy.threads)
-    keep_in(paths.cache / "native")
+    kernels().keep_in(paths.cache / "native")
     if config.policy.cpu_kernels == "off":
-        turn_off()
+        kernels().turn_off()
     source = _source(model, paths, screen)
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
 

@@ -9,7 +9,7 @@ All times are seconds of one micro-batch.
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -29,34 +29,6 @@ MAX_AGENTS = 8192
 long."""
 
 Matrix = tuple[tuple[float, ...], ...]
-
-
-GRADIENT_BYTES = 268_000_000
-"""Full-parameter gradients of one stage in the published instances. LoRA gradients are a hundredth of
-them."""
-
-ACTIVATION_BYTES = 8 * 1024 * 1024 * 4
-"""Bytes of a hop in the published instances: 8 samples x 1024 tokens x width 1024 in fp32."""
-
-HOP_OVERHEAD_S = 0.35
-"""Time of a hop in the published instances, whatever its size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Averaging:
-    """Time model of averaging the gradients of a stage's replicas after their last backward.
-
-    Butterfly all-reduce, as in hivemind's averager: each of the r replicas reduces 1/r of the vector, so
-    every replica sends 1/r to every other, twice. The slowest pair decides: 2 * (message_s + size / r *
-    byte_s[i][j]).
-    """
-
-    size_bytes: tuple[float, ...]
-    """Gradient bytes of one replica, by stage."""
-    byte_s: Matrix
-    """[i][j]: seconds for one byte from node i to node j, 1 / bandwidth."""
-    message_s: float = 0.0
-    """Seconds of each of the two exchanges independent of its size: latency, serialisation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +67,6 @@ class Instance:
     """Pairs of neighbouring stages that a path may visit in swapped order."""
     max_gap: int = 4
     """Largest step between the numbers of consecutive visited stages."""
-    averaging: Averaging | None = None
-    """None: gradients are not averaged within the iteration, or it costs nothing worth planning for."""
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -120,14 +90,10 @@ class Instance:
         """Return the micro-batches that the nodes of a stage can hold at once."""
         return sum(self.memory[node] for node in self.stages[stage])
 
-    def averaging_s(self, stage: int) -> float:
-        """Return the seconds of one averaging round of a stage's replicas; 0 if there is nothing to
-        average."""
-        nodes, model = self.stages[stage], self.averaging
-        if model is None or len(nodes) < 2:
-            return 0.0
-        slowest = max(model.byte_s[i][j] for i in nodes for j in nodes if i != j)
-        return 2 * (model.message_s + model.size_bytes[stage] / len(nodes) * slowest)
+    def by_stage(self) -> list[int]:
+        """Return all nodes in the order of stages, within a stage as it lists them; those in none last."""
+        placed = [node for nodes in self.stages for node in nodes]
+        return placed + sorted(set(range(self.node_count)) - set(placed))
 
 
 @lru_cache(maxsize=64)
@@ -167,45 +133,23 @@ def least_visits(instance: Instance, agent_count: int) -> tuple[int, ...]:
     return (agent_count, *(min(share, instance.slots(stage)) for stage in range(1, others + 1)))
 
 
-def with_averaging(
-    instance: Instance, size_bytes: float, *, activation_bytes: float, overhead_s: float
-) -> Instance:
-    """Return the instance with averaging over the same links: bandwidths are derived from `hop_s`.
-
-    `hop_s` is taken to be overhead_s + activation_bytes / bandwidth, so a link's latency counts as bandwidth.
-    Every stage has a gradient of `size_bytes`.
-    """
-    byte_s = tuple(
-        tuple(max(hop - overhead_s, 0.0) / activation_bytes for hop in row) for row in instance.hop_s
-    )
-    sizes = (float(size_bytes),) * len(instance.stages)
-    return replace(instance, averaging=Averaging(sizes, byte_s, overhead_s))
-
-
-class _AveragingFile(msgspec.Struct, forbid_unknown_fields=True):
-    size_bytes: float | list[float]
-    byte_s: list[list[float]]
-    message_s: float = 0.0
-
-
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """Keys of an instance file, JSON or TOML."""
+    """Keys of an instance file, JSON or TOML, by the fields of `Instance`."""
 
-    delays: list[list[float]]
-    comp: list[float]
-    memory: int | list[int]
-    path_len: int
-    stages: list[list[int]]
+    hop_s: Matrix = msgspec.field(name="delays")
+    forward_s: tuple[float, ...] = msgspec.field(name="comp")
+    memory: int | tuple[int, ...]
+    path_length: int = msgspec.field(name="path_len")
+    stages: tuple[tuple[int, ...], ...]
     waves: int = 1
     about: str = ""
-    locations: list[str] = []
+    names: tuple[str, ...] = msgspec.field(name="locations", default=())
     backward_factor: float = 1.5
     loss_factor: float = 0.25
     gap_s: float = 0.13
     first_gap_s: float = 0.09
     max_swaps: int = 0
     max_gap: int = 4
-    averaging: _AveragingFile | None = None
 
 
 def load_instance(path: Path) -> Instance:
@@ -239,32 +183,13 @@ def parse_instance(data: bytes, *, toml: bool = False, where: str = "the instanc
 
 
 def _from_file(file: _File) -> Instance:
-    count = len(file.comp)
-    averaging = None
-    if file.averaging is not None:
-        sizes = file.averaging.size_bytes
-        by_stage = sizes if isinstance(sizes, list) else [sizes] * len(file.stages)
-        averaging = Averaging(tuple(by_stage), _matrix(file.averaging.byte_s), file.averaging.message_s)
-    return Instance(
-        names=tuple(file.locations) or tuple(f"node{i}" for i in range(count)),
-        forward_s=tuple(file.comp),
-        hop_s=_matrix(file.delays),
-        memory=tuple(file.memory) if isinstance(file.memory, list) else (file.memory,) * count,
-        stages=tuple(tuple(nodes) for nodes in file.stages),
-        path_length=file.path_len,
-        waves=file.waves,
-        backward_factor=file.backward_factor,
-        loss_factor=file.loss_factor,
-        gap_s=file.gap_s,
-        first_gap_s=file.first_gap_s,
-        max_swaps=file.max_swaps,
-        max_gap=file.max_gap,
-        averaging=averaging,
-    )
-
-
-def _matrix(rows: list[list[float]]) -> Matrix:
-    return tuple(tuple(row) for row in rows)
+    fields = msgspec.structs.asdict(file)
+    del fields["about"]
+    count = len(file.forward_s)
+    fields["names"] = file.names or tuple(f"node{i}" for i in range(count))
+    if isinstance(file.memory, int):
+        fields["memory"] = (file.memory,) * count
+    return Instance(**fields)
 
 
 def _problems(instance: Instance) -> Iterator[str]:
@@ -285,7 +210,6 @@ def _problems(instance: Instance) -> Iterator[str]:
     if instance.max_swaps < 0 or instance.max_gap < 1 or instance.waves < 1:
         yield "max_swaps must be >= 0, max_gap and waves >= 1"
     yield from _stage_problems(instance, count)
-    yield from _averaging_problems(instance, count)
 
 
 def _stage_problems(instance: Instance, count: int) -> Iterator[str]:
@@ -300,18 +224,6 @@ def _stage_problems(instance: Instance, count: int) -> Iterator[str]:
         yield f"path_length {instance.path_length}, but there are {len(instance.stages)} stages"
     if sum(instance.memory[node] for node in instance.stages[0]) > MAX_AGENTS:
         yield f"more than {MAX_AGENTS} micro-batches in flight"
-
-
-def _averaging_problems(instance: Instance, count: int) -> Iterator[str]:
-    model = instance.averaging
-    if model is None:
-        return
-    if len(model.size_bytes) != len(instance.stages) or not all(
-        isfinite(s) and s >= 0 for s in model.size_bytes
-    ):
-        yield "averaging needs one finite gradient size per stage"
-    if not _is_square(model.byte_s, count) or not (isfinite(model.message_s) and model.message_s >= 0):
-        yield f"averaging needs a {count} x {count} matrix of finite seconds per byte >= 0"
 
 
 def _is_square(matrix: Matrix, count: int) -> bool:

@@ -1,6 +1,6 @@
 """Assigns nodes to stages by their links, before the paths are planned in detail.
 
-instance_from_costs.py, or a file -> Instance -> [place] -> Instance with another stage map -> schedule
+instance_from_costs.py, or a file -> Instance -> [search] -> Plan on another stage map -> schedule
 
 Replicas of a stage average gradients and neighbouring stages pass activations, so both belong behind fast
 links (Holmes, arXiv 2312.03549; DT-FM, arXiv 2206.01288). DT-FM and SkipPipe score a map by the slowest pair
@@ -9,7 +9,7 @@ may skip chooses its neighbours: a map is worth what its paths can do. So both a
 
 1. Anneal: swap two nodes (each takes over the other's paths), or trade places between two paths. The price is
    cheap and incremental: the uncontended round trips of all agents (a high power mean stands in for the
-   slowest, which decides) plus the slowest averaging. Several starts, each from another random map.
+   slowest, which decides). Several starts, each from another random map.
 2. Judge: the maps found are run on the exact simulator; the best few go on.
 3. Polish: the same moves, accepted by the exact simulator.
 4. The best two are given to the scheduler for a few steps, which also chooses orders; the better one stays.
@@ -60,29 +60,15 @@ class PlacementEffort:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedMap:
-    """A stage map, and the makespan that was reached with it."""
+class PlacedPlan:
+    """A plan on a stage map of its own, and its exact makespan."""
 
-    instance: Instance
     plan: Plan
-    """The paths that the search found with the map: a start for the scheduler."""
     makespan_s: float
-    """The plan's exact makespan, averaging included where the instance has it."""
-    given_s: float
-    """Makespan of the given map with the paths that the search started from."""
 
-
-def place(
-    instance: Instance,
-    *,
-    seed: int,
-    effort: PlacementEffort | None = None,
-    holding: PlacementTable | None = None,
-    free_sizes: bool = False,
-) -> Instance:
-    """Return the instance with a better stage map. See `search`, which also returns its makespan."""
-    found = search(instance, seed=seed, effort=effort, holding=holding, free_sizes=free_sizes)
-    return found.instance
+    @classmethod
+    def of(cls, plan: Plan) -> "PlacedPlan":
+        return cls(plan, Simulator(plan.instance).run(plan.paths).makespan_s)
 
 
 def search(
@@ -91,13 +77,10 @@ def search(
     seed: int,
     effort: PlacementEffort | None = None,
     holding: PlacementTable | None = None,
-    free_sizes: bool = False,
-) -> PlacedMap:
+) -> PlacedPlan:
     """Search maps and paths together. Never worse than the given map with the first paths laid for it.
 
-    Stages keep their numbers of nodes unless `free_sizes`; then every other start moves a node or two to
-    other stages, and what counts is seconds per micro-batch: the size of stage 0 decides how many there are.
-    Without `holding`, nodes keep their speed and slots wherever they are.
+    Stages keep their numbers of nodes. Without `holding`, nodes keep their speed and slots wherever they are.
     Raises ConfigError when `holding` does not fit the instance, or the given map breaks it.
     """
     effort = effort or PlacementEffort()
@@ -105,46 +88,32 @@ def search(
     _check(instance, table)
     given = first_plan(_with_stages(instance, instance.stages, table))
     rng = random.Random(seed)
-    found = [_Candidate.of(given)]
+    found = [PlacedPlan.of(given)]
     for start in range(effort.starts):
-        first = _resized(given, table, rng) if free_sizes and start % 2 else given
-        state = PlacementState.of(first, table)
+        state = PlacementState.of(given, table)
         if start:
             _shuffle(state, rng)
         plan = _anneal(state, rng, effort.moves)
         # Slots change with the map, and with them how often a stage has to be visited.
         if not violations(plan):
-            found.append(_Candidate.of(plan))
-    fastest = sorted(found, key=_share_s)[: max(1, effort.judged)]
-    polished = sorted((_polish(each, table, rng, effort.polish) for each in fastest), key=_share_s)
+            found.append(PlacedPlan.of(plan))
+    fastest = sorted(found, key=_makespan_s)[: max(1, effort.judged)]
+    polished = sorted((_polish(each, table, rng, effort.polish) for each in fastest), key=_makespan_s)
     ordered = (_ordered(each, seed, effort.schedule) for each in polished[:FINALISTS])
-    best = min((*polished, *ordered), key=_share_s)
-    return PlacedMap(best.plan.instance, best.plan, best.makespan_s, found[0].makespan_s)
+    return min((*polished, *ordered), key=_makespan_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    plan: Plan
-    makespan_s: float
-
-    @classmethod
-    def of(cls, plan: Plan) -> "_Candidate":
-        return cls(plan, Simulator(plan.instance).run(plan.paths).makespan_s)
+def _makespan_s(placed: PlacedPlan) -> float:
+    return placed.makespan_s
 
 
-def _share_s(candidate: _Candidate) -> float:
-    """Return the seconds per agent: makespans of plans with different numbers of micro-batches do not
-    compare."""
-    return candidate.makespan_s / len(candidate.plan.paths)
-
-
-def _ordered(candidate: _Candidate, seed: int, tasks: int) -> _Candidate:
+def _ordered(candidate: PlacedPlan, seed: int, tasks: int) -> PlacedPlan:
     """Return the same map after a short search by the scheduler."""
     plan = candidate.plan
     found = schedule(
         plan.instance, seed=seed, budget=SearchBudget(steps=_simulations(plan, tasks)), start=plan
     )
-    return _Candidate(found.plan, found.makespan_s)
+    return PlacedPlan(found.plan, found.makespan_s)
 
 
 def _simulations(plan: Plan, tasks: int) -> int:
@@ -185,7 +154,7 @@ def _anneal(state: PlacementState, rng: random.Random, moves: int) -> Plan:
     return _plan(state, kept)
 
 
-def _polish(start: _Candidate, table: PlacementTable, rng: random.Random, tasks: int) -> _Candidate:
+def _polish(start: PlacedPlan, table: PlacementTable, rng: random.Random, tasks: int) -> PlacedPlan:
     """Anneal gently on the exact simulator, which gives up early on moves that would not be accepted."""
     state, now, best = PlacementState.of(start.plan, table), start.makespan_s, start
     placed = start.plan.instance
@@ -210,7 +179,7 @@ def _polish(start: _Candidate, table: PlacementTable, rng: random.Random, tasks:
             simulator, placed, now = trial, trial_placed, makespan_s
             plan = Plan(placed, tuple(paths))
             if now < best.makespan_s and not violations(plan):
-                best = _Candidate(plan, now)
+                best = PlacedPlan(plan, now)
     return best
 
 
@@ -235,23 +204,6 @@ def _with_stages(instance: Instance, stages: tuple[tuple[int, ...], ...], table:
         for node in nodes:
             forward_s[node], memory[node] = table.forward_s[node][stage], table.memory[node][stage]
     return replace(instance, stages=stages, forward_s=tuple(forward_s), memory=tuple(memory))
-
-
-def _resized(given: Plan, table: PlacementTable, rng: random.Random) -> Plan:
-    """Return first paths for a map in which one or two nodes hold another stage; the given plan if that
-    fails."""
-    stages = [list(nodes) for nodes in given.instance.stages]
-    for _ in range(rng.randint(1, 2)):
-        here, there = rng.sample(range(len(stages)), 2)
-        able = [node for node in stages[here] if table.memory[node][there] > 0]
-        if len(stages[here]) > 1 and able:
-            node = rng.choice(able)
-            stages[here].remove(node)
-            stages[there].append(node)
-    try:
-        return first_plan(_with_stages(given.instance, tuple(map(tuple, stages)), table))
-    except ConfigError:
-        return given
 
 
 def _uniform(instance: Instance) -> PlacementTable:

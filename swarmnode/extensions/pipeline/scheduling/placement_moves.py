@@ -6,7 +6,7 @@ placement.py -> [propose -> PlacementChange -> PlacementPrice.after] -> commit t
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import sqrt
 
 from swarmnode.extensions.pipeline.scheduling.instance import Instance, least_visits
@@ -169,30 +169,24 @@ class PlacementPrice:
         self._loss = [row[0] * instance.loss_factor for row in state.table.forward_s]
         self._scale = max(self._trip(path, None) for path in state.paths)
         self._powers = [self._power(path, None) for path in state.paths]
-        self._averaging = [self._averaging_of(stage, nodes) for stage, nodes in enumerate(state.stages)]
-        self.value = self._value(sum(self._powers), self._averaging)
+        self.value = self._value(sum(self._powers))
 
     def after(self, change: PlacementChange) -> float:
         """Return the price after this change."""
-        swapped = change.nodes
         total = sum(self._powers)
         for agent, path in change.paths:
-            total += self._power(path, swapped) - self._powers[agent]
-        return self._value(total, self._averaging if swapped is None else self._averaging_after(swapped))
+            total += self._power(path, change.nodes) - self._powers[agent]
+        return self._value(total)
 
     def commit(self, change: PlacementChange) -> None:
         """Include the change in the price. To be called once the state has made the change."""
         for agent, path in change.paths:
             self._powers[agent] = self._power(path, None)
-        if change.nodes is not None:
-            for stage in {self._state.stage_of[node] for node in change.nodes} - {-1}:
-                self._averaging[stage] = self._averaging_of(stage, self._state.stages[stage])
-        self.value = self._value(sum(self._powers), self._averaging)
+        self.value = self._value(sum(self._powers))
 
-    def _value(self, total: float, averaging: Sequence[float]) -> float:
-        waves = self._state.instance.waves
+    def _value(self, total: float) -> float:
         slowest_s = self._scale * sqrt(sqrt(sqrt(max(total, 0.0) / len(self._powers))))
-        return waves * slowest_s + max(averaging)
+        return self._state.instance.waves * slowest_s
 
     def _power(self, path: Sequence[int], swapped: tuple[int, int] | None) -> float:
         share = self._trip(path, swapped) / self._scale
@@ -211,21 +205,3 @@ class PlacementPrice:
             seconds += work[node][stage] + links[last][node]
             last = node
         return seconds
-
-    def _averaging_after(self, swapped: tuple[int, int]) -> list[float]:
-        one, other = swapped
-        values = list(self._averaging)
-        if self._state.instance.averaging is not None:
-            for leaves, comes in ((one, other), (other, one)):
-                stage = self._state.stage_of[leaves]
-                if stage >= 0:
-                    nodes = [comes if node == leaves else node for node in self._state.stages[stage]]
-                    values[stage] = self._averaging_of(stage, nodes)
-        return values
-
-    def _averaging_of(self, stage: int, nodes: Sequence[int]) -> float:
-        model = self._state.instance.averaging
-        if model is None or len(nodes) < 2:
-            return 0.0
-        slowest = max(max(model.byte_s[i][j], model.byte_s[j][i]) for i, j in combinations(nodes, 2))
-        return 2 * (model.message_s + model.size_bytes[stage] / len(nodes) * slowest)

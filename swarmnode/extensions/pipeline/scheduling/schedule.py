@@ -1,6 +1,6 @@
 """The plan of an iteration: a feasible one at once, then better ones for as long as the budget lasts.
 
-Instance -> first_paths -> [schedule: annealing on the exact simulator] -> Scheduled (plan, makespan, bound)
+Instance -> first_paths -> [schedule: annealing on the exact simulator] -> Scheduled (plan, makespan)
 
 Collisions need no rule of their own: the simulator shows what they cost. Simulated annealing with restarts
 from the best plan. The threshold of a step is drawn before its
@@ -14,7 +14,6 @@ from math import exp, inf, log
 from random import Random
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.bounds import makespan_bound_s
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.moves import Draft, RandomMoves, apply
@@ -55,12 +54,10 @@ class SearchBudget:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A plan with its makespan and a lower bound."""
+    """A plan with its makespan."""
 
     plan: Plan
     makespan_s: float
-    bound_s: float
-    """Lower bound for plans of this instance (bounds.py)."""
     steps: int
     """Number of changes that were tried."""
 
@@ -74,9 +71,7 @@ def schedule(instance: Instance, *, seed: int, budget: SearchBudget, start: Plan
         raise ConfigError("a search without end", hint="give the budget steps or seconds")
     search = _Search(instance, seed, budget, start)
     search.run()
-    plan = _plan(instance, search.best)
-    bound_s = makespan_bound_s(instance, [path[0] for path in plan.paths])
-    return Scheduled(plan, search.best_run.makespan_s, bound_s, search.steps)
+    return Scheduled(_plan(instance, search.best), search.best_run.makespan_s, search.steps)
 
 
 def _plan(instance: Instance, draft: Draft) -> Plan:

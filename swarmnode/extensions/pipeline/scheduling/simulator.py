@@ -1,14 +1,14 @@
 """Simulates an iteration of a plan by exact discrete events, without time steps.
 
-Plan -> [simulate] -> Timeline (makespan, tasks, utilisation) -> search, Gantt chart, deadlines
+Plan -> [simulate] -> Timeline (makespan, tasks, utilisation) -> search, deadlines
 
 The model. A node runs one task at a time: forward f, loss f * loss_factor at the data node, backward f *
 backward_factor; after a task it is not available for a gap. A result is at the next node one hop later;
 hops do not slow each other down. A micro-batch goes its path forward, returns to the data node for the
 loss, and goes the path in reverse for the backward. It takes a slot where its forward starts and gives it
 back with its backward. Which ready task a free node takes is its policy (plan.py). An agent starts its next
-micro-batch when the last is back. Replicas of a stage average when all of them have done their last
-backward. Things that happen at the same instant happen in the order in which they were caused.
+micro-batch when the last is back. Things that happen at the same instant happen in the order in which they
+were caused.
 
 The search asks for makespans by the ten thousand, so the loop works on tuples and lists, and gives up as
 soon as a limit is out of reach: an arrival plus the rest of the agent's own way, uncontended, is a lower
@@ -61,11 +61,9 @@ class Timeline:
     """The events of one iteration, in seconds from its start."""
 
     makespan_s: float
-    """End of the last backward and the last averaging; infinite if agents are stuck."""
+    """End of the last backward; infinite if agents are stuck."""
     tasks: tuple[ScheduledWork, ...]
     """Work of all nodes, in order of its start."""
-    averaging: tuple[tuple[float, float], ...]
-    """Start and end of each stage's averaging. Empty if the instance has none, or if agents are stuck."""
     utilisation: tuple[float, ...]
     """Share of the makespan in which each node computes."""
     stuck: tuple[int, ...]
@@ -114,10 +112,7 @@ class Simulator:
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
-        self._stage_of = instance.stage_of
         self._trips: dict[tuple[int, ...], Trip] = {}
-        self._averaging_s = [instance.averaging_s(stage) for stage in range(len(instance.stages))]
-        self._averages = any(self._averaging_s)
 
     def trip(self, path: tuple[int, ...]) -> Trip:
         """Return the uncontended trip of a micro-batch on this path."""
@@ -150,25 +145,17 @@ class Simulator:
             release + trip.alone_s + (instance.waves - 1) * again
             for release, trip, again in zip(releases, trips, renewed, strict=True)
         ]
-        # Averaging of stage 0 follows the last backward of all; a nanosecond for the order of additions.
-        limit = _Limit(limit_s - self._averaging_s[0] + 1e-9, mean_weight / len(paths), least, renewed)
+        # A nanosecond for the order of additions.
+        limit = _Limit(limit_s + 1e-9, mean_weight / len(paths), least, renewed)
         if limit.is_missed():
             return SimulatedRun(inf, ())
         finish = [inf] * len(paths)
-        last_backward = [0.0] * instance.node_count
-        if not _events(instance, trips, releases, limit, policies, ranks, finish, last_backward, record):
+        if not _events(instance, trips, releases, limit, policies, ranks, finish, record):
             return SimulatedRun(inf, ())
         stuck = tuple(agent for agent, end in enumerate(finish) if end == inf)
         makespan_s = max(finish)
-        if self._averages and not stuck:
-            makespan_s = max(end for _, end in self.averaging(last_backward))
         missed = makespan_s + mean_weight * sum(finish) / len(finish) > limit_s if not stuck else False
         return SimulatedRun(inf if missed else makespan_s, tuple(finish), stuck)
-
-    def averaging(self, last_backward: Sequence[float]) -> list[tuple[float, float]]:
-        """Return start and end of each stage's averaging, given the last backward of every node."""
-        starts = [max(last_backward[node] for node in nodes) for nodes in self._instance.stages]
-        return [(start, start + s) for start, s in zip(starts, self._averaging_s, strict=True)]
 
 
 def simulate(plan: Plan) -> Timeline:
@@ -179,23 +166,18 @@ def simulate(plan: Plan) -> Timeline:
     >>> simulate(Plan(small, paths=((0, 1),))).makespan_s
     9.25
     """
-    instance, simulator = plan.instance, Simulator(plan.instance)
     record: list[Recorded] = []
-    run = simulator.run(plan.paths, plan.policies, plan.ranks, record=record)
+    run = Simulator(plan.instance).run(plan.paths, plan.policies, plan.ranks, record=record)
     tasks = tuple(
         ScheduledWork(node, agent, wave, _kind(step, len(plan.paths[agent])), start, end)
         for node, agent, wave, step, start, end in record
     )
-    busy, last_backward = [0.0] * instance.node_count, [0.0] * instance.node_count
+    busy = [0.0] * plan.instance.node_count
     for task in tasks:
         busy[task.node] += task.end_s - task.start_s
-        if task.kind == "backward":
-            last_backward[task.node] = task.end_s
-    averages = instance.averaging is not None and not run.stuck
     return Timeline(
         makespan_s=run.makespan_s,
         tasks=tasks,
-        averaging=tuple(simulator.averaging(last_backward)) if averages else (),
         utilisation=tuple(seconds / run.makespan_s for seconds in busy),
         stuck=run.stuck,
     )
@@ -209,11 +191,9 @@ def _events(
     policies: Sequence[Policy],
     ranks: Sequence[int],
     finish: list[float],
-    last_backward: list[float],
     record: list[Recorded] | None,
 ) -> bool:
-    """Run all events, filling `finish` and `last_backward`. Returns False if it gave up because the limit is
-    missed.
+    """Run all events, filling `finish`. Returns False if it gave up because the limit is missed.
 
     An agent has one task at a time, so an event is either an agent's arrival at its next step's node, or a
     node's becoming free while tasks wait there. It is (time, cause * span + who): equal times go by cause.
@@ -280,7 +260,6 @@ def _events(
             free_slots[node] -= 1
         elif step > forwards[agent]:
             free_slots[node] += 1
-            last_backward[node] = end
         step += 1
         if step < len(steps[agent]):
             arrival = end + travel_s

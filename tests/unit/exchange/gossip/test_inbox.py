@@ -1,12 +1,17 @@
+import random
+
 import pytest
 
+from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.gossip.header_pool import HeaderPool
 from swarmnode.exchange.gossip.inbox import Inbox
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.limits import TOTAL_HEADERS_BURST, TOTAL_HEADERS_PER_S
-from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Reputation
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Message
+from swarmnode.network.memory_network import MemoryNetwork
 
 
 @pytest.fixture
@@ -16,14 +21,11 @@ def ledger(clock) -> Ledger:
 
 @pytest.fixture
 def inbox(ledger: Ledger, settings, task, clock) -> Inbox:
-    return Inbox(
-        HeaderPool(),
-        ledger,
-        settings=settings,
-        tasks={task.name: task},
-        arrive=lambda: Arrival(clock(), 0),
-        on_admitted=lambda announcement: None,
+    host, key = MemoryNetwork().host(), NodeKey(bytes(32))
+    context = ExchangeContext(
+        host, key, {task.name: task}, settings, ledger, clock, random.Random(0), Neighbourhood()
     )
+    return Inbox(context, HeaderPool(), on_admitted=lambda announcement: None)
 
 
 def test_a_crowd_of_strangers_is_not_listened_to_beyond_what_we_can_afford(

@@ -159,7 +159,7 @@ async def test_bans_and_proofs_outlive_a_restart(live, sealed_of, key):
     async with live() as second:
         assert second[0].stats().banned_peers == (STRANGER,)
         assert second[0].stats().accepted_by_peer == {key.peer_id: PROVEN_AFTER}
-        assert second[0]._fetcher.trust_of(key.peer_id) == "proven"
+        assert second[0]._context.trust_of(key.peer_id) == "proven"
 
 
 async def test_it_is_written_now_and_then_and_only_when_there_is_news(path: Path, monkeypatch):

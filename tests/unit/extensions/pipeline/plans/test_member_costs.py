@@ -1,7 +1,6 @@
 """Claims of members: bounded, smoothed, corrected by what others see, and made into an instance."""
 
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -252,14 +251,6 @@ def test_of_two_measurements_of_a_link_the_worse_counts_and_unmeasured_links_are
     assert instance.hop_s[1][2] == pytest.approx(0.5 + 0.1 + size_bytes / 1e6)
     assert instance.hop_s[0][2] == pytest.approx(0.5 + 0.4 + size_bytes / 5e4)
     assert instance.hop_s[0][0] == 0.0
-
-
-def test_averaging_is_priced_when_gradients_are_given():
-    settings = replace(SETTINGS, gradient_bytes=(1000, 2000))
-    costs = [member(n, free_bytes=5 * GB) for n in "abc"]
-    instance, _ = instance_from(costs, LINKS, PARTS, WORK, settings)
-    assert instance.averaging_s(0) == pytest.approx(2 * (0.5 + 0.4 + 1000 / 2 / 5e4))
-    assert instance.averaging_s(1) == 0.0
 
 
 def test_who_does_not_hold_data_or_has_no_memory_has_no_slot():

@@ -12,7 +12,6 @@ from swarmnode.extensions.pipeline.scheduling.instance import (
     least_visits,
     load_instance,
     parse_instance,
-    with_averaging,
 )
 
 INSTANCES = Path(__file__).parents[5] / "benchmarks" / "instances"
@@ -70,7 +69,7 @@ def test_toml_says_the_same_as_json() -> None:
         ({"waves": 0}, "waves"),
         ({"gap_s": -0.1}, "gap"),
         ({"memory": 100_000}, "in flight"),
-        ({"averaging": {"size_bytes": 1.0, "byte_s": [[1.0]]}}, "averaging"),
+        ({"averaging": {}}, "averaging"),
     ],
 )
 def test_what_contradicts_itself_is_refused(changes: dict[str, object], said: str) -> None:
@@ -107,11 +106,3 @@ def test_without_skipping_fewer_agents_fit_and_data_nodes_share_the_loss() -> No
 def test_every_stage_needs_an_even_share_unless_its_slots_are_fewer() -> None:
     wide = small(memory=[6, 6, 2])
     assert least_visits(wide, 6) == (6, 3, 2)
-
-
-def test_averaging_takes_as_long_as_its_slowest_pair() -> None:
-    one = small(stages=[[0], [1, 2]], path_len=2)
-    averaged = with_averaging(one, 200.0, activation_bytes=100.0, overhead_s=1.0)
-    assert averaged.averaging_s(0) == 0.0
-    # 100 bytes to the other replica at (3 - 1) s for 100 bytes, and 1 s overhead, there and back.
-    assert averaged.averaging_s(1) == pytest.approx(2 * (1.0 + 2.0))

@@ -8,12 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.scheduling.instance import Averaging, Instance
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.placement import (
-    PlacedMap,
+    PlacedPlan,
     PlacementEffort,
     first_plan,
-    place,
     search,
 )
 from swarmnode.extensions.pipeline.scheduling.placement_moves import (
@@ -46,7 +45,7 @@ def cities(*, count: int = 2, stages: int = 4, path_length: int = 2, memory: int
     )
 
 
-def uneven(seed: int, *, averaging: bool = False) -> tuple[Instance, PlacementTable]:
+def uneven(seed: int) -> tuple[Instance, PlacementTable]:
     """Random links, speeds and slots; not every node can hold every stage, the given map can be held."""
     rng = random.Random(seed)
     count, width = 9, 3
@@ -60,7 +59,6 @@ def uneven(seed: int, *, averaging: bool = False) -> tuple[Instance, PlacementTa
             for node in range(count)
         ),
     )
-    byte_s = tuple(tuple(rng.uniform(0.1, 2) for _ in range(count)) for _ in range(count))
     return Instance(
         names=tuple(map(str, range(count))),
         forward_s=tuple(table.forward_s[node][held.get(node, 0)] for node in range(count)),
@@ -69,15 +67,13 @@ def uneven(seed: int, *, averaging: bool = False) -> tuple[Instance, PlacementTa
         stages=stages,
         path_length=2,
         waves=2,
-        averaging=Averaging((1.0, 2.0, 3.0), byte_s, 0.1) if averaging else None,
     ), table
 
 
-def check(found: PlacedMap, table: PlacementTable | None = None) -> None:
+def check(found: PlacedPlan, table: PlacementTable | None = None) -> None:
     """What must hold of every answer."""
-    instance = found.instance
+    instance = found.plan.instance
     assert violations(found.plan) == []
-    assert found.plan.instance == instance
     assert simulate(found.plan).makespan_s == pytest.approx(found.makespan_s)
     assert all(instance.stages)
     for stage, nodes in enumerate(instance.stages if table else ()):
@@ -95,35 +91,24 @@ def test_paths_stay_within_a_city_once_nodes_may_move():
     check(found)
     home = [{node % 2 for node in path} for path in found.plan.paths]
     assert all(len(towns) == 1 for towns in home)
-    assert found.makespan_s < found.given_s
-
-
-def test_replicas_move_together_when_averaging_is_dear_and_apart_when_it_is_free():
-    """Paths of two stages within a city, or replicas within a city: one of them must cross."""
-    base = cities(stages=2, path_length=2)
-    byte_s = tuple(tuple(0.0 if s <= NEAR_S else 1.0 for s in row) for row in base.hop_s)
-    dear = replace(base, averaging=Averaging((100.0, 100.0), byte_s))
-    apart = search(base, seed=1, effort=LITTLE)
-    together = search(dear, seed=1, effort=LITTLE)
-    assert all({node % 2 for node in nodes} == {0, 1} for nodes in apart.instance.stages)
-    assert all(len({node % 2 for node in nodes}) == 1 for nodes in together.instance.stages)
+    assert found.makespan_s < simulate(first_plan(spread)).makespan_s
 
 
 def test_the_answer_is_never_worse_than_what_was_given():
     for seed in range(5):
         instance, table = uneven(seed)
         found = search(instance, seed=seed, effort=PlacementEffort(1, 50, 1, 300, 300), holding=table)
-        assert found.makespan_s <= found.given_s
+        assert found.makespan_s <= simulate(first_plan(instance)).makespan_s
 
 
 def test_stages_keep_their_sizes():
     instance, table = uneven(3)
-    found = place(instance, seed=3, effort=LITTLE, holding=table)
+    found = search(instance, seed=3, effort=LITTLE, holding=table).plan.instance
     assert [len(nodes) for nodes in found.stages] == [3, 3, 2]
 
 
 def test_the_same_seed_gives_the_same_map_and_another_seed_may_not():
-    instance, table = uneven(4, averaging=True)
+    instance, table = uneven(4)
     found = [search(instance, seed=seed, effort=LITTLE, holding=table) for seed in (7, 7, 8)]
     assert found[0] == found[1]
     assert found[2].plan != found[0].plan
@@ -134,24 +119,13 @@ def test_a_spare_node_behind_a_better_link_comes_in():
     far = tuple(
         tuple(0.0 if i == j else FAR_S if 1 in (i, j) else NEAR_S for j in range(3)) for i in range(3)
     )
-    found = place(replace(base, hop_s=far, stages=((0,), (1,))), seed=1, effort=LITTLE)
+    given_map = replace(base, hop_s=far, stages=((0,), (1,)))
+    found = search(given_map, seed=1, effort=LITTLE).plan.instance
     assert {node for nodes in found.stages for node in nodes} == {0, 2}
 
 
-def test_sizes_may_change_when_asked_and_then_seconds_per_micro_batch_count():
-    """Six data nodes cannot use one other node; with sizes kept most of them must idle."""
-    base = cities(count=1, stages=8, path_length=2)
-    lopsided = replace(base, stages=((0, 1, 2, 3, 4, 5), (6, 7)))
-    kept = search(lopsided, seed=1, effort=LITTLE)
-    free = search(lopsided, seed=1, effort=replace(LITTLE, starts=8), free_sizes=True)
-    check(free)
-    assert free.makespan_s / len(free.plan.paths) < kept.makespan_s / len(kept.plan.paths)
-    assert len(free.instance.stages[1]) > 2
-
-
-@pytest.mark.parametrize("averaging", [False, True])
-def test_the_cheap_price_kept_up_to_date_is_the_price_computed_anew(averaging: bool):
-    instance, table = uneven(5, averaging=averaging)
+def test_the_cheap_price_kept_up_to_date_is_the_price_computed_anew():
+    instance, table = uneven(5)
     given_plan = first_plan(instance)
     state = PlacementState.of(given_plan, table)
     price, rng = PlacementPrice(state), random.Random(1)
@@ -169,16 +143,6 @@ def test_the_cheap_price_kept_up_to_date_is_the_price_computed_anew(averaging: b
     assert exchanged > 10
 
 
-def test_the_slowest_averaging_is_part_of_the_price():
-    instance, table = uneven(5, averaging=True)
-    plan = first_plan(instance)
-    without = PlacementPrice(
-        PlacementState.of(replace(plan, instance=replace(instance, averaging=None)), table)
-    )
-    averaging_s = max(map(instance.averaging_s, range(len(instance.stages))))
-    assert PlacementPrice(PlacementState.of(plan, table)).value == pytest.approx(without.value + averaging_s)
-
-
 def test_no_path_steps_over_more_stages_than_it_may():
     instance = replace(cities(stages=5, path_length=3, memory=2), max_gap=2)
     for seed in range(3):
@@ -186,12 +150,12 @@ def test_no_path_steps_over_more_stages_than_it_may():
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@example(2_778_507_018, True, True)
-@given(st.integers(0, 2**32), st.booleans(), st.booleans())
-def test_no_rule_is_broken_and_no_memory_exceeded(seed: int, averaging: bool, free_sizes: bool):
-    instance, table = uneven(seed, averaging=averaging)
+@example(2_778_507_018)
+@given(st.integers(0, 2**32))
+def test_no_rule_is_broken_and_no_memory_exceeded(seed: int):
+    instance, table = uneven(seed)
     effort = PlacementEffort(starts=2, moves=150, judged=2, polish=1500, schedule=700)
-    found = search(instance, seed=seed, effort=effort, holding=table, free_sizes=free_sizes)
+    found = search(instance, seed=seed, effort=effort, holding=table)
     check(found, table)
 
 

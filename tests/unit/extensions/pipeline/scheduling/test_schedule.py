@@ -6,9 +6,8 @@ from random import Random
 import pytest
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.bounds import free_map_bound_s
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
-from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, load_instance, with_averaging
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, load_instance
 from swarmnode.extensions.pipeline.scheduling.moves import Draft, RandomMoves, apply
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, path_problem, violations
 from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
@@ -114,25 +113,6 @@ def test_moves_keep_every_rule_and_can_be_undone() -> None:
     assert tried > 1000
 
 
-def test_no_plan_is_faster_than_the_bound() -> None:
-    instances = small_instances(150)
-    assert len(instances) > 30
-    for one in instances:
-        fastest_s = min(simulate(plan).makespan_s for plan in all_plans(one)[:600])
-        found = schedule(one, seed=0, budget=SearchBudget(steps=200))
-        fastest_s = min(fastest_s, found.makespan_s)
-        assert 0 < found.bound_s <= fastest_s + 1e-9
-        assert free_map_bound_s(one) <= fastest_s + 1e-9
-
-
-def test_bounds_hold_with_averaging() -> None:
-    for seed in range(40):
-        one = with_averaging(random_instance(seed), 50.0, activation_bytes=10.0, overhead_s=0.3)
-        found = schedule(one, seed=1, budget=SearchBudget(steps=100))
-        assert found.bound_s <= found.makespan_s + 1e-9
-        assert simulate(found.plan).makespan_s == pytest.approx(found.makespan_s)
-
-
 def test_the_search_comes_within_a_percent_of_the_fastest_of_all_fifo_plans() -> None:
     for one in small_instances(80)[:8]:
         fastest_s = min(simulate(plan).makespan_s for plan in all_plans(one))
@@ -166,7 +146,6 @@ def test_the_published_instance_is_planned_better_than_by_greed_alone() -> None:
     geo20 = load_instance(INSTANCES / "geo20_skip33.json")
     greedy_s = simulate(Plan(geo20, tuple(first_paths(geo20)))).makespan_s
     found = schedule(geo20, seed=0, budget=SearchBudget(steps=2000))
-    assert found.bound_s == pytest.approx(58.299, abs=1e-3)
     assert found.makespan_s < 0.88 * greedy_s
 
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from swarmnode.extensions.pipeline.scheduling.instance import Averaging, Instance
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy
 from swarmnode.extensions.pipeline.scheduling.simulator import Simulator, simulate
 
@@ -161,7 +161,6 @@ def test_agents_that_wait_for_each_other_are_reported() -> None:
     timeline = simulate(crossing_plan(memory=1))
     assert timeline.stuck == (0, 1)
     assert timeline.makespan_s == inf
-    assert timeline.averaging == ()
 
 
 def test_with_a_slot_for_each_agent_nobody_is_stuck() -> None:
@@ -190,19 +189,3 @@ def test_a_limit_changes_no_makespan_that_keeps_it() -> None:
         exact = simulator.run(plan.paths, plan.policies).makespan_s
         assert simulator.run(plan.paths, plan.policies, limit_s=exact + 1e-9).makespan_s == exact
         assert simulator.run(plan.paths, plan.policies, limit_s=exact - 1e-3).makespan_s == inf
-
-
-def test_replicas_average_when_the_last_of_them_is_done() -> None:
-    plan = random_plan(2, "fifo")
-    bytes_s = tuple(tuple(0.0 if i == j else 1.0 for j in range(6)) for i in range(6))
-    averaging = Averaging(size_bytes=(4.0, 6.0, 2.0), byte_s=bytes_s, message_s=0.5)
-    timeline = simulate(replace(plan, instance=replace(plan.instance, averaging=averaging)))
-    alone = simulate(plan)
-    for stage, nodes in enumerate(plan.instance.stages):
-        last_s = max((t.end_s for t in alone.tasks if t.node in nodes), default=0.0)
-        start_s, end_s = timeline.averaging[stage]
-        assert start_s == pytest.approx(last_s)
-        # Half of the vector to each of two replicas, there and back.
-        assert end_s - start_s == pytest.approx(2 * (0.5 + averaging.size_bytes[stage] / 2))
-    assert timeline.makespan_s == pytest.approx(max(end for _, end in timeline.averaging))
-    assert timeline.makespan_s >= alone.makespan_s + 5.0

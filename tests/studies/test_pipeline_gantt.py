@@ -5,9 +5,9 @@ from io import BytesIO
 
 import pytest
 
+from benchmarks.pipeline_gantt import COLOURS, png_chart, text_chart, ticks
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.gantt import COLOURS, bars, png_chart, text_chart, ticks
-from swarmnode.extensions.pipeline.scheduling.instance import Averaging, Instance
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.machine.installing import how_to_install
@@ -42,19 +42,6 @@ def test_a_column_that_is_mostly_idle_shows_idle_and_a_loss_shows_always() -> No
     assert drawn["ann"].count("L") == 1
     assert drawn["bob"].count("F") == 2
     assert drawn["bob"].startswith("....FF.")
-
-
-def test_replicas_that_average_show_it_together() -> None:
-    stages = ((0,), (1, 2))
-    sizes = Averaging((0.0, 1.0), ((1.0,) * 3,) * 3)
-    plan = Plan(replace(PAIR, stages=stages, averaging=sizes, waves=1), ((0, 1),))
-    timeline = simulate(plan)
-    averaged = [bar for bar in bars(plan, timeline) if bar.kind == "averaging"]
-    assert [(bar.node, bar.start_s, bar.end_s) for bar in averaged] == [(1, 6.75, 7.75), (2, 6.75, 7.75)]
-    drawn = rows(text_chart(plan, timeline, WIDTH))
-    assert drawn["bob"].endswith("BBBBBBAAAA" + "." * 6)
-    assert drawn["eve"].strip(".") == "AAAA"
-    assert "A" not in drawn["ann"]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
@@ -97,7 +84,6 @@ def test_the_picture_shows_seconds_as_pixels() -> None:
     assert seconds["forward"] == pytest.approx(2.0, rel=0.1)
     assert seconds["backward"] == pytest.approx(3.0, rel=0.1)
     assert seconds["loss"] == pytest.approx(0.25, rel=0.4)
-    assert seconds["averaging"] < 0.1
 
 
 def test_without_pillow_the_picture_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

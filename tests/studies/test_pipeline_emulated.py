@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.pipeline_emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
 from swarmnode.errors import RequestTimeout
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
-from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
 from swarmnode.extensions.pipeline.wire.hop_messages import Done, Message, StepDone
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport

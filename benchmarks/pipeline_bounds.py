@@ -1,6 +1,6 @@
 """Lower bounds of the makespan of any plan, against which a reported makespan is compared.
 
-Instance -> [makespan_bound_s] -> Scheduled.bound_s, benchmarks
+Instance -> [makespan_bound_s, free_map_bound_s] -> pipeline_schedule.py
 
 Every bound here is a relaxation with its proof in the docstring, over all paths, orders and policies that
 `violations` allows. The best of them is reported; none knows how long agents wait for each other between
@@ -30,11 +30,11 @@ def makespan_bound_s(instance: Instance, data_nodes: Sequence[int] | None = None
     """Return a lower bound for plans of agents with these data nodes (default `agents(instance)`) on this
     stage map."""
     own = list(agents(instance) if data_nodes is None else data_nodes)
-    finished_s = max(_data_node_bound_s(instance, own), _chain_bound_s(instance, own))
-    # Stage 0 averages after the last micro-batch is back.
-    last_s = finished_s + instance.averaging_s(0)
+    stages = range(1, len(instance.stages))
     return max(
-        last_s, *(_stage_bound_s(instance, stage, len(own)) for stage in range(1, len(instance.stages))), 0.0
+        _data_node_bound_s(instance, own),
+        _chain_bound_s(instance, own),
+        *(_stage_bound_s(instance, stage, len(own)) for stage in stages),
     )
 
 
@@ -79,8 +79,7 @@ def _stage_bound_s(instance: Instance, stage: int, agent_count: int) -> float:
     Proof. Nothing reaches node v before a data node's forward and a hop to v, and after its last backward a
     hop and a data node's backward follow. In between, k visits take k * u_v with u_v = (forward + backward
     + 2 gaps), but for the last gap. With M the makespan: k_v <= (M - head - tail + gap) / u_v, and the k_v
-    add up to the visits of all waves. After the last backward the stage may average, which gives the same
-    with another tail.
+    add up to the visits of all waves.
     """
     nodes = instance.stages[stage]
     visits = least_visits(instance, agent_count)[stage] * instance.waves
@@ -92,7 +91,7 @@ def _stage_bound_s(instance: Instance, stage: int, agent_count: int) -> float:
     tail_s = first_s * instance.backward_factor + min(instance.hop_s[v][u] for u in others for v in nodes)
     each_s = [(1 + instance.backward_factor) * instance.forward_s[v] + 2 * instance.gap_s for v in nodes]
     busy_s = visits / sum(1 / s for s in each_s) - instance.gap_s
-    return head_s + busy_s + max(tail_s, instance.averaging_s(stage))
+    return head_s + busy_s + tail_s
 
 
 @dataclass(slots=True)
