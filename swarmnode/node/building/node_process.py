@@ -21,18 +21,19 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import msgspec
 import psutil
 
 from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse, SwarmnodeError
 from swarmnode.machine.storage import Paths, replace_file
-
-if TYPE_CHECKING:
-    from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.node.showing.node_status import NodeStatus
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +120,6 @@ def read_running(path: Path) -> RunningNode | None:
 
 def ask_status(note: RunningNode, paths: Paths) -> "NodeStatus | SwarmnodeError":
     """Return what the status page of a running node says, or why it says nothing: it may just have ended."""
-    from swarmnode.node.showing.node_status import NodeStatus
-
     try:
         return msgspec.json.decode(ask_page(note, "/status", paths), type=NodeStatus)
     except SwarmnodeError as error:
@@ -132,10 +131,6 @@ def ask_status(note: RunningNode, paths: Paths) -> "NodeStatus | SwarmnodeError"
 def ask_page(note: RunningNode, path: str, paths: Paths, content: object = None) -> bytes:
     """Return what the page of a running node answers; with `content`, to a POST of it as JSON. Raises
     SwarmnodeError if nobody answers, or the node refuses."""
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
-
     host = f"[{note.http_host}]" if ":" in note.http_host else note.http_host
     url = f"http://{host}:{note.http_port}{path}"
     headers = {"X-Swarmnode-Token": note.token, "Content-Type": "application/json"}
