@@ -41,7 +41,7 @@ class BoundedProtocol(H11Protocol):
     def _look(self) -> None:
         waiting = self.transport.get_write_buffer_size()
         reads_nothing = 0 < self._waiting_bytes <= waiting
-        sends_nothing = self.cycle is None or (self.cycle.more_body and not self.cycle.response_complete)
+        sends_nothing = not self.cycle or (self.cycle.more_body and not self.cycle.response_complete)
         if reads_nothing or sends_nothing:
             self.transport.abort()
             return

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.identity.key_file import load_or_create
