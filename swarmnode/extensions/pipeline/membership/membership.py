@@ -55,7 +55,8 @@ from swarmnode.extensions.pipeline.membership.member_requests import (
 )
 from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
 from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings, plan_terms
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host, Subscription
 
