@@ -47,6 +47,7 @@ from swarmnode.extensions.pipeline.stages.stage import StageWorker
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, links_of
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.in_memory import MemoryNetwork
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
@@ -244,7 +245,7 @@ async def pipeline(
             links = dict(zip(peers, links_of(plan.instance, own), strict=True))
             del links[host.peer_id]
             member = PipelineMember(
-                host,
+                await stack.enter_async_context(MemberStreams(host)),
                 key=keys[own],
                 averager=SoloExchange(),
                 settings=PATIENT,

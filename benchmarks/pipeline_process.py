@@ -40,6 +40,7 @@ from swarmnode.extensions.pipeline.stages.stage import StageWorker
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity import keys
 from swarmnode.network.daemon.p2pd import P2pdHost
 
@@ -187,7 +188,8 @@ async def _serve(setup: Setup, node: int, pipe: Connection) -> None:
     key = keys.load_or_create(key_path)
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(P2pdHost(key_path))
-        exchange = await stack.enter_async_context(ReplicaExchange(host, key, AveragingSettings()))
+        streams = await stack.enter_async_context(MemberStreams(host))
+        exchange = await stack.enter_async_context(ReplicaExchange(streams, key, AveragingSettings()))
         pipe.send((host.peer_id, (await host.addresses())[0]))
         everybody: Sequence[tuple[str, str]] = await asyncio.to_thread(pipe.recv)
         for _, address in everybody[node + 1 :]:
@@ -198,7 +200,7 @@ async def _serve(setup: Setup, node: int, pipe: Connection) -> None:
         links = dict(zip(peers, links_of(setup, node), strict=True))
         del links[host.peer_id]
         member = PipelineMember(
-            host,
+            streams,
             key=key,
             averager=exchange,
             settings=SETTINGS,

@@ -37,6 +37,7 @@ from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink, Ro
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
 from swarmnode.extensions.pipeline.runtime.stage_services import StageServices
 from swarmnode.extensions.pipeline.runtime.step_follower import StepFollower
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.node.showing.board import StatusBoard, Watcher
 from swarmnode.node.showing.node_status import NodeStatus, Phase, PipelineStatus, Summary, summarise
 from swarmnode.node.workers import supervise
@@ -134,9 +135,10 @@ class PipelineNode:
         parts, enter = self.parts, self._stack.enter_async_context
         async with self._stack:
             await enter(parts.host)
+            streams = await enter(MemberStreams(parts.host))
             await ProbeService(parts.host).serve()
             # Of the membership of the moment: after a rejoin there is another.
-            services = await enter(StageServices(parts, living=lambda: self.membership.members()))
+            services = await enter(StageServices(parts, streams, living=lambda: self.membership.members()))
             self.member, self.decode, self.states = services.member, services.decode, services.states
             self.assigned_stage = services.assigned_stage
             self._prober = LinkProber(parts.host, rng=random.Random(parts.key.peer_id))

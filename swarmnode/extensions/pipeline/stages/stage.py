@@ -40,7 +40,7 @@ from swarmnode.extensions.pipeline.stages.packed_state import (
 )
 from swarmnode.extensions.pipeline.stages.stage_memory import within_memory
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.checkpoints.checkpoint import optimizer_tensors
 from swarmnode.training.losses import LossOutput
 
