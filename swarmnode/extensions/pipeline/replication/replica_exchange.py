@@ -70,7 +70,7 @@ from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.incoming_streams import ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.keys import NodeKey
 
 NOTHING = GradientSum({}, 0, 0)
@@ -101,13 +101,13 @@ class ReplicaExchange:
 
     async def __aenter__(self) -> Self:
         handler = ServiceHandler(Question, self._answers.answer, lambda peer_id: peer_id in self._members)
-        self._streams.incoming.begin(Service.GRADIENTS, handler)
+        self._streams.incoming.begin(MemberService.GRADIENTS, handler)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await self._streams.incoming.end(Service.GRADIENTS)
+        await self._streams.incoming.end(MemberService.GRADIENTS)
 
     def admit(self, peers: Collection[str], scope: AnswerScope | None = None) -> None:
         """Answer these members from now on, and no others. `scope`: the questions that they may ask under the
@@ -215,7 +215,7 @@ class ReplicaExchange:
         )
         body = AnswerBody(body_bytes)
         await self._streams.ask(
-            peer_id, Service.GRADIENTS, question, bytes, timeout_s=self._fetch_s(tally), body=body
+            peer_id, MemberService.GRADIENTS, question, bytes, timeout_s=self._fetch_s(tally), body=body
         )
         try:
             return await asyncio.to_thread(read_values, heads[0], body.data, tally.expected)
@@ -285,7 +285,9 @@ class ReplicaExchange:
     ) -> _T | None:
         """Return a replica's answer; None if it gives none."""
         try:
-            return await self._streams.ask(peer_id, Service.GRADIENTS, question, answer, timeout_s=timeout_s)
+            return await self._streams.ask(
+                peer_id, MemberService.GRADIENTS, question, answer, timeout_s=timeout_s
+            )
         except (NetworkError, Rejected):
             return None
 

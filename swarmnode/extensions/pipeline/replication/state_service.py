@@ -56,7 +56,7 @@ from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 
 logger = logging.getLogger(__name__)
 
@@ -115,13 +115,13 @@ class StateService:
 
     async def __aenter__(self) -> Self:
         handler = ServiceHandler(StateQuestion, self._answer, lambda peer_id: peer_id in self._members)
-        self._streams.incoming.begin(Service.STATES, handler)
+        self._streams.incoming.begin(MemberService.STATES, handler)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        await self._streams.incoming.end(Service.STATES)
+        await self._streams.incoming.end(MemberService.STATES)
 
     def admit(
         self,
@@ -176,7 +176,7 @@ class StateService:
         timeout_s = min(self._seconds(held.holding.size_bytes), self._limits.copy_timeout_s)
         offer = OfferCopy(held.holding)
         try:
-            is_kept = await self._streams.ask(peer_id, Service.STATES, offer, bool, timeout_s=timeout_s)
+            is_kept = await self._streams.ask(peer_id, MemberService.STATES, offer, bool, timeout_s=timeout_s)
         except Rejected as rejected:
             logger.debug("%s does not keep our state: %s", peer_id, rejected)
             is_kept = False
@@ -295,7 +295,7 @@ class StateService:
         timeout_s = self._seconds(holding.size_bytes - len(data))
         try:
             await self._streams.ask(
-                peer_id, Service.STATES, question, int, timeout_s=timeout_s, body=AnswerBody(rest, data)
+                peer_id, MemberService.STATES, question, int, timeout_s=timeout_s, body=AnswerBody(rest, data)
             )
         except (NetworkError, MemberRefused):
             self.failures["unreachable"] += 1
@@ -306,7 +306,7 @@ class StateService:
         timeout_s = self._limits.answer_timeout_s
         try:
             told = await self._streams.ask(
-                peer_id, Service.STATES, AskHoldings(), Holdings, timeout_s=timeout_s
+                peer_id, MemberService.STATES, AskHoldings(), Holdings, timeout_s=timeout_s
             )
             return told.held
         except (NetworkError, MemberRefused):

@@ -30,7 +30,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
 from swarmnode.extensions.pipeline.wire.member_streams import BrokenOff, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 
 
 class DecodeHops:
@@ -109,7 +109,7 @@ class DecodeHops:
         )  # fmt: skip
         try:
             await self._streams.ask(
-                members.peers[step.target], Service.GENERATION, step, type(None),
+                members.peers[step.target], MemberService.GENERATION, step, type(None),
                 timeout_s=timeout_s, payload=encoded.payload,
             )  # fmt: skip
         except RequestTimeout:

@@ -53,7 +53,7 @@ from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply,
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class DecodeNode:
 
     async def __aenter__(self) -> Self:
         handler = ServiceHandler(DecodeMessage, self._respond, self._knows)
-        self._streams.incoming.begin(Service.GENERATION, handler)
+        self._streams.incoming.begin(MemberService.GENERATION, handler)
         return self
 
     async def __aexit__(
@@ -131,7 +131,7 @@ class DecodeNode:
     ) -> None:
         self._plans.clear()
         await self._hops.end()
-        await self._streams.incoming.end(Service.GENERATION)
+        await self._streams.incoming.end(MemberService.GENERATION)
 
     def hold(self, caches: StageCaches | None) -> None:
         """Replace our own stage, to be used under the plan that is adopted next. Sessions of the former stage
@@ -309,7 +309,7 @@ class DecodeNode:
         """Send a message that the receiver can do without."""
         try:
             await self._streams.ask(
-                peer_id, Service.GENERATION, message, type(None), timeout_s=TELL_TIMEOUT_S
+                peer_id, MemberService.GENERATION, message, type(None), timeout_s=TELL_TIMEOUT_S
             )
         except (NetworkError, Rejected) as error:
             logger.debug("%s did not get a %s: %s", peer_id, type(message).__name__, error)

@@ -26,7 +26,7 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
 )
 from swarmnode.extensions.pipeline.wire.member_streams import BrokenOff, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Tracing:
         """Return the answer of a node; that it is not ready if it does not know us. Raises NetworkError."""
         try:
             return await self._streams.ask(
-                peer_id, Service.GENERATION, asked, StepProgress, timeout_s=self._ask_timeout_s
+                peer_id, MemberService.GENERATION, asked, StepProgress, timeout_s=self._ask_timeout_s
             )
         except (BrokenOff, Rejected):
             return NOT_READY

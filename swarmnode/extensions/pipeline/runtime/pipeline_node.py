@@ -135,13 +135,15 @@ class PipelineNode:
         parts, enter = self.parts, self._stack.enter_async_context
         async with self._stack:
             await enter(parts.host)
-            streams = await enter(MemberStreams(parts.host))
-            await ProbeService(parts.host).serve()
+            self.streams = await enter(MemberStreams(parts.host))
+            ProbeService(self.streams).begin()
             # Of the membership of the moment: after a rejoin there is another.
-            services = await enter(StageServices(parts, streams, living=lambda: self.membership.members()))
+            services = await enter(
+                StageServices(parts, self.streams, living=lambda: self.membership.members())
+            )
             self.member, self.decode, self.states = services.member, services.decode, services.states
             self.assigned_stage = services.assigned_stage
-            self._prober = LinkProber(parts.host, rng=random.Random(parts.key.peer_id))
+            self._prober = LinkProber(self.streams, rng=random.Random(parts.key.peer_id))
             self.supervisor = MembershipSupervisor(
                 self._new_membership,
                 steps=lambda: self.member.iteration,
@@ -274,6 +276,7 @@ class PipelineNode:
             settings = replace(settings, at_least=min(settings.at_least, FEWEST_TO_GO_ON))
         return Membership(
             parts.host,
+            self.streams,
             parts.key,
             settings=settings,
             plan=parts.plan,

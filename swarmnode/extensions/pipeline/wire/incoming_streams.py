@@ -18,8 +18,8 @@ import asyncio
 import logging
 import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -31,6 +31,7 @@ from swarmnode.extensions.pipeline.wire.frames import (
     CHUNK_BYTES,
     SUM_BYTES,
     AnswerFrame,
+    Prefix,
     check_length,
     decode,
     encode,
@@ -38,7 +39,7 @@ from swarmnode.extensions.pipeline.wire.frames import (
     receive_prefix,
 )
 from swarmnode.extensions.pipeline.wire.refusals import Refusal, Refused, reason_of
-from swarmnode.extensions.pipeline.wire.services import LIMITS, MAX_TENSOR_BYTES, MemberMessage, Service
+from swarmnode.extensions.pipeline.wire.services import LIMITS, MAX_TENSOR_BYTES, MemberMessage, MemberService
 from swarmnode.network.streams import Buffer, ByteStream
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,11 @@ class WireLimits:
     max_streams_per_peer: int = 64
     """Some services at once at `max_in_flight`, and streams that the peer gave up and that are about to
     close."""
-    max_streams: int = 1024
+    max_stranger_streams: int = 64
+    """Streams of all peers together that are members of nothing yet. Beyond it, one that waits for its peer
+    makes room: an honest peer's message comes with its stream, so it is not the one, however many identities
+    wait."""
+    max_streams_per_stranger: int = 8
     header_timeout_s: float = 5.0
     """Time in which a message that has begun must be complete, besides its bytes at LEAST_BYTES_PER_S."""
     chunk_timeout_s: float = CHUNK_BYTES / LEAST_BYTES_PER_S
@@ -138,8 +143,22 @@ class ServiceHandler:
     messages: Any
     """The type of its messages, or a union of tagged ones."""
     respond: Respond
-    welcomes: Callable[[str], bool]
-    """Returns True if this peer may ask. Others are told nothing."""
+    knows: Callable[[str], bool] | None
+    """Returns True if this peer is a member that may ask; others are told nothing. None: anybody may ask."""
+
+    def welcomes(self, peer_id: str) -> bool:
+        return self.knows is None or self.knows(peer_id)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A stream that is served."""
+
+    is_stranger: bool
+    service: int = 0
+    """The service that it asks at the moment; 0 for none."""
+    waits: bool = True
+    """True while we wait for its peer to say something."""
 
 
 class IncomingStreams:
@@ -150,8 +169,8 @@ class IncomingStreams:
         self._handlers: dict[int, ServiceHandler] = {}
         self._budget = ByteBudget(limits.max_inbound_bytes, limits.max_inbound_bytes_per_peer)
         self._streams: Counter[str] = Counter()
-        self._serving: dict[asyncio.Task[object], int] = {}
-        """The service that each stream asks at the moment; 0 for none."""
+        self._serving: dict[asyncio.Task[object], _Stream] = {}
+        """The oldest first."""
         self.refused: Counter[Refusal] = Counter()
         """Messages of others that were refused, by reason."""
 
@@ -160,15 +179,15 @@ class IncomingStreams:
         """Bytes of memory that senders hold here at the moment."""
         return self._budget.used_bytes
 
-    def begin(self, service: Service, handler: ServiceHandler) -> None:
+    def begin(self, service: MemberService, handler: ServiceHandler) -> None:
         """Answer messages to this service from now on."""
         self._handlers[service] = handler
 
-    async def end(self, service: Service | None = None) -> None:
+    async def end(self, service: MemberService | None = None) -> None:
         """Answer no more messages to this service, or to any, and end those that are being answered."""
         for ended in tuple(self._handlers) if service is None else (service,):
             self._handlers.pop(ended, None)
-        ending = [task for task, asked in self._serving.items() if service in (None, asked)]
+        ending = [task for task, served in self._serving.items() if service in (None, served.service)]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -177,32 +196,48 @@ class IncomingStreams:
         """Answer the messages of one stream until it ends."""
         task = asyncio.current_task()
         assert task is not None
-        self._serving[task] = 0
+        peer_id = stream.peer_id
         try:
-            with self._slot(stream.peer_id):
-                while await self._exchange(stream, task):
-                    self._serving[task] = 0
+            served = _Stream(is_stranger=not self._knows(peer_id))
+            self._make_room(peer_id, served)
         except Rejected as rejected:
             # A stranger is told nothing.
-            self._count(rejected, stream.peer_id)
-        finally:
-            del self._serving[task]
-
-    @contextmanager
-    def _slot(self, peer_id: str) -> Generator[None, None, None]:
-        if not any(handler.welcomes(peer_id) for handler in self._handlers.values()):
-            raise Rejected(Refusal.NOT_A_MEMBER)
-        is_full = self._streams[peer_id] >= self._limits.max_streams_per_peer
-        if is_full or self._streams.total() >= self._limits.max_streams:
-            raise Rejected(Refusal.TOO_MANY_STREAMS)
+            self._count(rejected, peer_id)
+            return
+        self._serving[task] = served
         self._streams[peer_id] += 1
         try:
-            yield
+            while await self._exchange(stream, served):
+                served.service, served.waits = 0, True
         finally:
+            del self._serving[task]
             self._streams[peer_id] -= 1
             self._streams += Counter()  # forgets the peers at zero
 
-    async def _exchange(self, stream: ByteStream, task: asyncio.Task[object]) -> bool:
+    def _knows(self, peer_id: str) -> bool:
+        """Return True if the peer is a member for one of our services. Raises Rejected: not_a_member, where
+        none is for strangers."""
+        handlers = self._handlers.values()
+        if any(handler.knows is not None and handler.knows(peer_id) for handler in handlers):
+            return True
+        if not any(handler.knows is None for handler in handlers):
+            raise Rejected(Refusal.NOT_A_MEMBER)
+        return False
+
+    def _make_room(self, peer_id: str, served: _Stream) -> None:
+        """Raises Rejected: too_many_streams."""
+        limits = self._limits
+        most = limits.max_streams_per_stranger if served.is_stranger else limits.max_streams_per_peer
+        if self._streams[peer_id] >= most:
+            raise Rejected(Refusal.TOO_MANY_STREAMS)
+        strangers = [task for task, other in self._serving.items() if other.is_stranger]
+        if served.is_stranger and len(strangers) >= limits.max_stranger_streams:
+            waiting = [task for task in strangers if self._serving[task].waits]
+            if not waiting:
+                raise Rejected(Refusal.TOO_MANY_STREAMS)
+            waiting[0].cancel()
+
+    async def _exchange(self, stream: ByteStream, served: _Stream) -> bool:
         """Answer one message. Returns False if the stream is over, or bytes are left in it."""
         incoming, service, reply = None, 0, Reply()
         rejected: Rejected | None = None
@@ -215,10 +250,11 @@ class IncomingStreams:
             if handler is None or not handler.welcomes(stream.peer_id):
                 self._count(Rejected(Refusal.NOT_A_MEMBER), stream.peer_id)
                 return False
-            self._serving[task] = service
-            limits = LIMITS[Service(service)]
+            served.service = service
+            limits = LIMITS[MemberService(service)]
             check_length(length, limits.max_message_bytes)
             message = decode(handler.messages, await self._receive(stream, length))
+            served.waits = False
             timeout_s = min(timeout_s, limits.longest_s)
             incoming = Incoming(
                 stream.peer_id, message, timeout_s, stream, self._budget, self._limits.chunk_timeout_s
@@ -242,7 +278,7 @@ class IncomingStreams:
         keep = incoming is not None and incoming.is_read
         return await self._say(stream, service, reply, rejected, keep=keep)
 
-    async def _next_prefix(self, stream: ByteStream) -> Iterable[Any] | None:
+    async def _next_prefix(self, stream: ByteStream) -> Prefix | None:
         """Return the prefix of the next message, or None if the asker has no more. Raises Rejected:
         other_version."""
         try:

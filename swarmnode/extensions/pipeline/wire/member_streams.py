@@ -33,8 +33,8 @@ from swarmnode.extensions.pipeline.wire.frames import (
     receive_prefix,
 )
 from swarmnode.extensions.pipeline.wire.incoming_streams import IncomingStreams, WireLimits
-from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
-from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberMessage, Service
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberMessage, MemberService
 from swarmnode.network.streams import ByteStream, StreamHost
 
 logger = logging.getLogger(__name__)
@@ -87,9 +87,13 @@ class AnswerBody:
 class _Link:
     """The streams to one member."""
 
-    turns: dict[Service, asyncio.Semaphore] = field(default_factory=dict[Service, asyncio.Semaphore])
+    turns: dict[MemberService, asyncio.Semaphore] = field(
+        default_factory=dict[MemberService, asyncio.Semaphore]
+    )
     idle: list[tuple[float, ByteStream]] = field(default_factory=list[tuple[float, ByteStream]])
     """Streams for the next messages, each with the time of its last answer."""
+    is_told: bool = False
+    """True once the log says that the member speaks another version."""
 
 
 class MemberStreams:
@@ -129,7 +133,7 @@ class MemberStreams:
     async def ask(
         self,
         peer_id: str,
-        service: Service,
+        service: MemberService,
         message: MemberMessage,
         answer: type[T],
         *,
@@ -193,8 +197,9 @@ class MemberStreams:
             else:
                 self._close(stream)
         if answer.refused is not None:
-            if answer.refused.reason is Refusal.OTHER_VERSION:
-                logger.warning("%s does not talk to us: %s", stream.peer_id, answer.refused.detail)
+            if answer.refused.reason is Refusal.OTHER_VERSION and not link.is_told:
+                link.is_told = True
+                logger.warning("%s does not talk to us: %s", stream.peer_id, ascii(answer.refused.detail))
             raise MemberRefused(answer.refused)
         return content  # type: ignore[return-value]
 
@@ -207,7 +212,7 @@ class MemberStreams:
 class _Attempt(Generic[T]):
     """One attempt at a message."""
 
-    service: Service
+    service: MemberService
     message: MemberMessage
     kind: type[T]
     """The type of its answer."""
@@ -230,6 +235,8 @@ class _Attempt(Generic[T]):
             except (NetworkError, Rejected) as error:
                 failure = error
             writing.cancel()
+        if isinstance(failure, Rejected) and failure.reason == Refusal.OTHER_VERSION:
+            return AnswerFrame(refused=Refused.of(failure), keep=False)
         if answer is None:
             raise BrokenOff(f"no answer: {failure}") from failure
         return answer

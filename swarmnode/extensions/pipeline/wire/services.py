@@ -1,6 +1,6 @@
 """The services that members give each other, and the bounds of what is asked of each.
 
-[Service, LIMITS] -> member_streams.py (asks), incoming_streams.py (answers)
+[MemberService, LIMITS] -> member_streams.py (asks), incoming_streams.py (answers)
 
 | service | messages | who may ask |
 |---------|----------|-------------|
@@ -28,7 +28,7 @@ MAX_DEADLINE_S = 3600.0
 """Bound of the time that any answer takes."""
 
 
-class Service(IntEnum):
+class MemberService(IntEnum):
     """A service of members for each other, by its number in a frame."""
 
     HOPS = 1
@@ -58,16 +58,16 @@ class ServiceLimits:
 
 LIMITS = {
     # 2048 lengths and prompts, or 4096 micro-batches that came back.
-    Service.HOPS: ServiceLimits(32 * KIB, KIB, MAX_DEADLINE_S),
+    MemberService.HOPS: ServiceLimits(32 * KIB, KIB, MAX_DEADLINE_S),
     # Cells, starts, counts, tails and forks of 1024 sequences.
-    Service.GENERATION: ServiceLimits(32 * KIB, KIB, 60.0),
+    MemberService.GENERATION: ServiceLimits(32 * KIB, KIB, 60.0),
     # Two signed heads of each of 64 replicas.
-    Service.GRADIENTS: ServiceLimits(KIB, 300 * KIB, 120.0),
+    MemberService.GRADIENTS: ServiceLimits(KIB, 300 * KIB, 120.0),
     # An offered copy is answered when it was fetched.
-    Service.STATES: ServiceLimits(KIB, 64 * KIB, 600.0),
+    MemberService.STATES: ServiceLimits(KIB, 64 * KIB, 600.0),
     # A proposal carries the presences of 64 members, each of 32 KiB.
-    Service.MEMBERSHIP: ServiceLimits(2 * MIB + 16 * KIB, 8 * KIB, 10.0),
-    Service.PROBES: ServiceLimits(64, KIB, 10.0),
+    MemberService.MEMBERSHIP: ServiceLimits(2 * MIB + 16 * KIB, 8 * KIB, 30.0),
+    MemberService.PROBES: ServiceLimits(64, KIB, 30.0),
 }
 """The bounds of each service."""
 

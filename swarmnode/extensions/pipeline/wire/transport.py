@@ -24,7 +24,7 @@ from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply,
 from swarmnode.extensions.pipeline.wire.member_streams import LinkPace, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_sender
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 
 MAX_PLANS = 4
 """Plans at once: the running one, the next one, and former ones whose messages may still be under way."""
@@ -77,14 +77,14 @@ class TensorTransport:
         self.counters = TransportCounters()
 
     async def __aenter__(self) -> Self:
-        self._streams.incoming.begin(Service.HOPS, ServiceHandler(Message, self._respond, self._knows))
+        self._streams.incoming.begin(MemberService.HOPS, ServiceHandler(Message, self._respond, self._knows))
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self._plans.clear()
-        await self._streams.incoming.end(Service.HOPS)
+        await self._streams.incoming.end(MemberService.HOPS)
 
     @property
     def plans(self) -> Mapping[str, PlanMembers]:
@@ -115,7 +115,7 @@ class TensorTransport:
         """
         try:
             await self._streams.ask(
-                peer_id, Service.HOPS, message, type(None), timeout_s=timeout_s, payload=payload,
+                peer_id, MemberService.HOPS, message, type(None), timeout_s=timeout_s, payload=payload,
                 pace=self._pace,
             )  # fmt: skip
         except MemberRefused as refused:

@@ -5,14 +5,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from swarmnode.extensions.pipeline.wire.frames import AnswerFrame, decode, encode, framed, receive_prefix
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.network.streams import ByteStream
 
 T = TypeVar("T")
 
 
 async def write(
-    stream: ByteStream, service: Service, message: Any, *more: bytes, timeout_s: float = 5.0
+    stream: ByteStream, service: MemberService, message: Any, *more: bytes, timeout_s: float = 5.0
 ) -> None:
     """Asks, with bytes behind the message."""
     body = message if isinstance(message, bytes) else encode(message)

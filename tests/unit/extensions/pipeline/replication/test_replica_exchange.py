@@ -29,7 +29,7 @@ from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaEx
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity import keys
 from swarmnode.identity.keys import NodeKey, seal
 from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
@@ -298,7 +298,7 @@ async def test_bytes_beyond_those_that_belong_to_the_head_are_not_read() -> None
 
 async def test_a_head_without_end_is_not_read() -> None:
     async def play(liar: Liar, stream: ByteStream, question: Any) -> None:
-        await stream.send(framed(Service.GRADIENTS, b"")[:6] + (2**31).to_bytes(4, "big"))
+        await stream.send(framed(MemberService.GRADIENTS, b"")[:6] + (2**31).to_bytes(4, "big"))
         await stream.discard()
 
     results = await against(play)
@@ -476,7 +476,9 @@ async def test_strangers_and_other_stages_are_told_nothing() -> None:
 async def test_what_is_no_question_is_refused() -> None:
     async with replicas(2, honest=1) as (exchanges, hosts):
         stream = await hosts[1].open_stream(KEYS[0].peer_id, PROTOCOL)
-        await raw_wire.write(stream, Service.GRADIENTS, encode(["gradients", PLAN, 1, -4, KEYS[0].peer_id]))
+        await raw_wire.write(
+            stream, MemberService.GRADIENTS, encode(["gradients", PLAN, 1, -4, KEYS[0].peer_id])
+        )
         assert (await raw_wire.answer_on(stream)).refused is not None
         stream.close()
         assert exchanges[0]._streams.incoming.refused == {ContributionFault.MALFORMED: 1}

@@ -10,7 +10,7 @@ from swarmnode.extensions.pipeline.replication.contributions import contribute
 from swarmnode.extensions.pipeline.replication.gradient_exchange import ContributionBounds, ContributionFault
 from swarmnode.extensions.pipeline.replication.replica_answers import MAX_WAITING, AnswerScope
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.replication.test_replica_exchange import (
     ABOUT,
@@ -44,7 +44,7 @@ async def test_only_replicas_ask_and_not_for_what_is_far_away() -> None:
         async def ask(asker: int, iteration: int, plan: str = PLAN) -> None:
             stream = await hosts[asker].open_stream(hosts[0].peer_id, PROTOCOL)
             question = AskDigest(plan=plan, stage=1, iteration=iteration)
-            await raw_wire.write(stream, Service.GRADIENTS, question)
+            await raw_wire.write(stream, MemberService.GRADIENTS, question)
 
         refused = exchanges[0]._streams.incoming.refused
         await ask(2, 4)

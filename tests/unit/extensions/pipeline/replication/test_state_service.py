@@ -28,7 +28,7 @@ from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_s
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from tests.unit.extensions.pipeline import raw_wire
@@ -340,7 +340,7 @@ async def test_strangers_are_told_nothing_and_noise_is_counted() -> None:
         assert await stranger.find(ids(hosts[:1])) == []
         assert refused == {"not_a_member": 1}
         stream = await hosts[1].open_stream(hosts[0].peer_id, PROTOCOL)
-        await raw_wire.write(stream, Service.STATES, b"\xc1noise")
+        await raw_wire.write(stream, MemberService.STATES, b"\xc1noise")
         assert (await raw_wire.answer_on(stream)).refused is not None
         stream.close()
         assert refused == {"not_a_member": 1, "malformed": 1}

@@ -31,7 +31,7 @@ from swarmnode.extensions.pipeline.wire.incoming_streams import Reply, WireLimit
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
@@ -127,7 +127,7 @@ def test_the_largest_step_fits_into_a_frame() -> None:
         forks=tuple((row, (row + 1) % rows, 1 << 19) for row in range(rows)), tensor=header(rows),
         path=tuple(range(60)),
     )  # fmt: skip
-    assert len(encode(largest)) <= SERVICES[Service.GENERATION].max_message_bytes
+    assert len(encode(largest)) <= SERVICES[MemberService.GENERATION].max_message_bytes
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ async def test_a_node_that_does_nothing_is_found_by_asking() -> None:
 async def test_a_step_that_is_lost_between_two_that_answer_is_brought_again() -> None:
     async with members() as (_, nodes):
         incoming = nodes[2]._streams.incoming
-        real = incoming._handlers[Service.GENERATION]
+        real = incoming._handlers[MemberService.GENERATION]
 
         async def swallow(asked: Any) -> Reply:
             if isinstance(asked.message, FeedQuestion):
@@ -276,11 +276,11 @@ async def test_a_step_that_is_lost_between_two_that_answer_is_brought_again() ->
             async with asked.payload():
                 return Reply()
 
-        incoming.begin(Service.GENERATION, replace(real, respond=swallow))
+        incoming.begin(MemberService.GENERATION, replace(real, respond=swallow))
         assert await send_around(nodes[0]) == Stopped(
             StopReason.FORGOTTEN, None, "nothing came around within 0.5 s"
         )
-        incoming.begin(Service.GENERATION, real)
+        incoming.begin(MemberService.GENERATION, real)
         assert isinstance(await send_around(nodes[0], session=2), torch.Tensor)
 
 
@@ -304,17 +304,17 @@ async def test_strangers_are_told_nothing_and_members_of_another_plan_that_we_ar
         assert refused(nodes[1]) == {"not_a_member": 1}
         await send_around(nodes[0])
         other = await hosts[0].open_stream(hosts[1].peer_id, PROTOCOL)
-        await raw_wire.write(other, Service.GENERATION, FeedQuestion("cd" * 32, 1))
+        await raw_wire.write(other, MemberService.GENERATION, FeedQuestion("cd" * 32, 1))
         told = decode(StepProgress, (await raw_wire.answer_on(other)).content)
         assert told == StepProgress(False, False, assigned=False)
 
 
 async def test_a_member_that_sends_nonsense_loses_its_stream_and_nothing_else_happens() -> None:
     async with members() as (hosts, nodes):
-        too_large = bytes(SERVICES[Service.GENERATION].max_message_bytes + 1)
+        too_large = bytes(SERVICES[MemberService.GENERATION].max_message_bytes + 1)
         for data, reason in ((too_large, "too_large"), (b"\xc1", "malformed")):
             stream = await hosts[2].open_stream(hosts[1].peer_id, PROTOCOL)
-            await raw_wire.write(stream, Service.GENERATION, data)
+            await raw_wire.write(stream, MemberService.GENERATION, data)
             assert not (await raw_wire.answer_on(stream)).keep
             stream.close()
             assert refused(nodes[1])[reason] == 1
@@ -324,7 +324,7 @@ async def test_a_member_that_sends_nonsense_loses_its_stream_and_nothing_else_ha
 async def test_a_tensor_that_never_comes_gives_its_memory_back() -> None:
     async with members() as (hosts, nodes):
         stream = await hosts[0].open_stream(hosts[1].peer_id, PROTOCOL)
-        await raw_wire.write(stream, Service.GENERATION, step(), b"abc")
+        await raw_wire.write(stream, MemberService.GENERATION, step(), b"abc")
         await eventually(lambda: nodes[1]._streams.incoming.reserved_bytes > 0)
         await eventually(lambda: refused(nodes[1])["too_slow"] == 1)
         assert nodes[1]._streams.incoming.reserved_bytes == 0

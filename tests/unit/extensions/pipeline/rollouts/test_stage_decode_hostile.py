@@ -12,7 +12,7 @@ from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.rollouts.test_stage_decode import (
     PLAN,
@@ -31,7 +31,7 @@ async def say(host: Any, target: Any, message: Any, tensor: torch.Tensor | None 
     stream = await host.open_stream(target.peer_id, PROTOCOL)
     payload = encode(tensor, "none").payload if tensor is not None else NO_PAYLOAD
     sums = [checksum.to_bytes(4, "big") for checksum in payload.checksums]
-    await raw_wire.write(stream, Service.GENERATION, message, *sums, bytes(payload.data))
+    await raw_wire.write(stream, MemberService.GENERATION, message, *sums, bytes(payload.data))
     await raw_wire.answer_on(stream)
     stream.close()
 

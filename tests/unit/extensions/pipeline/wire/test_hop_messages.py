@@ -26,7 +26,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
 )
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_sender
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
-from swarmnode.extensions.pipeline.wire.services import LIMITS, Service
+from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberService
 
 PLAN = "ab" * 32
 OTHER = "cd" * 32
@@ -77,7 +77,7 @@ def test_the_longest_honest_message_is_within_the_bound():
         lengths=(1000,) * (MAX_SEQUENCES // 2) + (70_000,) * (MAX_SEQUENCES // 2),
         prompts=(None,) * (MAX_SEQUENCES // 2) + tuple(range(MAX_SEQUENCES // 2)),
     )
-    most = LIMITS[Service.HOPS].max_message_bytes
+    most = LIMITS[MemberService.HOPS].max_message_bytes
     assert decode(Message, encode(message)) == message
     assert len(encode(message)) <= most
     end = msgspec.structs.replace(FINISHED, back=((2**20, 63),) * MAX_BACK)

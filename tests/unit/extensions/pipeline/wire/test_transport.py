@@ -35,7 +35,7 @@ from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, ArrivalW
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
-from swarmnode.extensions.pipeline.wire.services import Service
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.extensions.pipeline.wire.transport import MAX_PLANS, TensorTransport
 from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
@@ -165,7 +165,7 @@ async def answer_on(stream: ByteStream) -> AnswerFrame:
 
 
 def said(message: Message, timeout_s: float = 5.0) -> bytes:
-    return framed(Service.HOPS, encode(message), timeout_s)
+    return framed(MemberService.HOPS, encode(message), timeout_s)
 
 
 async def refused_with(stream: ByteStream, *parts: bytes) -> Refusal:
@@ -525,10 +525,13 @@ async def test_a_sender_that_dribbles_its_message_is_cut_off():
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (framed(Service.HOPS, bytes(SERVICES[Service.HOPS].max_message_bytes + 1))[:10], Refusal.TOO_LARGE),
-        (framed(Service.HOPS, b"not msgpack", 5.0), Refusal.MALFORMED),
-        (framed(Service.HOPS, b"", 5.0), Refusal.MALFORMED),
-        (b"\x03" + framed(Service.HOPS, b" of tomorrow")[1:], Refusal.OTHER_VERSION),
+        (
+            framed(MemberService.HOPS, bytes(SERVICES[MemberService.HOPS].max_message_bytes + 1))[:10],
+            Refusal.TOO_LARGE,
+        ),
+        (framed(MemberService.HOPS, b"not msgpack", 5.0), Refusal.MALFORMED),
+        (framed(MemberService.HOPS, b"", 5.0), Refusal.MALFORMED),
+        (b"\x03" + framed(MemberService.HOPS, b" of tomorrow")[1:], Refusal.OTHER_VERSION),
     ],
 )
 async def test_what_is_no_message_is_refused_by_reason(data: bytes, reason: Refusal):
@@ -559,7 +562,7 @@ async def test_one_member_cannot_hold_more_than_its_streams():
 async def test_a_member_that_answers_nonsense_is_as_good_as_gone():
     message, payload = forward(2)
     async with members() as (alice, bob):
-        for nonsense in (framed(Service.HOPS, b"??"), b"\xff" * 10, b"\x02\x01" + b"\xff" * 8):
+        for nonsense in (framed(MemberService.HOPS, b"??"), b"\x02\x01" + b"\xff" * 8):
 
             async def babble(stream: ByteStream, nonsense: bytes = nonsense) -> None:
                 await stream.send(nonsense)
