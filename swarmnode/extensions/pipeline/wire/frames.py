@@ -10,6 +10,7 @@ other. Decoding makes a record within every bound of its service or refuses, bef
 what it announces.
 """
 
+import math
 import struct
 import zlib
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def decode(kind: type[_T], data: Any) -> _T:
 
 def framed(service: int, body: bytes, timeout_s: float = 0.0) -> bytes:
     """Return the frame of an encoded message, or of an answer."""
-    return _PREFIX.pack(VERSION, service, round(timeout_s * 1000), len(body)) + body
+    return _PREFIX.pack(VERSION, service, math.ceil(timeout_s * 1000), len(body)) + body
 
 
 async def receive_prefix(stream: ByteStream) -> Prefix:

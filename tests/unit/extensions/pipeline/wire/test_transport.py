@@ -41,6 +41,7 @@ from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 
 PLAN, NEXT_PLAN = "ab" * 32, "cd" * 32
+LARGEST = SERVICES[MemberService.HOPS].max_message_bytes
 LIMITS = WireLimits(
     max_in_flight=4, max_streams_per_peer=8,
     header_timeout_s=0.2, chunk_timeout_s=0.2, reply_timeout_s=0.5, max_inbound_bytes=6 * CHUNK_BYTES,
