@@ -31,10 +31,10 @@ from swarmnode.model.policy import Policy
 from swarmnode.rollout.decode.adapters.adapter import LoraPair, lost_share, merged_weight
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, SamplingParams
-from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.fake_engine import FakeEngine
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample

@@ -14,7 +14,7 @@ from swarmnode.model.policy import Policy
 from swarmnode.node.building.machine_memory import plan_for
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config, PolicyConfig, RolloutConfig, TrainingConfig
 from swarmnode.training.evaluation import collect
 from swarmnode.training.forward import Forward

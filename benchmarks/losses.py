@@ -30,12 +30,12 @@ from swarmnode.model.policy import Policy
 from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.judging.judged import ExampleStream
+from swarmnode.tasks.drawing.example_stream import ExampleStream
 from swarmnode.tasks.task import draw_held_out, score_strictly
 from swarmnode.training.evaluation import collect
 from swarmnode.training.trainer import Trainer

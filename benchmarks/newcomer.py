@@ -44,7 +44,7 @@ from sapo_swarms import SWARMS
 from sapo_worlds import MAX_TOKENS, tasks_of
 
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.node.catching_up import groups_to_borrow
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config

@@ -15,8 +15,9 @@ from contextlib import AsyncExitStack
 import msgspec
 from sapo_node import Clock, node_key
 
-from swarmnode.exchange.announcing import Composed, ModelLabel, compose
-from swarmnode.exchange.library.pages import (
+from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
+from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.library.library_pages import (
     LIBRARY_PROTOCOL,
     MAX_PAGE_HEADERS,
     MAX_PAGE_REQUEST_BYTES,
@@ -24,9 +25,8 @@ from swarmnode.exchange.library.pages import (
     PageRequest,
     PageRow,
 )
-from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
-from swarmnode.network.in_memory import MemoryNetwork
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.network.memory_network import MemoryNetwork
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.task import Task
 from swarmnode.types import Completion, Example, RolloutGroup
 

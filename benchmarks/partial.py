@@ -33,9 +33,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.types import Example, ExampleKey
 
 VOCAB = 99

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from swarmnode.rollout.engine import Engine, InFlight, Output, PolicyUpdate, Request
-from swarmnode.rollout.schedule.concurrency import gain_ceiling
+from swarmnode.rollout.schedule.concurrency_control import gain_ceiling
 
 TOLERANCE = 0.05
 """Relative errors beyond this count less and less: hiccups of a shared machine."""

@@ -31,9 +31,10 @@ from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.model.policy import Policy
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.tasks.task import draw_held_out, draw_train, score_strictly
 from swarmnode.training.evaluation import collect

@@ -29,6 +29,7 @@ from typing import Any, cast
 import pipeline_text
 import torch
 from common import arguments, middle, ratios, report
+from pipeline_emulated import EmulatedCompute, EmulatedLinks, links_of
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -37,24 +38,23 @@ from swarmnode.extensions.pipeline.execution.idle_budget import IdleSettings
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
 from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
-from swarmnode.extensions.pipeline.plans.instance import Instance
-from swarmnode.extensions.pipeline.plans.plan import Plan, digest
-from swarmnode.extensions.pipeline.plans.schedule import SearchBudget, schedule
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.replication.gradient_exchange import SoloExchange
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.loading import load_stage
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
-from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
-from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, links_of
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output, SamplingParams
-from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.types import Example, ExampleKey
 
 NODES = 6

@@ -26,24 +26,26 @@ import common  # noqa: F401  # before torch is loaded, for one thread
 import pipeline_text
 import psutil
 import torch
+from pipeline_emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, IterationReport, MemberSettings
-from swarmnode.extensions.pipeline.plans.instance import HOP_OVERHEAD_S, Instance
-from swarmnode.extensions.pipeline.plans.plan import Plan, digest
-from swarmnode.extensions.pipeline.plans.simulator import ScheduledWork, simulate
+from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.replication.gradient_exchange import AveragingSettings
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
+from swarmnode.extensions.pipeline.scheduling.simulator import ScheduledWork, simulate
 from swarmnode.extensions.pipeline.stages.loading import load_stage
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
-from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
-from swarmnode.extensions.pipeline.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
-from swarmnode.identity import keys
-from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.identity import key_file
+from swarmnode.network.daemon.p2pd_host import P2pdHost
 
+HOP_OVERHEAD_S = 0.35
+"""Time of a hop in the published instances, whatever its size."""
 LAYERS = 12
 WIDTH = 64
 TEXT = TextSettings(sequence_tokens=64, batch_sequences=4, heldout_share=0.0)
@@ -54,7 +56,7 @@ MESSAGE_BYTES = MICRO_BATCH_TOKENS * WIDTH * 2 + 400
 SETTINGS = MemberSettings(activations="fp16", gradients="fp16")
 PRELOADED = (
     "swarmnode.extensions.pipeline.execution.member",
-    "swarmnode.network.daemon.p2pd",
+    "swarmnode.network.daemon.p2pd_host",
     "transformers.models.llama.modeling_llama",
 )
 ANSWER_TIMEOUT_S = 120.0
@@ -185,7 +187,7 @@ def node_main(setup: Setup, node: int, pipe: Connection) -> None:
 
 async def _serve(setup: Setup, node: int, pipe: Connection) -> None:
     key_path = setup.keys / f"{node}.key"
-    key = keys.load_or_create(key_path)
+    key = key_file.load_or_create(key_path)
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(P2pdHost(key_path))
         streams = await stack.enter_async_context(MemberStreams(host))

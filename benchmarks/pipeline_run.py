@@ -38,14 +38,14 @@ from typing import Any
 import psutil
 from common import arguments, middle, report
 from pipeline_process import Part, Processes, Setup, first_model, most_waits_s
+from pipeline_study import find, find_full
 from transformers.utils.logging import disable_progress_bar
 
-from swarmnode.extensions.pipeline.plans.instance import Instance, agents, load_instance
-from swarmnode.extensions.pipeline.plans.placement import Effort as MapEffort
-from swarmnode.extensions.pipeline.plans.plan import Plan, violations
-from swarmnode.extensions.pipeline.plans.report import find, find_full
-from swarmnode.extensions.pipeline.plans.schedule import SearchBudget
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, load_instance
+from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
 INSTANCE = Path(__file__).parent / "instances" / "geo8_skip25.json"
 DISTURBED_SHARE = 0.02
@@ -63,18 +63,18 @@ class Effort:
     rounds: int
     scale: float
     plan: SearchBudget
-    placing: MapEffort
+    placing: PlacementEffort
     seeds: int
     """Searches of each kind: both pipelines get the best of as many."""
 
 
 FULL = Effort(
     ("skip33", "skip25", "skip50"), 4, 0.1, SearchBudget(steps=5_000),
-    MapEffort(starts=4, moves=5_000, judged=2, polish=200_000, schedule=200_000), seeds=3,
+    PlacementEffort(starts=4, moves=5_000, judged=2, polish=200_000, schedule=200_000), seeds=3,
 )  # fmt: skip
 QUICK = Effort(
     ("skip33",), 1, 0.06, SearchBudget(steps=2_000),
-    MapEffort(starts=3, moves=3_000, judged=1, polish=100_000, schedule=100_000), seeds=1,
+    PlacementEffort(starts=3, moves=3_000, judged=1, polish=100_000, schedule=100_000), seeds=1,
 )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def full_name(instance: Instance) -> str:
 
 def best_skip(instance: Instance, effort: Effort) -> Plan:
     searches = [(seed, placing) for seed in range(effort.seeds) for placing in (None, effort.placing)]
-    return fastest([find(instance, seed, effort.plan, placing).plan for seed, placing in searches])
+    return fastest([find(instance, seed, effort.plan, placing) for seed, placing in searches])
 
 
 def best_full(instance: Instance, effort: Effort) -> Plan:
@@ -187,10 +187,10 @@ def best_full(instance: Instance, effort: Effort) -> Plan:
     whole = replace(whole, waves=micro_batches // len(agents(whole)))
     candidates: list[Plan] = []
     for seed in range(effort.seeds):
-        own = find(whole, seed, effort.plan, effort.placing).plan
+        own = find(whole, seed, effort.plan, effort.placing)
         candidates.append(own)
         for each in (instance, own.instance):
-            candidates.append(find_full(each, micro_batches, seed, effort.plan).plan)
+            candidates.append(find_full(each, micro_batches, seed, effort.plan))
     return fastest(candidates)
 
 

@@ -1,6 +1,6 @@
 """Seconds of one pipeline iteration: the full pipeline, skipping by naive paths, and skipping by our plans.
 
-python benchmarks/pipeline_schedule.py [--instance FILE] [--averaging] [--quick] [--json FILE]
+python benchmarks/pipeline_schedule.py [--instance FILE] [--quick] [--json FILE]
 
 All variants process the same number of micro-batches on the same nodes, and are judged by the exact
 simulator; every plan is checked against every rule. Baselines get what can be done for them:
@@ -33,24 +33,16 @@ from statistics import median
 from typing import Any
 
 from common import arguments, middle, report
+from pipeline_bounds import free_map_bound_s, makespan_bound_s
+from pipeline_study import find_full, seconds_for
 
-from swarmnode.extensions.pipeline.plans.bounds import free_map_bound_s
-from swarmnode.extensions.pipeline.plans.instance import (
-    ACTIVATION_BYTES,
-    GRADIENT_BYTES,
-    HOP_OVERHEAD_S,
-    Instance,
-    agents,
-    load_instance,
-    with_averaging,
-)
-from swarmnode.extensions.pipeline.plans.micro_batch_routes import first_paths
-from swarmnode.extensions.pipeline.plans.moves import Draft, RandomMoves, apply
-from swarmnode.extensions.pipeline.plans.placement import search as search_map
-from swarmnode.extensions.pipeline.plans.plan import Plan, violations
-from swarmnode.extensions.pipeline.plans.report import find_full, seconds_for
-from swarmnode.extensions.pipeline.plans.schedule import Scheduled, SearchBudget, schedule
-from swarmnode.extensions.pipeline.plans.simulator import Simulator, simulate
+from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, load_instance
+from swarmnode.extensions.pipeline.scheduling.moves import Draft, RandomMoves, apply
+from swarmnode.extensions.pipeline.scheduling.placement import search as search_map
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
+from swarmnode.extensions.pipeline.scheduling.schedule import Scheduled, SearchBudget, schedule
+from swarmnode.extensions.pipeline.scheduling.simulator import Simulator, simulate
 
 INSTANCES = Path(__file__).parent / "instances"
 
@@ -75,8 +67,8 @@ def main() -> None:
     files = (
         [own.instance] if own.instance else sorted(INSTANCES.glob("*.json"), key=lambda f: -f.stat().st_size)
     )
-    figures: dict[str, Any] = {"seconds_per_search": effort.seconds, "averaging": own.averaging}
-    compared = [compare(prepared(file, own.averaging), file.stem, effort) for file in files]
+    figures: dict[str, Any] = {"seconds_per_search": effort.seconds}
+    compared = [compare(load_instance(file), file.stem, effort) for file in files]
     figures["instances"] = {file.stem: found for file, (_, _, found) in zip(files, compared, strict=True)}
     if not own.instance:
         figures["scale"] = dict(planning_at_scale(effort))
@@ -85,21 +77,11 @@ def main() -> None:
 
 
 def own_options() -> argparse.Namespace:
-    """Read `--instance` and `--averaging`, and take them off the command line."""
+    """Reads `--instance`, and takes it off the command line."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--instance", type=Path)
-    parser.add_argument("--averaging", action="store_true")
     found, sys.argv[1:] = parser.parse_known_args()
     return found
-
-
-def prepared(file: Path, averaging: bool) -> Instance:
-    instance = load_instance(file)
-    if not averaging or instance.averaging is not None:
-        return instance
-    return with_averaging(
-        instance, GRADIENT_BYTES, activation_bytes=ACTIVATION_BYTES, overhead_s=HOP_OVERHEAD_S
-    )
 
 
 Compared = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, Any]]
@@ -112,20 +94,19 @@ def compare(instance: Instance, name: str, effort: Effort) -> Compared:
         f"{name}: {instance.node_count} nodes, {len(instance.stages)} stages, {micro_batches} micro-batches"
     )
     runs: dict[str, list[float]] = {"full_s": [], "skip_s": [], "skip_free_map_s": [], "plan_cpu_s": []}
-    bound_s, map_cpu_s = 0.0, []
+    bound_s, map_cpu_s = makespan_bound_s(instance), []
     cut_s = {stages: best_cut_s(instance, stages, effort) for stages in range(2, instance.path_length + 1)}
     for seed in range(effort.seeds):
         budget = SearchBudget(seconds=effort.seconds)
-        full = checked_plan(find_full(instance, micro_batches, seed, budget).plan)
+        full = checked_plan(find_full(instance, micro_batches, seed, budget))
         runs["full_s"].append(seconds_for(full, micro_batches))
         started_s = time.process_time()
         found = checked(schedule(instance, seed=seed, budget=budget))
         runs["plan_cpu_s"].append(time.process_time() - started_s)
         runs["skip_s"].append(found.makespan_s)
-        bound_s = found.bound_s
         started_s = time.process_time()
-        free = search_map(instance, seed=seed)
-        improved = checked(schedule(free.instance, seed=seed, budget=budget, start=free.plan))
+        free = search_map(instance, seed=seed).plan
+        improved = checked(schedule(free.instance, seed=seed, budget=budget, start=free))
         map_cpu_s.append(time.process_time() - started_s)
         runs["skip_free_map_s"].append(improved.makespan_s)
     results = {key: middle(values) for key, values in runs.items()}
@@ -178,14 +159,13 @@ def best_cut_s(instance: Instance, stages: int, effort: Effort) -> float:
         forward_s=tuple(seconds * len(instance.stages) / stages for seconds in instance.forward_s),
         stages=tuple(tuple(nodes[stage::stages]) for stage in range(stages)),
         path_length=stages,
-        averaging=None,
     )
     micro_batches = len(agents(instance)) * instance.waves
     cut = replace(cut, waves=max(1, micro_batches // len(agents(cut))))
-    placed, budget = search_map(cut, seed=0), SearchBudget(seconds=effort.seconds / 2)
+    placed, budget = search_map(cut, seed=0).plan, SearchBudget(seconds=effort.seconds / 2)
     plans = (
-        find_full(placed.instance, micro_batches, 0, budget).plan,
-        schedule(placed.instance, seed=0, budget=budget, start=placed.plan).plan,
+        find_full(placed.instance, micro_batches, 0, budget),
+        schedule(placed.instance, seed=0, budget=budget, start=placed).plan,
     )
     return min(seconds_for(checked_plan(plan), micro_batches) for plan in plans)
 
@@ -250,9 +230,9 @@ def planning_at_scale(effort: Effort) -> Iterator[tuple[str, dict[str, float]]]:
         started_s = time.process_time()
         if seconds:
             found = checked(schedule(instance, seed=0, budget=SearchBudget(seconds=seconds)))
-            plan, bound_s = found.plan, found.bound_s
+            plan = found.plan
         else:
-            plan, bound_s = checked_plan(Plan(instance, tuple(first_paths(instance)))), 0.0
+            plan = checked_plan(Plan(instance, tuple(first_paths(instance))))
         cpu_s = time.process_time() - started_s
         greedy_s = simulate(Plan(instance, tuple(first_paths(instance)))).makespan_s
         row = {
@@ -260,7 +240,7 @@ def planning_at_scale(effort: Effort) -> Iterator[tuple[str, dict[str, float]]]:
             "micro_batches": plan.micro_batches,
             "greedy_s": greedy_s,
             "makespan_s": simulate(plan).makespan_s,
-            "bound_s": bound_s,
+            "bound_s": makespan_bound_s(instance) if seconds else 0.0,
         }
         print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
         yield name, {key: float(f"{value:.5g}") for key, value in row.items()}

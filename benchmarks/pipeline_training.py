@@ -37,17 +37,17 @@ from random import Random
 import torch
 from common import arguments, middle, report
 from pipeline_curves import Outcome, Point, as_figures, overtaken_at_share
+from pipeline_study import find_full, seconds_for
 from pipeline_text import END_TOKEN_ID, VOCABULARY, documents, encode
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
-from swarmnode.extensions.pipeline.plans.instance import Instance, load_instance
-from swarmnode.extensions.pipeline.plans.plan import Plan, violations
-from swarmnode.extensions.pipeline.plans.report import find_full, seconds_for
-from swarmnode.extensions.pipeline.plans.schedule import SearchBudget, schedule
+from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, load_instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
-from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 
 INSTANCE = Path(__file__).parent / "instances" / "geo20_skip33.json"
@@ -266,7 +266,7 @@ def first_pipeline(width: int, seed: int) -> LocalPipeline:
 def plans(budget: SearchBudget) -> dict[int, Plan]:
     """By path length, on the instance's own stage map; each checked against every rule."""
     instance = replace(load_instance(INSTANCE), waves=1)
-    found = {STAGES: find_full(instance, MICRO_BATCHES, 0, budget).plan}
+    found = {STAGES: find_full(instance, MICRO_BATCHES, 0, budget)}
     for length in (5, 4, 3):
         found[length] = planned(replace(instance, path_length=length), budget)
     found[SWAPPED] = planned(replace(instance, path_length=4, max_swaps=1), budget)

@@ -24,8 +24,8 @@ from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, ForwardHo
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
-from swarmnode.identity import keys
-from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.identity import key_file
+from swarmnode.network.daemon.p2pd_host import P2pdHost
 
 MIB = 1 << 20
 SIZES_MIB = (1, 8, 32)
@@ -71,7 +71,7 @@ async def time_transport(folder: Path, repeats: int) -> dict[str, list[float]]:
     rates: defaultdict[str, list[float]] = defaultdict(list)
     paths = [folder / "one.key", folder / "other.key"]
     for path in paths:
-        keys.load_or_create(path)
+        key_file.load_or_create(path)
     async with P2pdHost(paths[0]) as one, P2pdHost(paths[1]) as other:
         await one.connect((await other.addresses())[0])
         await other.serve(PLAIN, answer_nothing, max_request_bytes=64 * MIB)

@@ -22,9 +22,9 @@ from pathlib import Path
 from common import arguments, report
 
 from swarmnode.errors import HostDown
-from swarmnode.identity import keys
-from swarmnode.network.daemon.p2pd import P2pdHost
-from swarmnode.network.daemon.p2pd_supervisor import PROBE_INTERVAL_S
+from swarmnode.identity import key_file
+from swarmnode.network.daemon.daemon_supervisor import PROBE_INTERVAL_S
+from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.host import Subscription
 
 TOPIC = "/swarmnode/3/benchmark/rollouts/0"
@@ -33,7 +33,7 @@ ROUND_TIMEOUT_S = 60.0
 
 
 def new_host(folder: Path, name: str) -> P2pdHost:
-    keys.load_or_create(folder / f"{name}.key")
+    key_file.load_or_create(folder / f"{name}.key")
     return P2pdHost(folder / f"{name}.key")
 
 

@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, resolve_paths
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.building.assemble import LocalPolicy, exchange_settings, load_policy, longest_sequence
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.learner import Overlap
@@ -31,7 +31,8 @@ from swarmnode.tasks.task import Task
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.lessons import GroupLesson, Lessons
 from swarmnode.training.rules.rules import Sapo, adapts, groups_wanted, own_to_learn_from
-from swarmnode.training.rules.sharing_gauge import SharingGauge, needs_of
+from swarmnode.training.rules.sharing_gauge import SharingGauge
+from swarmnode.training.rules.task_marks import needs_of
 from swarmnode.types import RolloutGroup
 
 ROUND_S = 8.0

@@ -43,7 +43,7 @@ class Outcome:
     answers_a_round: int
     """Of one node, where nothing is over-sampled: what a round counts as."""
     levels: list[float] = field(default_factory=list[float])
-    """How often a node halved what it takes of others (training/sharing_gauge.py), mean over its rounds."""
+    """Halvings of what a node takes of others (training/rules/sharing_gauge.py), mean over its rounds."""
 
     @property
     def cumulative(self) -> float:

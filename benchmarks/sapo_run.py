@@ -23,7 +23,7 @@ from sapo_swarms import SWARMS
 from sapo_worlds import MAX_TOKENS, solved, tasks_of
 
 from swarmnode.machine.storage import builtin_folder
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config, presets
 from swarmnode.testing.attackers import ATTACKS, Attacker, injected_share

@@ -34,8 +34,8 @@ import swarmnode as sn
 from swarmnode.errors import TaskError
 from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.tasks.judging.task_process import IsolatedTask, isolate
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.task import Task
 
 EXAMPLES = """

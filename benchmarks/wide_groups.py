@@ -23,14 +23,14 @@ from tempfile import TemporaryDirectory
 
 from common import arguments, interleaved, middle, report
 
-from swarmnode.exchange.announcing import ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.limits import MAX_GROUP_SIZE, MAX_RAW_BODY_BYTES
 from swarmnode.exchange.messages import Announcement, Arrival
-from swarmnode.exchange.validation import BodyRules, check_body
-from swarmnode.identity.keys import NodeKey
+from swarmnode.exchange.validation.body_check import BodyRules, check_body
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.demonstration.tiny import build_quick_tiny
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import PolicyConfig
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task, draw_train

@@ -3,10 +3,9 @@
 import swarmnode as sn
 
 SETTINGS = {
-    "tasks.curriculum": True,
     "rollout.max_prompt_tokens": 256,  # the tiny policy of a machine without a GPU would have 64
     "tasks.system_prompt": "Think, then write your answer between <answer> and </answer>.",
 }
 
 if __name__ == "__main__":
-    print(sn.run("reasoning-gym:chain_sum", rounds=20, settings=SETTINGS))
+    print(sn.run("reasoning-gym:chain_sum?curriculum=true", rounds=20, settings=SETTINGS))

@@ -25,17 +25,11 @@ from swarmnode.node.showing.monitors import Monitor, checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings, advice_for_argument, load_settings
-from swarmnode.tasks.demonstrations import Demonstrations, GivenDemonstrations
+from swarmnode.tasks.drawing.demonstrations import Demonstrations, GivenDemonstrations
+from swarmnode.tasks.file_task import Draw
 from swarmnode.tasks.judging.rewards import named_rewards, with_weights
-from swarmnode.tasks.kinds.functions import (
-    RewardSpec,
-    Rows,
-    as_task,
-    measured_rows,
-    refuse_untrained,
-    rewarded,
-)
-from swarmnode.tasks.loader import Draw
+from swarmnode.tasks.kinds.rewarded_task import rewarded
+from swarmnode.tasks.kinds.script_objects import RewardSpec, Rows, as_task, measured_rows, refuse_untrained
 from swarmnode.tasks.rows import user_text
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, ExampleKey
@@ -410,7 +404,7 @@ def settings_of(
     folder = None if home is None else Path(home)
     named, loaded = (None, None) if model is None else (str(model), None)
     if model is not None and not isinstance(model, str | Path):
-        from swarmnode.model.given import folder_of_model
+        from swarmnode.model.model_folder import folder_of_model
 
         loaded = folder_of_model(model, tokenizer, resolve_paths(folder).models)
         named = str(loaded)

@@ -1,6 +1,6 @@
 """What the node knows of an engine before one is made: where it runs, what it takes, how to get it.
 
-registry.py -> [record_of, by_preference] -> rollout/select.py (which one), models.py, doctor,
+registry.py -> [record_of, by_preference] -> rollout/engine_choice.py (which one), models.py, doctor,
     node/building/machine_memory.py (its memory)
 
 A record needs no torch, so that a plan and a refusal cost nothing. It does not name the `Engine` that `make`

@@ -189,7 +189,7 @@ def workload(
 
 
 def expected_engine(config: Config, gpu: bool) -> EngineRecord:
-    """Returns the engine that rollout/select.py will take for a model that all of them can run."""
+    """Returns the engine that rollout/engine_choice.py will take for a model that all of them can run."""
     device, packed = "cuda" if gpu else "cpu", config.policy.quantization != "none"
     if config.rollout.engine != "auto":
         return record_of(config.rollout.engine)

@@ -41,7 +41,7 @@ SEAMS: Mapping[Kind, Seam] = {
             "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
         },
     ),
-    "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd:P2pdHost"}),
+    "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd_host:P2pdHost"}),
     "learner": Seam("node.learner", {"local": "swarmnode.node.policy_learner:PolicyLearner"}),
     "loss": Seam(
         "training.loss",
@@ -66,9 +66,9 @@ SEAMS: Mapping[Kind, Seam] = {
     "task": Seam(
         "--task",
         {
-            "hf": "swarmnode.tasks.kinds.data:load_data",
-            "reasoning-gym": "swarmnode.tasks.kinds.gym:load_gym",
-            "verifiers": "swarmnode.tasks.kinds.tasksets:load_taskset",
+            "hf": "swarmnode.tasks.kinds.data:DATA_SETS",
+            "reasoning-gym": "swarmnode.extensions.environments.gym_task:REASONING_GYM",
+            "verifiers": "swarmnode.extensions.environments.taskset_task:VERIFIERS",
         },
     ),
     "monitor": Seam(

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.node.showing.node_status import NodeStatus
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

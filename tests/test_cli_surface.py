@@ -36,7 +36,7 @@ SURFACE = {
     "task new": "file --environment",
     "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset"
     " --run --samples --seed --set",
-    "pipeline plan": "instance --averaging --free-map --gantt --json --out --seconds --seed --steps",
+    "pipeline plan": "instance --free-map --json --out --seconds --seed --steps",
     "identity show": "--home --json --policy",
     "identity export": "--home --policy",
     "identity import": "source --home --overwrite --policy",

@@ -18,8 +18,8 @@ import swarmnode
 from swarmnode.api import GivenTask, rewards_of, tasks_of
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.assemble import start_tasks
-from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.tasks.kinds.functions import RewardSpec
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.tasks.kinds.script_objects import RewardSpec
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import total_reward
 from tests.test_readme import task_of_the_readme

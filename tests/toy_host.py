@@ -3,8 +3,8 @@
 from itertools import count
 from pathlib import Path
 
-from swarmnode.identity.keys import load_or_create
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 
 NETWORK = MemoryNetwork(seed=0)
 PORTS = count(1)

@@ -32,7 +32,7 @@ IMPORTED = (
     "swarmnode.model.policy",
     "swarmnode.training.trainer",
     "swarmnode.rollout.decode.embedded",
-    "swarmnode.network.daemon.p2pd",
+    "swarmnode.network.daemon.p2pd_host",
     "swarmnode.extensions.pipeline.runtime.run_pipeline",
     "transformers.models.qwen3.modeling_qwen3",
     "peft",

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
 
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.announcing import Composed
-from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES
-from swarmnode.identity.keys import NodeKey
+from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, HASH_BYTES
+from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.multiaddr import address_to_bytes, peer_id_to_bytes, split_peer
 from swarmnode.network.rpc import READ_TIMEOUT_S
 

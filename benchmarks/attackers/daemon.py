@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarmnode.errors import NetworkError
-from swarmnode.identity.keys import NodeKey, load_or_create
-from swarmnode.network.daemon.p2pd_control import ControlClient, PeerAddresses, Stream
-from swarmnode.network.daemon.p2pd_process import (
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.daemon.control_client import ControlClient, PeerAddresses, Stream
+from swarmnode.network.daemon.daemon_process import (
     DaemonOptions,
     make_socket_folder,
     resolve_port,
     start_daemon,
 )
+from swarmnode.network.framing import encode_frame, read_frame
 from swarmnode.network.multiaddr import split_peer
-from swarmnode.network.rpc import encode_frame, read_frame
 
 CONNECT_TIMEOUT_S = 10.0
 LISTEN = "/ip4/127.0.0.1/tcp/0"

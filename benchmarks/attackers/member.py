@@ -25,11 +25,11 @@ from swarmnode.extensions.pipeline.membership.control import (
     seal_presence,
     topic_of,
 )
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, LinkCosts
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, LinkCosts
 from swarmnode.extensions.pipeline.wire.frames import AnswerFrame, decode, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.multiaddr import split_peer
 
 from .daemon import Identity

@@ -14,10 +14,11 @@ from itertools import islice
 
 import msgspec
 
-from swarmnode.exchange.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.messages import Answer, Body, encode_body, encode_header, hash_body
-from swarmnode.exchange.validation import HEADER_CONTEXT
-from swarmnode.identity.keys import NodeKey, seal
+from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
+from swarmnode.identity.envelope import seal
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, Example, FinishReason, RolloutGroup, one_span

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.planes import topic_of
-from swarmnode.identity.keys import NodeKey
+from swarmnode.exchange.gossip.header_gossip import topic_of
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.multiaddr import split_peer
 
 from .daemon import MAX_FRAME_BYTES, Identity, identity

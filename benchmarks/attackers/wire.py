@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.framing import decode_uvarint, encode_frame, encode_uvarint
 from swarmnode.network.multiaddr import peer_id_to_bytes
-from swarmnode.network.rpc import decode_uvarint, encode_frame, encode_uvarint
 
 GOSSIP = "/meshsub/1.1.0"
 KADEMLIA = "/ipfs/kad/1.0.0"

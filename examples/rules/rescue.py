@@ -1,6 +1,6 @@
 """Rule `rescue`: a stranger's right answer takes the place of a failure of ours on the same example.
 
-own groups without a right answer -> wait for somebody's success on the same example (exchange/helping.py asks
+own groups without a right answer -> wait for somebody's success on the same example (gossip/helping.py asks
 for it) -> [Rescue] -> Lessons: our failures with the advantages of the mixed group, and the success
 
     PYTHONPATH=examples swarmnode join --set exchange.rule=rules.rescue:Rescue
@@ -9,7 +9,7 @@ After PubSwap and SGT. A stranger's group says little about us: its mean would b
 success among 64 would be worth 7.9. So a failure of our own group is swapped for the success, and advantages
 are those of the mixed group, at most those of a lone success of our own. No other foreign text is learned
 from. Our failures end with our end of text, so the success does too: without, our end of text would be what
-tells wrong from right (exchange/validation.py).
+tells wrong from right (exchange/validation/body_check.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from swarmnode.training.losses import group_advantages, standardised
 from swarmnode.training.rules.book import BookCandidate, Mend
 from swarmnode.training.rules.book_rule import full_answers
 from swarmnode.training.rules.lessons import GroupLesson, Lessons, Replay, Rule, SharingRule, pack, unpack
-from swarmnode.training.rules.sharing_gauge import Saved, TaskMarks, needs_of
+from swarmnode.training.rules.task_marks import Saved, TaskMarks, needs_of
 from swarmnode.types import ExampleKey, RolloutGroup, in_turns
 
 MAX_WAITING = 256

@@ -16,7 +16,7 @@ def show(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
     """Print peer id and name; the key is made at the first call."""
     import msgspec
 
-    from swarmnode.identity.keys import load_or_create
+    from swarmnode.identity.key_file import load_or_create
 
     path = resolve_paths(home).policy(policy).identity
     key = load_or_create(path)
@@ -31,7 +31,7 @@ def show(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
 @app.command()
 def export(policy: Policy = 0, home: Home = None) -> None:
     """Print the key as one line. Whoever has that line is this node: keep it secret."""
-    from swarmnode.identity.keys import export_key
+    from swarmnode.identity.key_file import export_key
 
     typer.echo(export_key(resolve_paths(home).policy(policy).identity))
 
@@ -48,7 +48,7 @@ def import_(
     home: Home = None,
 ) -> None:
     """Install an exported key. A node must not be running on the present one."""
-    from swarmnode.identity.keys import import_key
+    from swarmnode.identity.key_file import import_key
     from swarmnode.node.building.node_process import IdentityLock
 
     path = resolve_paths(home).policy(policy).identity

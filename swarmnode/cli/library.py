@@ -9,7 +9,7 @@ from swarmnode.cli.settings import Assignments, Home, Json, Policy
 from swarmnode.machine.storage import resolve_paths
 
 if TYPE_CHECKING:
-    from swarmnode.exchange.library.files import LibraryReport
+    from swarmnode.exchange.library.library_files import LibraryReport
 
 app = typer.Typer(
     help="Show, export and import the right answers of this node's book, as their authors signed them.",
@@ -42,7 +42,7 @@ def show(
     """
     from contextlib import ExitStack
 
-    from swarmnode.exchange.library.files import Judging, look_through
+    from swarmnode.exchange.library.library_files import Judging, look_through
 
     paths = resolve_paths(home).policy(policy)
     path = _existing(file or paths.library)
@@ -62,7 +62,7 @@ def export(
     home: Home = None,
 ) -> None:
     """Write this home's library to a file, without rows that are damaged. A node may be running."""
-    from swarmnode.exchange.library.files import copy_verified
+    from swarmnode.exchange.library.library_files import copy_verified
 
     report = copy_verified(_existing(resolve_paths(home).policy(policy).library), file)
     typer.echo(f"wrote {report.rows} groups of {len(report.authors)} authors to {file}")
@@ -81,7 +81,7 @@ def import_(
     """
     from contextlib import nullcontext
 
-    from swarmnode.exchange.library.files import add_verified
+    from swarmnode.exchange.library.library_files import add_verified
     from swarmnode.node.building.node_process import IdentityLock
 
     paths = resolve_paths(home).policy(policy)
@@ -112,7 +112,7 @@ def _tasks(stack: Any, names: list[str], home: Path | None, set_: list[str] | No
 
 
 def _print(path: Path, report: "LibraryReport", *, judged: bool) -> None:
-    from swarmnode.identity.keys import memorable_name
+    from swarmnode.identity.memorable_name import memorable_name
     from swarmnode.printable import printable
 
     typer.echo(f"{path}: {report.rows} groups, {report.answers} answers, {report.size_bytes / 1e6:.1f} MB")

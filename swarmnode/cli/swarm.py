@@ -10,7 +10,7 @@ from swarmnode.errors import ConfigError, NetworkError
 from swarmnode.machine.storage import Paths, resolve_paths
 
 if TYPE_CHECKING:
-    from swarmnode.identity.keys import NodeKey
+    from swarmnode.identity.node_key import NodeKey
     from swarmnode.network.private.swarm_record import SwarmRecord
 
 app = typer.Typer(invoke_without_command=True)
@@ -143,7 +143,7 @@ def members(swarm: Swarm = None, home: Home = None, json: Json = False) -> None:
 
     import msgspec
 
-    from swarmnode.identity.keys import memorable_name
+    from swarmnode.identity.memorable_name import memorable_name
     from swarmnode.node.showing.panel import age
 
     paths = resolve_paths(home)
@@ -214,7 +214,7 @@ def publishers(
 
 
 def _founder(paths: Paths) -> "NodeKey":
-    from swarmnode.identity.keys import load_or_create
+    from swarmnode.identity.key_file import load_or_create
 
     return load_or_create(paths.identity)
 

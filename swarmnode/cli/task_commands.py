@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from swarmnode.node.first_answers import FirstAnswers
     from swarmnode.settings.config import TasksConfig
     from swarmnode.tasks.workbench.check import TaskReport
-    from swarmnode.tasks.workbench.portrait import ShownExample, TaskPortrait
+    from swarmnode.tasks.workbench.task_description import ShownExample, TaskDescription
     from swarmnode.types import Example
 
 app = typer.Typer(help="List, look at, check, try and begin tasks.", no_args_is_help=True)
@@ -43,7 +43,7 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
 @app.command("list")
 def list_(json: Json = False) -> None:
     """Print the built-in tasks with an example of each, and what else --task takes."""
-    from swarmnode.tasks.catalogue import TASK_FORMS, builtin_tasks
+    from swarmnode.tasks.catalogue import builtin_tasks, task_forms
 
     samples = [(task.name, task.version, next(iter(task.examples(0))).prompt) for task in builtin_tasks()]
     if json:
@@ -52,7 +52,7 @@ def list_(json: Json = False) -> None:
                 "tasks": [{"name": n, "version": v, "prompt": prompt} for n, v, prompt in samples],
                 "forms": [
                     {"form": form.written, "means": form.means, "needs": form.needs, "ready": form.installed}
-                    for form in TASK_FORMS
+                    for form in task_forms()
                 ],
             }
         )
@@ -60,7 +60,7 @@ def list_(json: Json = False) -> None:
     for name, _, prompt in samples:
         typer.echo(f"{name:10} {prompt.partition(chr(10))[0]}")
     typer.echo("\n--task takes")
-    for form in TASK_FORMS:
+    for form in task_forms():
         missing = "" if form.installed else f" (needs {form.needs}, which is not installed)"
         typer.echo(f"  {form.written:25} {form.means}{missing}")
 
@@ -82,11 +82,11 @@ def show(
     settings are those of a node: its sandbox, its limits, its rewards of data sets.
     """
     tasks = _settings_for(task, home, preset, config, set_)
-    from swarmnode.node.building.assemble import specs_of
-    from swarmnode.tasks.workbench.portrait import portraits_of
+    from swarmnode.tasks.data_settings import specs_of
+    from swarmnode.tasks.workbench.task_description import descriptions_of
 
     (spec,) = specs_of(tasks)
-    portraits = portraits_of(
+    portraits = descriptions_of(
         spec,
         seed=seed,
         count=count,
@@ -194,7 +194,7 @@ def check(
     training.
     """
     tasks = _settings_for(task, home, preset, config, set_)
-    from swarmnode.node.building.assemble import specs_of
+    from swarmnode.tasks.data_settings import specs_of
     from swarmnode.tasks.workbench.check import check_task
 
     (spec,) = specs_of(tasks)
@@ -299,7 +299,7 @@ def _number(value: float | None, spec: str) -> str:
     return "unknown" if value is None else format(value, spec)
 
 
-def _portray(portrait: "TaskPortrait") -> Iterator[str]:
+def _portray(portrait: "TaskDescription") -> Iterator[str]:
     yield f"task {portrait.name}, version {portrait.version}"
     yield f"  rewards   {', '.join(portrait.rewards)}"
     share = f"{portrait.held_out_share:.1%} of {portrait.drawn} examples"

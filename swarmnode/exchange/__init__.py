@@ -1,13 +1,9 @@
 """SAPO: tell the swarm which answers we found, train on answers that others found.
 
-messages      what travels, and how it is packed
-limits        settings, bounds, and the reasons for which something is dropped
-planes        signed headers by gossip, bodies by request
-announcing    what is published, and the short way between the policies of one process
-validation    from untrusted bytes to a group that was scored on this machine
-inbox         what came in: headers to fetch, groups for the trainer
-selection     which of them, and which hard examples of others we answer, too
-fetcher       bodies of the chosen headers, checked, judged, buffered
-reputation    who may speak, and what became of everything; record keeps it over restarts
-exchange      all of it as one object
+exchange    all of it as one object; beside it its settings, bounds, messages, and reasons to drop something
+gossip/     signed headers: announced, heard and pooled; asking for help
+bodies/     the answers behind headers: which to fetch, from whom, handed on, buffered for the trainer
+validation/ from untrusted bytes to a group that was scored on this machine
+peers/      who may speak, what became of everything, and what of it outlives a restart
+library/    right answers for whoever comes later
 """

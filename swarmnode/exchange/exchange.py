@@ -1,6 +1,12 @@
 """The exchange as one object: publish own groups, collect those of others.
 
-rollout -> [publish] -> the swarm, and the other policies of this process -> [collect] -> trainer
+own groups -> [Exchange.publish] -> Publisher -> HeaderGossip -> the swarm -> Inbox -> HeaderPool
+                                        `-> BodyStore -> BodyTransfer -> the swarm    |
+trainer <- [Exchange.collect] <- ReplayBuffer <- Fetcher <- BodyTransfer <------------+
+
+Three actors on one ground (ExchangeContext): the publisher says what is ours, the inbox hears what others
+say, the fetcher gets and judges what the trainer has use for. Beside them a gate keeps banned peers out, a
+recorder keeps what must outlive a restart, and the library lends and borrows right answers.
 
 Headers of everybody are heard and pooled; bodies are fetched only as far as the trainer has use for them (J a
 round and a small reserve), so the cost of taking part grows with J and not with the swarm. A peer can cost us
@@ -16,37 +22,46 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
-from swarmnode.exchange.announcing import Composed, ModelLabel, Neighbourhood, compose, give, resealed
-from swarmnode.exchange.fetcher import Fetcher
-from swarmnode.exchange.helping import Helping, help_topic_of, rarely_right
-from swarmnode.exchange.inbox import HeaderPool, Inbox, ReplayBuffer, SavedGroup, read_snapshot
-from swarmnode.exchange.library.borrower import ExchangeParts
+from swarmnode.errors import ConfigError, IdentityError, Rejected
+from swarmnode.exchange.bodies.body_transfer import BodyTransfer
+from swarmnode.exchange.bodies.fetcher import Fetcher
+from swarmnode.exchange.bodies.replay_buffer import ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_context import ExchangeContext
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.exchange_stats import ExchangeStats
+from swarmnode.exchange.gossip.announcing import ModelLabel
+from swarmnode.exchange.gossip.header_gossip import HeaderGossip, shard_of, topics_to_listen_to
+from swarmnode.exchange.gossip.header_pool import HeaderPool
+from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.exchange.gossip.inbox import Inbox
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
+from swarmnode.exchange.gossip.publisher import Publisher
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
-from swarmnode.exchange.limits import (
-    HEADERS_BURST,
-    HEADERS_PER_S,
-    MAX_NAME_CHARS,
-    PACE,
-    ExchangeSettings,
-    Reason,
+from swarmnode.exchange.limits import MAX_NAME_CHARS
+from swarmnode.exchange.messages import Announcement, hash_body
+from swarmnode.exchange.peers.connection_gate import ConnectionGate
+from swarmnode.exchange.peers.exchange_record import (
+    FORMAT,
+    Record,
+    Recorder,
+    load,
+    restore_standings,
+    saved_standings,
 )
-from swarmnode.exchange.messages import Announcement, Arrival, hash_body
-from swarmnode.exchange.planes import BodyPlane, HeaderPlane, shard_of, topics_to_listen_to
-from swarmnode.exchange.record import FORMAT, Door, Record, Recorder, load, restore_standings, saved_standings
-from swarmnode.exchange.reputation import ExchangeStats, Ledger, Reputation, TokenBucket
-from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header, require_exchanged
-from swarmnode.identity.keys import NodeKey
+from swarmnode.exchange.peers.ledger import Ledger
+from swarmnode.exchange.peers.reputation import Reputation
+from swarmnode.exchange.validation.body_check import BodyRules, Encode, PromptIds
+from swarmnode.exchange.validation.episode_reader import EncodeTurns
+from swarmnode.exchange.validation.header_check import check_header
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host, Message
-from swarmnode.tasks.task import Task, is_environment
+from swarmnode.tasks.task import Task
 from swarmnode.types import ExampleKey, RolloutGroup
-
-if TYPE_CHECKING:
-    from swarmnode.exchange.playback import EncodeTurns
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +92,7 @@ class Exchange:
         rng: random.Random | None = None,
         neighbourhood: Neighbourhood | None = None,
         record: Path | None = None,
-        encode_turns: "EncodeTurns | None" = None,
+        encode_turns: EncodeTurns | None = None,
         shelf: Shelf | None = None,
     ) -> None:
         """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt,
@@ -87,77 +102,51 @@ class Exchange:
         banned over restarts; None: it is forgotten. `shelf`: where the groups are kept that our book has
         answers of; None: there is no library."""
         _check_names(tasks)
-        self._host = host
-        self._key = key
-        self._settings = settings
-        self._model = ModelLabel(model_family[:MAX_NAME_CHARS], model_size)
-        self._clock = clock
-        self._rng = rng or random.Random()
-        self._tasks = tasks
-        self._neighbourhood = Neighbourhood() if neighbourhood is None else neighbourhood
-        self._policy_version = 0
-        self._pace = TokenBucket(rate_per_s=PACE * HEADERS_PER_S, burst=PACE * HEADERS_BURST)
-        self._serving = False
-        self._host_was_down = False
+        self._host, self._key, self._settings, self._clock = host, key, settings, clock
+        self._neighbourhood = neighbourhood or Neighbourhood()
         self._ledger = Ledger(Reputation(), clock, on_ban=self._shut_out)
+        self._context = context = ExchangeContext(
+            host, key, tasks, settings, self._ledger, clock, rng or random.Random(), self._neighbourhood
+        )
+        requests = {help_topic_of(settings.swarm, shard_of(task, settings.shards)) for task in tasks}
+        rollouts = topics_to_listen_to(settings, tasks)
+        self._requests = frozenset(requests)
+        self._gossip = HeaderGossip(host, settings, (*rollouts, *sorted(requests)), self._hear)
+        in_library = (lambda body_hash: None) if shelf is None else shelf.body
+        self._bodies = BodyTransfer(
+            host, settings, self._ledger, clock=clock, rng=context.rng, in_library=in_library
+        )
+        self._publisher = Publisher(
+            context,
+            self._gossip,
+            self._bodies.own,
+            shelf,
+            ModelLabel(model_family[:MAX_NAME_CHARS], model_size),
+        )
         self._pool = HeaderPool()
+        self._inbox = Inbox(context, self._pool, on_admitted=lambda _: self._fetcher.wake())
         self._buffer = ReplayBuffer(
             settings.buffer_groups, max_age_s=settings.max_age_s, max_age_versions=settings.max_age_versions
         )
-        self._bodies = BodyPlane(
-            host,
-            settings,
-            self._ledger,
-            clock=clock,
-            rng=self._rng,
-            in_library=(lambda body_hash: None) if shelf is None else shelf.body,
+        rules = BodyRules(
+            tasks,
+            encode,
+            prompt_ids,
+            max_prompt_tokens=settings.max_prompt_tokens,
+            max_completion_tokens=settings.max_completion_tokens,
+            answers_per_group=settings.answers_per_group,
+            encode_turns=encode_turns,
         )
         self._fetcher = Fetcher(
-            host,
-            self._bodies,
-            self._pool,
-            self._buffer,
-            self._ledger,
-            settings=settings,
-            rules=BodyRules(
-                tasks,
-                encode,
-                prompt_ids,
-                max_prompt_tokens=settings.max_prompt_tokens,
-                max_completion_tokens=settings.max_completion_tokens,
-                answers_per_group=settings.answers_per_group,
-                encode_turns=encode_turns,
-            ),
-            arrive=self._arrive,
-            rng=self._rng,
-            is_neighbour=self._neighbourhood.__contains__,
-            on_accepted=self._accepted,
+            context, self._bodies, self._pool, self._buffer, rules, on_accepted=self._accepted
         )
-        self.library: SwarmLibrary | None = None
+        self.library = None if shelf is None else SwarmLibrary(shelf, context, self._bodies, self._fetcher)
         """Right answers that can be had later. None: this node takes no part in it."""
-        if shelf is not None:
-            parts = ExchangeParts(
-                host, self._bodies, self._fetcher, self._ledger, settings, tasks, self._arrive, self._rng
-            )
-            self.library = SwarmLibrary(shelf, parts)
-        self._inbox = Inbox(
-            self._pool,
-            self._ledger,
-            settings=settings,
-            tasks=tasks,
-            arrive=self._arrive,
-            on_admitted=self._admitted,
-            is_neighbour=self._neighbourhood.__contains__,
-        )
-        self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._hear)
-        self._helping = Helping(key, settings, tasks, clock, self._rng)
-        self._asked_for_help = asyncio.Event()
-        topics = {help_topic_of(settings.swarm, shard_of(task, settings.shards)) for task in tasks}
-        self._help = HeaderPlane(host, settings, tuple(sorted(topics)), self._hear_request)
-        self._door = Door(host, self._banned_for_s, self._bodies.is_connected_to)
+        self._gate = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()
+        self._serving = False
 
     async def __aenter__(self) -> Self:
         if self._host.peer_id != self._key.peer_id:
@@ -195,24 +184,7 @@ class Exchange:
         The other policies of this process have them directly, and where nobody else is, that is all.
         """
         self._fetcher.has_answered(group.example.key for group in groups)
-        outside = not groups or await self._is_heard_outside()
-        for group in groups:
-            try:
-                composed = self._composed(group)
-                self._shelve(composed)
-                if outside:
-                    await self._announce(composed)
-                    self._helping.found(group, composed.header)
-                self._ledger.published += 1
-            except Rejected as rejected:
-                self._ledger.unpublished[rejected.reason] += 1
-                if rejected.reason == Reason.ZERO_ADVANTAGE and self.library is not None:
-                    self._shelve_what_is_right(group)
-            except NetworkError as error:
-                self._ledger.unpublished[Reason.HOST_DOWN] += 1
-                self._note_host(error)
-            else:
-                self._note_host(None)
+        await self._publisher.publish(groups)
 
     async def collect(self, j: int, policy_version: int, deadline_s: float) -> list[RolloutGroup]:
         """Draws up to `j` accepted groups of others, drawn uniformly within the shares of their authors.
@@ -220,9 +192,9 @@ class Exchange:
         Waits at most `deadline_s`, and only for groups that are announced or on their way, not for ones that
         somebody may announce later. No fault of a peer or of the network is raised here.
         """
-        self._policy_version = policy_version
+        self._context.policy_version = policy_version
         self._fetcher.want(j)
-        if self._fetcher.drawable(j) < j and await self._is_anybody_there():
+        if self._fetcher.drawable(j) < j and await self._context.is_anybody_there():
             with suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s):
                     await self._fetcher.wait_for(j)
@@ -235,29 +207,12 @@ class Exchange:
         """Ask the swarm about tasks, by one example of each of which no answer in these groups was right.
 
         Returns the tasks that it asked about: none where nobody would hear it."""
-        asked = set[str]()
-        if self._settings.private or not groups or not await self._is_anybody_there():
-            return asked
-        by_task: dict[str, list[RolloutGroup]] = {}
-        for group in rarely_right(groups):
-            by_task.setdefault(group.example.key.task, []).append(group)
-        for task, stuck in by_task.items():
-            answers = sum(len(group.completions) for group in stuck)
-            one = self._rng.choice(stuck)
-            sealed = self._helping.ask(task, one.example.key.version, answers, one.example.key)
-            if sealed is None:
-                continue
-            topic = help_topic_of(self._settings.swarm, shard_of(task, self._settings.shards))
-            with suppress(NetworkError):  # Whoever finds no network is told so when it announces.
-                await self._host.publish(topic, sealed)
-                self._ledger.bytes_out += len(sealed)
-                asked.add(task)
-        return asked
+        return await self._publisher.ask_for_help(groups)
 
     def asked_of_us(self, count: int) -> list[ExampleKey]:
         """Finds at most `count` examples that others asked for help with and that we should answer, too; none
         comes twice, and none that we have answered."""
-        wanted = self._helping.to_try(count, self._fetcher.answered)
+        wanted = self._publisher.helping.to_try(count, self._fetcher.answered)
         self._fetcher.has_answered(wanted)
         return wanted
 
@@ -273,7 +228,7 @@ class Exchange:
 
     def snapshot(self) -> bytes:
         """The accepted groups that still wait, for a checkpoint."""
-        return self._buffer.snapshot(self._policy_version)
+        return self._buffer.snapshot(self._context.policy_version)
 
     def restore(self, data: bytes) -> None:
         """Take up the groups of a snapshot. They are checked and scored again before they are used.
@@ -281,7 +236,7 @@ class Exchange:
         To be called before the exchange starts. Raises CheckpointError when the snapshot cannot be read.
         """
         snapshot = read_snapshot(data)
-        self._policy_version = snapshot.policy_version
+        self._context.policy_version = snapshot.policy_version
         for saved in snapshot.groups:
             try:
                 self._readmit(saved)
@@ -294,7 +249,7 @@ class Exchange:
             headers_seen=ledger.headers_seen,
             headers_accepted=ledger.headers_accepted,
             headers_waiting=len(self._pool),
-            headers_overflowed=self._headers.overflowed,
+            headers_overflowed=self._gossip.overflowed,
             fetched=ledger.fetched,
             accepted=ledger.accepted,
             drawn=ledger.drawn,
@@ -311,19 +266,18 @@ class Exchange:
             bytes_out=ledger.bytes_out,
             upload_bytes_per_s=self._settings.upload_bytes_per_s,
             judgements_stuck=self._fetcher.judgements_stuck,
-            help=self._helping.stats(),
+            help=self._publisher.helping.stats(),
         )
 
     async def _run(self) -> None:
         while not await self._reach_host():  # noqa: ASYNC110  a Host has no event to wait for
             await asyncio.sleep(RETRY_S)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._headers.run(), name="listen for rollouts")
-            tasks.create_task(self._help.run(), name="listen for requests")
-            tasks.create_task(self._repeat_what_helps(), name="answer requests")
+            tasks.create_task(self._gossip.run(), name="listen")
+            tasks.create_task(self._publisher.run(), name="answer requests")
             tasks.create_task(self._fetcher.run(), name="fetch rollouts")
             tasks.create_task(self._bodies.holder.run(), name="fetch rollouts for others")
-            tasks.create_task(self._door.run(), name="keep banned peers out")
+            tasks.create_task(self._gate.run(), name="keep banned peers out")
             if self._recorder is not None:
                 tasks.create_task(self._recorder.run(), name="remember peers")
             if self.library is not None:
@@ -331,75 +285,17 @@ class Exchange:
 
     async def _reach_host(self) -> bool:
         """Serve and subscribe, once each; False when the host is down. It keeps both through a restart."""
-        self._serving = self._serving or (await self._bodies.serve() and await self._serve_library())
-        return self._serving and await self._headers.subscribe() and await self._help.subscribe()
+        if not self._serving:
+            library = self.library is None or await self.library.serve()
+            self._serving = await self._bodies.serve() and library
+        return self._serving and await self._gossip.subscribe()
 
     def _hear(self, message: Message) -> None:
+        if message.topic in self._requests:
+            self._publisher.hear_request(message)
+            return
         self._bodies.holder.heard(message)
         self._inbox.hear(message)
-
-    def _hear_request(self, message: Message) -> None:
-        banned = self._ledger.reputation.is_banned
-        self._ledger.bytes_in += len(message.data)
-        self._helping.hear(message, banned=lambda peer: banned(peer, self._clock()))
-        self._asked_for_help.set()
-
-    async def _repeat_what_helps(self) -> None:
-        """Announce again, signed anew, what those who asked for help could use."""
-        while await self._asked_for_help.wait():
-            self._asked_for_help.clear()
-            for header in self._helping.answers():
-                body = self._bodies.own.get(header.body_hash)
-                if body is None:
-                    continue
-                with suppress(NetworkError, Rejected):
-                    await self._announce(resealed(header, body, self._key, now=self._clock()))
-
-    def _composed(self, group: RolloutGroup) -> Composed:
-        """A group ready to be announced, which the policies of this process have already."""
-        in_turns = is_environment(self._tasks.get(group.example.key.task))
-        composed = self._compose(group, in_turns)
-        own = self._key.peer_id
-        if self._neighbourhood.has_others(own):
-            given = give(group, composed, in_turns=in_turns)
-            self._neighbourhood.hand(own, composed.header, composed.sealed, given)
-        return composed
-
-    def _compose(self, group: RolloutGroup, in_turns: bool, *, for_library: bool = False) -> Composed:
-        return compose(
-            group,
-            self._key,
-            swarm=self._settings.swarm,
-            model=self._model,
-            now=self._clock(),
-            in_turns=in_turns,
-            for_library=for_library,
-        )
-
-    def _shelve(self, composed: Composed) -> None:
-        """Keep a group of ours for the library, where it may leave this node at all."""
-        header = composed.header
-        if self.library is not None and self._may_leave(header.task):
-            own = self._key.peer_id
-            self.library.shelf.offer(SignedGroup(own, header, composed.sealed, composed.body))
-
-    def _shelve_what_is_right(self, group: RolloutGroup) -> None:
-        """A group whose answers are all right sets nothing apart and is not announced. It teaches who is new
-        all the same."""
-        if not group.reward_mean or not self._may_leave(group.example.key.task):
-            return
-        in_turns = is_environment(self._tasks.get(group.example.key.task))
-        with suppress(Rejected):
-            self._shelve(self._compose(group, in_turns, for_library=True))
-
-    def _may_leave(self, task: str) -> bool:
-        with suppress(Rejected):
-            require_exchanged(self._tasks.get(task))
-            return not self._settings.private
-        return False
-
-    async def _serve_library(self) -> bool:
-        return self.library is None or await self.library.serve()
 
     def _accepted(self, announcement: Announcement, body: bytes) -> None:
         self._inbox.remember(announcement)
@@ -407,18 +303,10 @@ class Exchange:
             author, header = announcement.author, announcement.header
             self.library.shelf.offer(SignedGroup(author, header, announcement.sealed, body))
 
-    async def _announce(self, composed: Composed) -> None:
-        require_exchanged(self._tasks.get(composed.header.task))
-        if self._settings.private:
-            raise Rejected(Reason.PRIVATE, "it stays at home")
-        if not self._pace.take(now=self._clock()):
-            raise Rejected(Reason.PACED, "others would not hear more of us in this time")
-        self._bodies.own.put(composed.header.body_hash, composed.body)
-        await self._headers.announce(composed.header.task, composed.sealed)
-        self._ledger.bytes_out += len(composed.sealed)
-
     def _readmit(self, saved: SavedGroup) -> None:
-        announcement = check_header(saved.header, saved.arrival, settings=self._settings, tasks=self._tasks)
+        announcement = check_header(
+            saved.header, saved.arrival, settings=self._settings, tasks=self._context.tasks
+        )
         self._inbox.admit(replace(announcement, restored=True))
         # The fetcher looks here first, so a restored group takes the way of all others without the network.
         if hash_body(saved.body) == announcement.header.body_hash:
@@ -437,7 +325,7 @@ class Exchange:
         self._fetcher.seen.restore(record.groups)
         restore_standings(self._ledger.reputation, record.standings)
         for peer in self._ledger.reputation.banned_peers():
-            self._door.bar(peer)
+            self._gate.bar(peer)
 
     def _record(self) -> Record:
         return Record(
@@ -450,43 +338,12 @@ class Exchange:
 
     def _shut_out(self, peer: str) -> None:
         """A peer was banned: off our connections, and not to be forgotten."""
-        self._door.bar(peer)
+        self._gate.bar(peer)
         if self._recorder is not None:
             self._recorder.hurry()
 
     def _banned_for_s(self, peer: str) -> float:
         return self._ledger.reputation.banned_for_s(peer, self._clock())
-
-    def _admitted(self, _: Announcement) -> None:
-        self._fetcher.wake()
-
-    def _arrive(self) -> Arrival:
-        return Arrival(self._clock(), self._policy_version)
-
-    async def _is_heard_outside(self) -> bool:
-        own = self._key.peer_id
-        if not self._neighbourhood.has_others(own):
-            return True
-        try:
-            return self._neighbourhood.is_heard_outside(own, await self._host.peers())
-        except NetworkError:
-            return True  # the announcement tells what is wrong
-
-    async def _is_anybody_there(self) -> bool:
-        if self._neighbourhood.has_others(self._key.peer_id):
-            return True
-        try:
-            return bool(await self._host.peers())
-        except NetworkError:
-            return False
-
-    def _note_host(self, error: NetworkError | None) -> None:
-        """Say once that the network went away, and once that it is back."""
-        if error is not None and not self._host_was_down:
-            logger.warning("rollouts are not announced until the network is back: %s", error)
-        elif error is None and self._host_was_down:
-            logger.info("the network is back: rollouts are announced again")
-        self._host_was_down = error is not None
 
 
 def _check_names(tasks: Mapping[str, Task]) -> None:

@@ -1,32 +1,9 @@
-"""The numbers and reasons of the exchange: bounds, why something was not used, and what an operator may set.
+"""The bounds of the exchange, each with its reason.
 
-[limits] -> messages, validation, inbox, reputation
-validation, planes, inbox -> [Reason] -> Ledger -> status, metrics
-config -> [ExchangeSettings] -> Exchange
+[limits] -> messages, validation, gossip, bodies, peers
 
-Each bound stands with its reason. Every node of a swarm must agree on those of what may travel.
-
-Every reason why something was not used is in one table, with what it costs the peer it came from. A penalty
-is taken from a score of 100; below 20 the peer is banned (reputation.py). Being slow, late, far away, badly
-clocked or interested in other tasks costs nothing; saying what cannot be honest costs a lot.
-
-What an honest peer may do now and then, but which costs us a fetch or a judgement, costs little: a rare one
-is forgotten before the next, a stream of them ends in a ban. What is free is either refused before it has
-cost more than hearing it, which the allowances bound, or followed by a pause before its author is asked
-again, which bounds the bytes, or nobody's doing.
-
-The `[exchange]` section of the configuration fills in the settings.
+Every node of a swarm must agree on those of what may travel.
 """
-
-import re
-from collections.abc import Container
-from dataclasses import dataclass
-from enum import StrEnum
-
-from swarmnode.errors import ConfigError
-from swarmnode.settings.config import SWARM_NAME
-
-# ---- what may travel: a change here needs a new PROTOCOL ----
 
 PROTOCOL = 3
 """Version of the messages. It is part of the topic and stream names, so that two versions never meet. In
@@ -58,15 +35,11 @@ MAX_EPISODE_TURNS = 64
 MAX_NAME_CHARS = 64
 """Swarm, task, version and model names. Four of them must fit into MAX_HEADER_BYTES."""
 
-# ---- how we judge what arrives ----
-
 MAX_CLOCK_SKEW_S = 120.0
 """How far ahead of ours an author's clock may be. Home machines without NTP drift by about this much."""
 
 CLAIM_TOLERANCE = 1e-3
 """Claimed and own reward may differ by rounding, relative to their size (absolute below 1)."""
-
-# ---- what we keep in memory ----
 
 MAX_POOL_HEADERS = 1024
 """Headers waiting for selection, about 1 MiB. Selection is uniform, so a sample of the swarm will do."""
@@ -95,8 +68,6 @@ MAX_ANSWERED = 4096
 MAX_BUFFER_BYTES = 64 * 1024 * 1024
 """Bodies of the groups in the replay buffer, which a checkpoint keeps: wide groups have large ones."""
 
-# ---- whose groups we fetch and draw, and how long we wait for them (selection.py) ----
-
 PROVEN_AFTER = 4
 """Accepted groups that make an author a proven one: some rounds in which it was of use."""
 
@@ -122,8 +93,6 @@ know a better answer, and what we knew may be forgotten."""
 
 MAX_WAIT_SHARE = 0.1
 """Share of the time of its own work that a round may wait for others."""
-
-# ---- how much of us a peer may use ----
 
 HEADERS_PER_S = 32.0
 """Sustained headers of one peer, half a percent of a core to hear: a round of 32 groups every second is as
@@ -223,201 +192,3 @@ UNFIT_TRIAL_S = 60.0
 MAX_STUCK_JUDGEMENTS = 4
 """Scoring threads that overran and cannot be killed; with more, nothing is judged until one returns. Of an
 author on whose group a thread is stuck, nothing is fetched."""
-
-
-# ---- why something was not used ----
-
-
-class Reason(StrEnum):
-    """Short codes for counters. Values never come from the wire, so their number is bounded."""
-
-    # A header was not taken in.
-    BANNED = "banned"
-    RATE_LIMITED = "rate_limited"
-    OVER_CAPACITY = "over_capacity"
-    TOO_LARGE = "too_large"
-    GOSSIP_TOO_LARGE = "gossip_too_large"
-    MALFORMED = "malformed"
-    BAD_PEER_ID = "bad_peer_id"
-    BAD_SIGNATURE = "bad_signature"
-    SENDER_MISMATCH = "sender_mismatch"
-    NOT_A_PUBLISHER = "not_a_publisher"
-    OTHER_PROTOCOL = "other_protocol"
-    OTHER_SWARM = "other_swarm"
-    OTHER_TASK = "other_task"
-    NOT_EXCHANGED = "not_exchanged"
-    EXPIRED = "expired"
-    FROM_THE_FUTURE = "from_the_future"
-    NO_SPREAD = "no_spread"
-    OVERSIZED = "oversized"
-    DUPLICATE = "duplicate"
-    BEFORE_OUR_TIME = "before_our_time"
-
-    # A body could not be had.
-    UNAVAILABLE = "unavailable"
-    TIMEOUT = "timeout"
-    WRONG_BODY = "wrong_body"
-
-    # A body was had and not accepted.
-    BAD_COMPRESSION = "bad_compression"
-    MALFORMED_BODY = "malformed_body"
-    BODY_MISMATCH = "body_mismatch"
-    NOT_DRAWABLE = "not_drawable"
-    NO_TOKENS = "no_tokens"
-    TOO_LONG = "too_long"
-    UNPLAYABLE = "unplayable"
-    UNFINISHED = "unfinished"
-    LONG_PROMPT = "long_prompt"
-    COPIED = "copied"
-    UNSCORABLE = "unscorable"
-    SCORE_TIMEOUT = "score_timeout"
-    PLAY_TIMEOUT = "play_timeout"
-    JUDGE_STUCK = "judge_stuck"
-    JUDGE_BUSY = "judge_busy"
-    ZERO_ADVANTAGE = "zero_advantage"
-    INTERNAL = "internal"
-
-    # It was accepted all the same, and counted.
-    FALSE_CLAIM = "false_claim"
-
-    # It waited and was never drawn.
-    STALE = "stale"
-    CROWDED_OUT = "crowded_out"
-    OVER_SHARE = "over_share"
-
-    # A request to us was not answered.
-    BAD_REQUEST = "bad_request"
-    TOO_MANY_REQUESTS = "too_many_requests"
-    UPLOAD_LIMITED = "upload_limited"
-
-    # A group of our own was not announced.
-    NOT_OURS = "not_ours"
-    GROUP_SIZE = "group_size"
-    PRIVATE = "private"
-    PACED = "paced"
-    HOST_DOWN = "host_down"
-
-
-PENALTIES: dict[Reason, float] = {
-    Reason.TOO_LARGE: 10,
-    # No honest host lets one go, and its author signed it.
-    Reason.GOSSIP_TOO_LARGE: 50,
-    Reason.MALFORMED: 10,
-    Reason.BAD_PEER_ID: 10,
-    Reason.BAD_SIGNATURE: 20,
-    Reason.SENDER_MISMATCH: 20,
-    Reason.OTHER_SWARM: 10,
-    # Whoever hands it over knows its hash: nobody does so by mistake, and each costs the peer a pause, too.
-    Reason.WRONG_BODY: 25,
-    Reason.BAD_COMPRESSION: 20,
-    Reason.MALFORMED_BODY: 20,
-    Reason.BODY_MISMATCH: 20,
-    Reason.NOT_DRAWABLE: 10,
-    Reason.NO_TOKENS: 10,
-    # Judges that run code may flicker; a node that lies does it in every group.
-    Reason.FALSE_CLAIM: 10,
-    Reason.BAD_REQUEST: 10,
-    # Honest peers may have other limits or tokenizers, or say the same by chance.
-    Reason.TOO_LONG: 4,
-    # Environments that draw by lot where they promise not to are somebody's mistake, not an attack.
-    Reason.UNPLAYABLE: 4,
-    # An author's own limit of turns may end an honest episode.
-    Reason.UNFINISHED: 1,
-    # Our judge or environment may be slow for everybody. The time itself comes out of an allowance, so that
-    # scores recover faster than overruns can lower them.
-    Reason.SCORE_TIMEOUT: 1,
-    Reason.PLAY_TIMEOUT: 1,
-    Reason.COPIED: 4,
-    Reason.INTERNAL: 4,
-    # Honest peers keep to nine tenths of their allowance; a network that held messages back may bunch them.
-    Reason.RATE_LIMITED: 0.05,
-    Reason.TOO_MANY_REQUESTS: 0.5,
-}
-"""What is not listed costs nothing."""
-
-
-# ---- what an operator may set ----
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeSettings:
-    """Defaults suit a node that trains on 4 own and 4 external groups a round."""
-
-    swarm: str = "commons"
-    """Nodes exchange rollouts when they name the same swarm."""
-    shards: int = 1
-    """Topics the swarm's headers are spread over, by task. The same number on every node of a swarm."""
-    listen_shards: tuple[int, ...] | None = None
-    """Shards to listen to. None: those of our own tasks, which is all that can be used."""
-    publishers: Container[str] | None = None
-    """Peer ids whose groups are accepted, in a private swarm. None: anyone's."""
-    answers_per_group: int = 16
-    """Most answers of one group of others that are kept and trained on: of a larger group those whose rewards
-    differ most."""
-    max_prompt_tokens: int = 4096
-    """Longer prompts of others are left alone: our policy was not made for them."""
-    max_completion_tokens: int = 4096
-    """Longer completions of others are left alone: they would not fit into our training batch."""
-    max_age_versions: int = 8
-    """Oldest group still trained on, in our policy versions since its header arrived. 0: this one only."""
-    max_age_s: float = 1800.0
-    """Oldest header or group still used, in seconds."""
-    buffer_groups: int = 256
-    """Accepted external groups kept for later rounds."""
-    prefetch_groups: int = 4
-    """Groups fetched ahead of the round that asks for them, so that the trainer need not wait."""
-    fetch_concurrency: int = 4
-    """Bodies fetched at the same time, at most one per author."""
-    patience_s: float = 0.2
-    """How long `collect` waits for a first announcement when nothing is on its way."""
-    fetch_timeout_s: float = 10.0
-    """What a slow or silent peer may cost, and no more."""
-    score_timeout_s: float = 20.0
-    """Redrawing, tokenizing and scoring of one group."""
-    store_bytes: int = 64 * 1024 * 1024
-    """Memory for bodies that others may still ask for."""
-    upload_bytes_per_s: float = 2 * 1024 * 1024
-    """Bodies served to all peers together."""
-    private: bool = False
-    """Nothing of ours is announced; what others announce is used all the same."""
-
-    def __post_init__(self) -> None:
-        _require(
-            re.fullmatch(SWARM_NAME, self.swarm), "swarm", "lower-case letters, digits, '.', '_' and '-'"
-        )
-        _require(self.shards >= 1, "shards", "at least 1")
-        listened = self.listen_shards or ()
-        _require(all(0 <= shard < self.shards for shard in listened), "listen_shards", "below shards")
-        _require(
-            MIN_GROUP_SIZE <= self.answers_per_group <= MAX_GROUP_SIZE,
-            "answers_per_group",
-            f"between {MIN_GROUP_SIZE} and {MAX_GROUP_SIZE}",
-        )
-        _require(self.max_prompt_tokens >= 1, "max_prompt_tokens", "at least 1")
-        _require(self.max_completion_tokens >= 1, "max_completion_tokens", "at least 1")
-        _require(self.max_age_versions >= 0, "max_age_versions", "0 or more")
-        _require(self.max_age_s > 0, "max_age_s", "positive")
-        _require(self.buffer_groups >= 1, "buffer_groups", "at least 1")
-        _require(self.prefetch_groups >= 0, "prefetch_groups", "0 or more")
-        _require(self.fetch_concurrency >= 1, "fetch_concurrency", "at least 1")
-        _require(self.patience_s > 0, "patience_s", "positive")
-        _require(self.fetch_timeout_s > 0, "fetch_timeout_s", "positive")
-        _require(self.score_timeout_s > 0, "score_timeout_s", "positive")
-        _require(
-            self.store_bytes >= MAX_BODY_BYTES, "store_bytes", f"at least one body, {MAX_BODY_BYTES} bytes"
-        )
-        _require(
-            self.upload_bytes_per_s >= MAX_BODY_BYTES,
-            "upload_bytes_per_s",
-            f"at least {MAX_BODY_BYTES} bytes",
-        )
-
-
-def _require(holds: object, name: str, expected: str) -> None:
-    if not holds:
-        raise ConfigError(f"exchange setting {name} is out of range", hint=f"it must be {expected}")
-
-
-STRANGERS_TIMEOUT_S = 0.75 * ExchangeSettings().score_timeout_s
-"""Limit of judging the answers of a stranger: within the exchange's deadline, which counts tokenizing as
-well."""

@@ -1,33 +1,22 @@
-"""What travels: a header that names a group and a body that holds its answers, and both as bytes.
+"""The messages of an exchange, a header that names a group and a body with its answers, and both as bytes.
 
 RolloutGroup -> [Header, Body] -> [encode] -> wire -> [decode] -> [Header, Body] -> validation -> RolloutGroup
-body of a wide group -> [parts] -> judged part by part, as long as there is time -> [most_telling] -> buffer
-own group too large for a body -> [narrowed] -> announcing.py
 
-A header is gossiped to everybody inside a signed envelope (identity/keys.py), whose author is the group's
+A header is gossiped to everybody inside a signed envelope (identity/envelope.py), whose author is the group's
 author. A body is fetched by the hash that its header names. Both are msgpack arrays on the wire: the topic
 and the stream protocol carry the version, and any other shape is malformed. The bounds of a field stand in
 its type.
 
 An answer of a task that answers back travels as what the policy said, turn by turn: whoever gets it plays the
-episode again (playback.py).
+episode again (episode_reader.py).
 
 Nothing is decoded before its size is bounded. A body must be one zstd frame that states its size, with
 nothing behind it: the size is checked before a byte is decompressed, so a bomb costs its author a ban and us
 a header parse.
-
-A wide group finds what a narrow one misses: with 512 answers to one question a pass rate of 1 in 200 shows up
-(BroRL, arXiv 2510.01180). A node that hears of one need not pay for all of it. It looks at as many answers as
-it has time for, in an order that the author cannot know, and keeps those whose rewards differ most: of m out
-of n answers these teach as much as all of them (max-variance down-sampling, PODS, arXiv 2504.13818).
 """
 
 import hashlib
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from statistics import fmean
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -35,6 +24,7 @@ import zstandard
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
+from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.limits import (
     MAX_BODY_BYTES,
     MAX_COMPLETION_CHARS,
@@ -43,17 +33,17 @@ from swarmnode.exchange.limits import (
     MAX_NAME_CHARS,
     MAX_RAW_BODY_BYTES,
     MIN_GROUP_SIZE,
-    Reason,
 )
-from swarmnode.identity.keys import MAX_PEER_ID_CHARS
+from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.tasks.task import MAX_ABS_REWARD, MAX_INDEX, MAX_SEED
 from swarmnode.types import ExampleKey, RolloutGroup
 
-# ---- headers and bodies ----
-
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+
 Index = Annotated[int, Meta(ge=0, lt=MAX_INDEX)]
 
 
@@ -103,7 +93,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     has no place here: the receiver's own environment says it."""
     finish: Literal["stop", "length"]
     """Completions that were cut off ("abort") are no answers and do not travel. Nobody can verify the rest,
-    so it is not believed (validation.py)."""
+    so it is not believed (body_check.py)."""
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
@@ -155,13 +145,13 @@ class Announcement:
     """It comes from our own checkpoint, where it waited for a draw."""
 
 
-# ---- structs to bytes and back ----
-
 _COMPRESSION_LEVEL = 3
 """zstd's default: 0.1 ms for a group of 8 x 1000 characters; level 9 takes four times that for 3 % less."""
 
 _encoder = msgspec.msgpack.Encoder()
+
 _header_decoder = msgspec.msgpack.Decoder(Header)
+
 _body_decoder = msgspec.msgpack.Decoder(Body)
 
 
@@ -218,71 +208,3 @@ def _decompress(data: bytes) -> bytes:
     if size == zstandard.CONTENTSIZE_UNKNOWN or size > MAX_RAW_BODY_BYTES:
         raise Rejected(Reason.BAD_COMPRESSION, f"the frame holds {size} bytes, at most {MAX_RAW_BODY_BYTES}")
     return zstandard.ZstdDecompressor().decompress(data, read_across_frames=False, allow_extra_data=False)
-
-
-# ---- wide groups ----
-
-
-def parts(count: int, size: int, rng: random.Random) -> list[list[int]]:
-    """Places of so many answers in parts of at most `size`: all of them as they come where that is one part,
-    else in any order.
-
-    >>> parts(3, 4, random.Random(0)), [len(part) for part in parts(9, 4, random.Random(0))]
-    ([[0, 1, 2]], [4, 4, 1])
-    """
-    places = list(range(count))
-    if count > size:
-        rng.shuffle(places)
-    return [places[start : start + size] for start in range(0, count, size)]
-
-
-def most_telling(rewards: Sequence[float | None], limit: int, rng: random.Random) -> list[int]:
-    """Places of at most `limit` answers: all of them, or those scored ones whose rewards differ most. Among
-    equal rewards by lot: an author must not choose by order.
-
-    >>> most_telling([1.0, 1.0, 1.0, 0.0, None], 2, random.Random(0))[-1]
-    3
-    """
-    if len(rewards) <= limit:
-        return list(range(len(rewards)))
-    scored = [(reward, place) for place, reward in enumerate(rewards) if reward is not None]
-    rng.shuffle(scored)
-    scored.sort(key=lambda one: one[0])
-    if len(scored) > limit:
-        lowest = _lowest_of_widest([reward for reward, _ in scored], limit)
-        scored = scored[:lowest] + scored[len(scored) - (limit - lowest) :]
-    return sorted(place for _, place in scored)
-
-
-def narrowed(group: RolloutGroup, limit: int, rng: random.Random) -> RolloutGroup:
-    """The group with at most `limit` of its answers, the most telling ones."""
-    if len(group.completions) <= limit:
-        return group
-    places = most_telling(group.rewards, limit, rng)
-    return replace(
-        group,
-        completions=tuple(group.completions[place] for place in places),
-        scores=tuple(group.scores[place] for place in places),
-    )
-
-
-def _lowest_of_widest(ordered: Sequence[float], limit: int) -> int:
-    """How many of the `limit` rewards with the largest variance are the lowest; the rest are the highest. Of
-    equally good choices the most even one.
-
-    >>> _lowest_of_widest([0.0] * 10 + [1.0] * 3, 4), _lowest_of_widest([0.0] * 12 + [1.0], 4)
-    (2, 2)
-    """
-    centre = fmean(ordered)
-    shifted = [reward - centre for reward in ordered]
-    sums = [0.0, *accumulate(shifted)]
-    squares = [0.0, *accumulate(value * value for value in shifted)]
-
-    def spread(lowest: int) -> tuple[float, int]:
-        rest = len(ordered) - (limit - lowest)
-        total = sums[lowest] + sums[-1] - sums[rest]
-        square = squares[lowest] + squares[-1] - squares[rest]
-        # Rounding must not decide between choices that are equally good.
-        return round(square - total * total / limit, 9), -abs(2 * lowest - limit)
-
-    return max(range(limit + 1), key=spread)

@@ -1,1 +1,1 @@
-"""The identity of a node: an Ed25519 key, the name that people read, and bytes signed with it."""
+"""The identity of a node: the key made at its first run, and its peer id, name and signatures."""

@@ -33,7 +33,7 @@ from swarmnode.model.dense_patch import fuse_layers
 from swarmnode.models import find_model
 from swarmnode.rollout.decode.adapters.adapter import linear_modules
 from swarmnode.rollout.engine import PolicyUpdate
-from swarmnode.rollout.select import EngineChoice, choose
+from swarmnode.rollout.engine_choice import EngineChoice, choose
 from swarmnode.settings.config import Config, PolicyConfig
 
 FIRST_ADAPTER = "default"

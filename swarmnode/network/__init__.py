@@ -1,1 +1,1 @@
-"""Peers and bytes: one Protocol (host.py), a fake (in_memory.py) and the go-libp2p daemon (p2pd.py)."""
+"""Peers and bytes: a Protocol (host.py), a fake (memory_network.py), the go-libp2p daemon (p2pd_host.py)."""

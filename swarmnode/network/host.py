@@ -1,25 +1,18 @@
 """The seam between us and any network: what a node may ask of the host it runs on.
 
-node, exchange -> [Host] -> in_memory.py (one process, for tests) | p2pd.py (go-libp2p daemon)
-exchange -> Host.disconnect(peer, barred_s=...) -> [BarredPeers] <- in_memory.py, p2pd.py
+node, exchange -> [Host] -> memory_network.py (one process, for tests) | p2pd_host.py (go-libp2p daemon)
 
 A host may lose its daemon and get it back. While it is down, calls that need it raise HostDown at once;
 subscriptions and served protocols survive and work again afterwards, so callers never re-register.
-
-A host keeps away the peers that were banned by what stands above it, for as long as it is told. The daemon
-has no list of its own: it lets anybody connect. So p2pd.py looks at every probe who is there and disconnects
-the barred again; in the meantime they are neither dialled, nor remembered, nor served.
 """
 
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
 MAX_GOSSIP_BYTES = 64 * 1024
 """Well below GossipSub's 1 MiB, over which go-libp2p drops silently. Headers are under 1 KiB anyway."""
-
 
 HostState = Literal["starting", "up", "restarting", "closed"]
 
@@ -151,51 +144,3 @@ class Host(Protocol):
     async def find(self, namespace: str, *, limit: int = 16, timeout_s: float = 10.0) -> tuple[str, ...]:
         """Addresses of at most `limit` peers that advertised `namespace`, ourselves left out."""
         ...
-
-
-# ---- who is kept away ----
-
-MAX_BARRED = 4096
-"""Most barred peers. Identities are free, so there is a bound: beyond it the bar that ends first is
-dropped."""
-
-
-class BarredPeers:
-    """Peer ids with the end of their time.
-
-    >>> barred = BarredPeers(clock=lambda: 100.0)
-    >>> barred.bar("12D3KooWA", 60)
-    >>> "12D3KooWA" in barred, "12D3KooWB" in barred
-    (True, False)
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._until_s: dict[str, float] = {}
-
-    def __contains__(self, peer_id: str) -> bool:
-        until_s = self._until_s.get(peer_id)
-        return until_s is not None and until_s > self._clock()
-
-    def __len__(self) -> int:
-        self._forget()
-        return len(self._until_s)
-
-    def bar(self, peer_id: str, for_s: float) -> None:
-        """Bars a peer for so many seconds from now; a longer bar that it already has stays."""
-        until_s = self._clock() + for_s
-        if for_s <= 0 or self._until_s.get(peer_id, until_s) > until_s:
-            return
-        self._until_s[peer_id] = until_s
-        if len(self._until_s) > MAX_BARRED:
-            self._forget()
-        if len(self._until_s) > MAX_BARRED:
-            del self._until_s[min(self._until_s, key=lambda peer: self._until_s[peer])]
-
-    def among(self, peer_ids: Iterable[str]) -> set[str]:
-        """Returns the barred ones among these peers."""
-        return {peer_id for peer_id in peer_ids if peer_id in self}
-
-    def _forget(self) -> None:
-        now_s = self._clock()
-        self._until_s = {peer: until_s for peer, until_s in self._until_s.items() if until_s > now_s}

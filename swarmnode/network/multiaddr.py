@@ -1,6 +1,6 @@
 """Peer ids and multiaddrs, text <-> bytes: only the protocols a swarmnode address is made of.
 
-CLI, configuration, mDNS, peers -> [multiaddr] -> p2pd_control.py (binary form)
+CLI, configuration, mDNS, peers -> [multiaddr] -> control_client.py (binary form)
 
 Everything that comes from a person or a peer is parsed strictly; a malformed address is a NetworkError whose
 message can be shown as it is.
@@ -14,7 +14,7 @@ from typing import Literal
 import base58
 
 from swarmnode.errors import NetworkError
-from swarmnode.network.rpc import decode_uvarint, encode_uvarint
+from swarmnode.network.framing import decode_uvarint, encode_uvarint
 
 MAX_ADDRESS_BYTES = 512
 """Longest address as text. The longest honest one (a DNS name through a relay) stays under 400."""

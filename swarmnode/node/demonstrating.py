@@ -1,6 +1,6 @@
 """A node shows its policy what was demonstrated: judged by the task, handed to the rule, once each.
 
-tasks/demonstrations.py -> [Demonstrating.after] -> Rule.demonstrate -> book
+tasks/drawing/demonstrations.py -> [Demonstrating.after] -> Rule.demonstrate -> book
 own groups of a round ------^
 """
 
@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from swarmnode.errors import JudgementLost, TaskError
-from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.tasks.demonstrations import Demonstrations
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task, is_environment, judges_groups, score_strictly
 from swarmnode.training.rules.demonstrated import AUTHOR
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span

@@ -17,7 +17,7 @@ ROUNDS = 20
 """Rounds without a gradient after which it is told."""
 
 ASK_AFTER = 2
-"""Rounds without a right answer after which the swarm is asked for help (exchange/helping.py)."""
+"""Rounds without a right answer after which the swarm is asked for help (exchange/gossip/helping.py)."""
 
 
 @dataclass(frozen=True, slots=True)

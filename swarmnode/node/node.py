@@ -27,10 +27,10 @@ from typing import Self
 import msgspec
 
 from swarmnode.errors import ConfigError, SwarmnodeError
+from swarmnode.exchange.bodies.selection import longest_wait_s
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
-from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
@@ -52,7 +52,8 @@ from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.settings.config import Config
 from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
 from swarmnode.training.rules.rules import adapts, groups_wanted, own_to_learn_from
-from swarmnode.training.rules.sharing_gauge import SharingGauge, needs_of, told
+from swarmnode.training.rules.sharing_gauge import SharingGauge, told
+from swarmnode.training.rules.task_marks import needs_of
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)

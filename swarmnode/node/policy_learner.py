@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from swarmnode.exchange.exchange_settings import STRANGERS_TIMEOUT_S
 from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.exchange.limits import STRANGERS_TIMEOUT_S
 from swarmnode.model.policy import Policy
 from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.demonstrating import Demonstrating
@@ -18,15 +18,15 @@ from swarmnode.node.learner import Overlap, Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter
 from swarmnode.rollout.engine import Engine, PolicyUpdate
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
-from swarmnode.tasks.demonstrations import Demonstrations
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task, may_be_exchanged
 from swarmnode.training.checkpoints.checkpoint import restore, take_snapshot
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoints.learning_settings import changes, learning_settings
 from swarmnode.training.checkpoints.run_folders import TrainingRun
 from swarmnode.training.forward import Forward
-from swarmnode.training.learning_settings import changes, learning_settings
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy, credit_of
 from swarmnode.training.rules.book import BookCandidate

@@ -30,17 +30,14 @@ from swarmnode.model.budget import is_out_of_memory
 from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import Config, RolloutConfig
-from swarmnode.tasks.judging.judged import (
-    ExampleStream,
-    JudgedEnvironment,
-    OwnJudge,
-    StreamPlace,
-    WantedExamples,
-)
+from swarmnode.tasks.drawing.example_stream import ExampleStream, StreamPlace
+from swarmnode.tasks.drawing.wanted_examples import WantedExamples
+from swarmnode.tasks.judging.own_judge import JudgedEnvironment, OwnJudge
 from swarmnode.tasks.loader import spec_of
 from swarmnode.tasks.task import Task, judges_groups, levels_of, redraw, score_completions
 from swarmnode.training.checkpoints.checkpoint import Measure, Waiting
@@ -49,7 +46,7 @@ from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
 if TYPE_CHECKING:
-    from swarmnode.tasks.curriculum import Curriculum
+    from swarmnode.tasks.drawing.curriculum import Curriculum
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ class UntrainedRollouts(msgspec.Struct, frozen=True):
     rollouts: bytes
     """`PartialRollouts.state`."""
     levels: bytes = b""
-    """Where the policy stands in tasks that have levels (tasks/curriculum.py)."""
+    """Where the policy stands in tasks that have levels (tasks/drawing/curriculum.py)."""
 
 
 class RolloutLearner(ABC):
@@ -352,7 +349,7 @@ def make_curriculum(tasks: Mapping[str, Task]) -> "Curriculum | None":
     """Where the policy stands in tasks that have levels; None: no task has any."""
     if all(levels_of(task) <= 1 for task in tasks.values()):
         return None
-    from swarmnode.tasks.curriculum import Curriculum
+    from swarmnode.tasks.drawing.curriculum import Curriculum
 
     return Curriculum(tasks)
 

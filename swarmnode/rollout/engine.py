@@ -1,6 +1,6 @@
 """The seam between us and any generator: token ids in, token ids and log-probabilities out.
 
-schedule/partial.py -> [Engine] -> decode/ (torch, CPU and any GPU) | vllm/ | testing.FakeEngine
+schedule/partial_rollouts.py -> [Engine] -> decode/ (torch, CPU and any GPU) | vllm/ | testing.FakeEngine
 
 An engine is driven by one caller: `submit` queues, `step` advances everything in flight and hands out what
 finished (an engine in another process may be further than that), `abort` returns the rest as far as it came,

@@ -1,6 +1,6 @@
 """One thread at a time, in the order in which they came.
 
-threads of several policies -> [FairLock] -> shared.py, one engine
+threads of several policies -> [FairLock] -> shared_engine.py, one engine
 
 A plain lock would not do: whoever steps an engine in a loop takes it again before anybody else has woken up.
 """

@@ -15,7 +15,8 @@ from swarmnode.rollout.engine import (
     Sampled,
     merged,
 )
-from swarmnode.rollout.requests import RequestQueue, read_tokens, untouched
+from swarmnode.rollout.engine_counters import read_tokens
+from swarmnode.rollout.request_queue import RequestQueue, untouched
 from swarmnode.types import Span
 
 FIRST_SERIAL = 2**32

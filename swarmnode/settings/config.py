@@ -232,7 +232,7 @@ class TasksConfig(Section):
     names: tuple[str, ...] = ("builtin",)
     """Built-in task names, `builtin` for all eight, task files, `package.module:attribute`, or data sets: a
     .jsonl, .csv or .parquet file, a folder of `datasets`, `hf:owner/name[/subset][:split]` of the hub; or
-    `reasoning-gym:NAME`."""
+    the name of another kind, as in `reasoning-gym:NAME?level=2` (`swarmnode task list`)."""
     mixes: tuple[str, ...] = ()
     """The tasks of each of several policies, names joined by commas. Policy k takes entry k, and the first
     again after the last; more entries than policies are refused. Empty: all policies take `names`."""
@@ -273,12 +273,7 @@ class TasksConfig(Section):
     answer_column: str = ""
     """Column of data sets that rewards get as `answer`. Empty: answer, solution, target, or the like."""
     system_prompt: str = ""
-    """System message before every question of data sets and of reasoning-gym."""
-    reasoning_gym: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Parameters of `reasoning-gym:NAME`, as a table [tasks.reasoning_gym.NAME]."""
-    curriculum: bool = False
-    """Ask data sets of reasoning-gym at the level of their curriculum that the policy has reached: the next
-    one from three answers in four right, the one before below one in ten."""
+    """System message before every question of data sets, those of reasoning-gym included."""
     judge: JudgeConfig = JudgeConfig()
     """A judge of data sets behind a URL, as a table [tasks.judge], beside those in `reward`."""
     private: bool = False

@@ -2,7 +2,7 @@
 
 [NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
 [WITHOUT_A_NAME_HERE] -> config_layers.py
-[NO_LONGER_SETTINGS] -> config_layers.py, training/learning_settings.py (a checkpoint of before)
+[NO_LONGER_SETTINGS] -> config_layers.py, training/checkpoints/learning_settings.py (a checkpoint of before)
 [ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
 """
 

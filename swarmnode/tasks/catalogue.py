@@ -1,14 +1,16 @@
 """The values of --task: the tasks that come with swarmnode, and the other forms that its loader reads.
 
-`swarmnode task list` -> [builtin_tasks, TASK_FORMS]
+`swarmnode task list` -> [builtin_tasks, task_forms]
 """
 
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from swarmnode.registry import names
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.kinds.puzzles import PUZZLES
 from swarmnode.tasks.task import Task
+from swarmnode.tasks.task_source import task_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,17 @@ TASK_FORMS = (
     TaskForm("FILE.jsonl", "a data set with a question a row; .csv as well"),
     TaskForm("FILE.parquet", "the same as Parquet", "pyarrow"),
     TaskForm("FOLDER", "what `datasets` saved to disk", "datasets"),
-    TaskForm("hf:OWNER/NAME", "a data set of the Hugging Face hub", "datasets"),
-    TaskForm("reasoning-gym:NAME", "a data set of reasoning-gym", "reasoning_gym"),
-    TaskForm("verifiers:NAME", "a taskset of verifiers", "verifiers"),
 )
-"""The forms of a task's name that the loader reads."""
+"""The forms of a task's name without a kind before a colon."""
+
+
+def task_forms() -> tuple[TaskForm, ...]:
+    """Returns the forms of a task's name, those with a registered kind behind the others."""
+    sources = {kind: task_source(kind) for kind in names("task")}
+    return (
+        *TASK_FORMS,
+        *(TaskForm(f"{kind}:{one.written}", one.means, one.needs) for kind, one in sources.items()),
+    )
 
 
 def builtin_tasks() -> tuple[Task, ...]:

@@ -1,7 +1,6 @@
 """Tasks are loaded by the name a user types: one of ours, or ten lines of Python in a file.
 
 "rev" | "builtin" | "path/to/my_task.py" -> [load_tasks] -> draw_round
-learner's thread, judge's thread -> [TaskLock] -> examples(seed), reward(...) of a script's functions
 
 A task file has at most three functions, the last two optional:
 
@@ -23,16 +22,16 @@ much each counts, in the order of the file. The task is called after the file.
 
 `exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
 `each_alone = True` says that its rewards look at each answer by itself: parts of a large group are judged at
-the same time then (process.py).
+the same time then (isolated_task.py).
 
-With `tools = [function, ...]` or `environment = Class` a file is an environment (environments.py), which
+With `tools = [function, ...]` or `environment = Class` a file is an environment (environment_task.py), which
 stays at home unless it says `exchangeable = True`.
 
 A file need not care for threads, nor for other files. Whoever writes a task thinks of one thread, and rightly
 so: `random.seed(seed)`, a parser kept at the top of the file, a connection. A file has processes of its own,
-each with one thread that asks it (process.py). The functions of a script run in the node, which draws and
-scores its own rollouts while it judges those of others: there one thread at a time runs their code. Here as
-there every draw runs from its beginning to its end before anything else does: even a draw from
+each with one thread that asks it (isolated_task.py). The functions of a script run in the node, which draws
+and scores its own rollouts while it judges those of others: there one thread at a time runs their code. Here
+as there every draw runs from its beginning to its end before anything else does: even a draw from
 `random.seed(seed)` is the same on every node.
 """
 
@@ -41,98 +40,31 @@ import hashlib
 import inspect
 import logging
 import re
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakSet
 
-from swarmnode.errors import JudgementAbandoned, TaskError
-from swarmnode.registry import find
+from swarmnode import registry
+from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
-from swarmnode.tasks.deadlines.work_clock import off_the_clock
 from swarmnode.tasks.judging.rewards import (
     Reward,
-    are_exchangeable,
     judge_groups,
     load_reward,
-    score_with,
     with_weights,
 )
-from swarmnode.tasks.task import EVALUATION_SEED, Isolated, Task, holds_out, load_source, where
-from swarmnode.types import Example, ExampleKey
+from swarmnode.tasks.source_file import load_source, where
+from swarmnode.tasks.task import Isolated, Task
+from swarmnode.tasks.task_source import task_source
 
 if TYPE_CHECKING:
     from swarmnode.tasks.specs import TaskSpec
+from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
+from swarmnode.tasks.file_task import Draw, FileTask
 
 logger = logging.getLogger(__name__)
-
-PATIENCE_S = 60.0
-"""Longest call in seconds while another one waits; after that it counts as hung. An answer that hangs a
-reward costs the learner this much and no more. The exchange gives up sooner
-(ExchangeSettings.score_timeout_s)."""
-
-
-class TaskLock:
-    """A lock that is fair and reentrant and does not wait for ever. A thread cannot be killed. One that hangs
-    inside is left behind, and the others go on without it: at once if nobody waits for its work any more,
-    else when their patience ends."""
-
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self._patience_s = patience_s
-        self._next = threading.Lock()
-        self._changed = threading.Condition()
-        self._holder: threading.Thread | None = None
-        self._left_behind = WeakSet[threading.Thread]()
-
-    @contextmanager
-    def taken(self) -> Generator[None, None, None]:
-        """Holds the lock for the length of a `with` block."""
-        thread = threading.current_thread()
-        if self._holder is thread:
-            yield
-            return
-        with off_the_clock():
-            self._wait(thread)
-        try:
-            yield
-        finally:
-            self._give_back(thread)
-
-    def leave_behind(self, thread: threading.Thread) -> None:
-        """Gives up the work of a thread: it keeps no others out, and cannot enter again."""
-        with self._changed:
-            self._left_behind.add(thread)
-            self._changed.notify_all()
-        self._give_back(thread)
-
-    def _wait(self, thread: threading.Thread) -> None:
-        # Whoever waits holds `_next`: a thread that comes back at once queues behind it.
-        with self._next, self._changed:
-            if not self._changed.wait_for(
-                lambda: self._holder is None or thread in self._left_behind, self._patience_s
-            ):
-                logger.warning(
-                    "a task has been busy for over %g s; going on without waiting", self._patience_s
-                )
-            if thread in self._left_behind:
-                raise JudgementAbandoned("nobody waits for this judgement any more")
-            self._holder = thread
-
-    def _give_back(self, thread: threading.Thread) -> None:
-        with self._changed:
-            if self._holder is thread:
-                self._holder = None
-                self._changed.notify_all()
-
-
-Draw = Callable[[int], Iterable[Any]]
-"""Signature of `examples(seed)` in a task file, which yields prompts, (prompt, answer) pairs, or dictionaries
-with a "prompt"."""
 
 ALL_BUILTIN = "builtin"
 """Spec that stands for every built-in task."""
@@ -140,102 +72,12 @@ ALL_BUILTIN = "builtin"
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Pattern of task names, which travel in headers and metrics."""
 
-FIRST_DRAW = 16
-"""Examples drawn at once, enough for a round's share of a task or for a stranger's key of it."""
-
-DRAW_GROWTH = 4
-"""Growth of a draw that was too short: so many times more are drawn, all over again, which is a third more
-work for a whole seed."""
-
-_LOCK = TaskLock()
-"""Lock of all tasks in this process: they share one `random`."""
-
-
-def leave_behind(thread: threading.Thread | None) -> None:
-    """Lets the tasks of this process go on without a thread that overran. None: there was none."""
-    if thread is not None:
-        _LOCK.leave_behind(thread)
-
-
-@dataclass(frozen=True, slots=True)
-class FileTask:
-    """A task that lives in a Python file of the user. Two files with one name but other text never exchange:
-    the version is a digest of the source."""
-
-    name: str
-    version: str
-    path: Path
-    draw: Draw | None
-    """Function that draws the examples. None: the environment brings the questions."""
-    rewards: Mapping[str, Reward]
-    may_leave: bool = True
-    each_alone: bool = False
-    """True if the rewards look at each answer by itself, so that parts of a group may be judged apart."""
-    evaluated: frozenset[str] = frozenset()
-    """Questions of its own evaluation set, which `draw` gives for EVALUATION_SEED."""
-
-    @property
-    def evaluation_size(self) -> int:
-        return len(self.evaluated)
-
-    @property
-    def exchangeable(self) -> bool:
-        """True if other nodes can judge single answers alike and the file does not forbid it."""
-        return self.may_leave and are_exchangeable(self.rewards)
-
-    @property
-    def judges_groups(self) -> bool:
-        """True if a reward compares the answers of a group."""
-        return judge_groups(self.rewards)
-
-    def examples(self, seed: int) -> Iterator[Example]:
-        """Yields the file's own examples. May be read slowly, and alongside other draws. Raises TaskError if
-        the file fails or yields something else."""
-        from swarmnode.tasks.rows import read_row
-
-        index = 0
-        for row in self._rows(seed):
-            example = read_row(row, ExampleKey(self.name, self.version, seed, index), self.path)
-            if seed == EVALUATION_SEED or example.prompt not in self.evaluated:
-                index += 1
-                yield example
-
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Returns the scores of the file's own rewards."""
-        with _LOCK.taken():
-            return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
-
-    def _rows(self, seed: int) -> Iterator[Any]:
-        # A generator of the file is never left waiting between two rows: what it draws from (the global
-        # `random`, say) would be used by others meanwhile. More rows are a new draw from the start.
-        known, count = 0, FIRST_DRAW
-        while True:
-            rows, failure = self._draw_at_once(seed, count)
-            yield from rows[known:]
-            if failure is not None:
-                complaint = f"{self.path}: examples({seed}) failed: {failure!r}"
-                raise TaskError(complaint, hint=where(failure)) from failure
-            if len(rows) < count:
-                return
-            known, count = count, count * DRAW_GROWTH
-
-    def _draw_at_once(self, seed: int, count: int) -> tuple[list[Any], BaseException | None]:
-        """Returns the first `count` rows, or those before the first failure together with the failure."""
-        rows: list[Any] = []
-        assert self.draw is not None
-        with _LOCK.taken():
-            try:
-                rows.extend(islice(self.draw(seed), count))
-            except (Exception, SystemExit) as error:  # noqa: BLE001  raised once the rows before it have been used
-                return rows, error
-        return rows, None
-
 
 def load_tasks(
     specs: Iterable[str], load: Callable[[str], Task] = lambda spec: load_task(spec)
 ) -> tuple[Task, ...]:
     """Loads several tasks, `builtin` standing for all eight of ours. Raises TaskError when two share a name.
-    `load`: loads each one; by default into this process, in a node into others (process.py).
+    `load`: loads each one; by default into this process, in a node into others (isolated_task.py).
 
     >>> [task.name for task in load_tasks(["rev", "sort"])]
     ['rev', 'sort']
@@ -272,8 +114,7 @@ def load_task(spec: str, text: str | None = None) -> Task:
         case TaskKind.BUILTIN:
             return _load_puzzle(spec)
         case kind:
-            load = find("task", TaskKind.HUB if kind == TaskKind.DATA else kind)
-            return _named(load(asked))
+            return _named(task_source(kind).load(asked))
 
 
 def _builtin(name: str) -> Task | None:
@@ -299,11 +140,12 @@ def spec_of(task: Task) -> str | None:
 
 def _unknown(spec: str, names: Sequence[str]) -> TaskError:
     close = difflib.get_close_matches(spec, names, n=1)
-    hint = (
-        f"did you mean {close[0]}?"
-        if close
-        else f"built in are {', '.join(names)}; or give a .py file, or package.module:attribute"
-    )
+    if close:
+        hint = f"did you mean {close[0]}?"
+    elif ":" in spec:
+        hint = f"kinds of tasks are {', '.join(registry.names('task'))}: `swarmnode task list` tells more"
+    else:
+        hint = f"built in are {', '.join(names)}; or give a .py file, or package.module:attribute"
     return TaskError(f"there is no task {spec!r}", hint=hint)
 
 
@@ -370,20 +212,15 @@ def environment_around(
     """Returns a task with an environment around its questions; without `draw` they are the texts of
     `reset`. `own`: the user's rewards; without any, an environment that gives one is its own judge. Raises
     TaskError."""
-    from swarmnode.tasks.play.environments import (
-        EnvironmentTask,
-        blank_rows,
-        judge_themselves,
-        parts_of,
-        version_with_environment,
-    )
+    from swarmnode.tasks.play.environment_parts import blank_rows, judge_themselves, parts_of
+    from swarmnode.tasks.play.environment_task import EnvironmentTask, version_with_environment
 
     parts = parts_of(tools, environment, said, asks_by_reset=source.draw is None)
     if source.draw is None:
         source = replace(source, draw=blank_rows)
-    with _LOCK.taken():
+    with TASK_LOCK.taken():
         rewards = own if judge_themselves(parts) else source.rewards
-    return EnvironmentTask(source, rewards, parts, _LOCK.taken, version_with_environment(source.version))
+    return EnvironmentTask(source, rewards, parts, TASK_LOCK.taken, version_with_environment(source.version))
 
 
 def _tools(module: ModuleType) -> Sequence[object] | None:

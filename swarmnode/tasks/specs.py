@@ -21,18 +21,19 @@ PUZZLE_NAMES = ("countdown", "sudoku")
 
 
 class TaskKind(StrEnum):
-    """The kinds of source that a task is loaded from."""
+    """The kinds of source that are ours. Others are registered by name (task_source.py)."""
 
     BUILTIN = "builtin"
     FILE = "file"
     IMPORT = "import"
     DATA = "data"
     HUB = "hf"
-    GYM = "reasoning-gym"
-    TASKSET = "verifiers"
 
 
-WITHOUT_PREFIX = (TaskKind.BUILTIN, TaskKind.FILE, TaskKind.IMPORT, TaskKind.DATA)
+OWN_KINDS = (TaskKind.BUILTIN, TaskKind.FILE, TaskKind.IMPORT)
+"""Kinds that the loader knows by itself. All others are sources of task_source.py."""
+
+WITHOUT_PREFIX = (*OWN_KINDS, TaskKind.DATA)
 """All others stand before a colon."""
 
 
@@ -41,7 +42,7 @@ class TaskSpec:
     """A task's name as it was typed, taken apart."""
 
     kind: str
-    """A TaskKind, or one that an installed package registers."""
+    """A TaskKind, or one that an extension or an installed package registers."""
     name: str
     """The spec without its options, and without the prefix where there is one."""
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])

@@ -2,27 +2,16 @@
 
 [Task.examples(seed)] -> [draw_train], [draw_held_out] -> rollout
 exchange: ExampleKey  -> [redraw]                      -> score again, locally
-path given by the user -> [load_source] -> loader.py, rewards.py
 
 A task is a stream of examples for each seed. Which examples train and which are held out is not the task's
 choice: a hash of the prompt decides (`is_held_out`), so the two can never overlap, on any node, for any task.
 Only a task with an evaluation set of its own trains on all the rest; the set is part of its version.
-
-`load_source` runs a Python file of the user as a module, and is the one place where a task's code enters the
-process. Only local files that the user named are run; nothing that came over the wire ever reaches it.
 """
 
 import hashlib
-import linecache
-import sys
-import sysconfig
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, Self, TypeGuard, runtime_checkable
 
 from swarmnode.errors import TaskError
@@ -30,89 +19,6 @@ from swarmnode.types import Completion, Example, ExampleKey, Message, Scores
 
 if TYPE_CHECKING:
     from swarmnode.chat import Turn
-
-_MAX_SOURCE_BYTES = 1 << 20
-"""Largest task file in bytes: nobody writes one of a megabyte, but somebody may well point at a data set."""
-
-
-_MOST_TRACEBACK_CHARS = 8000
-"""Longest traceback in characters: a recursion may be deep, and an error may quote an answer."""
-
-_NOT_THEIRS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
-"""Paths of traceback lines that are ours or Python's and do not help the author of a task."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A file that has been run, and the digest of exactly the text that was run."""
-
-    path: Path
-    digest: str
-    module: ModuleType
-
-
-def load_source(path: Path, text: str | None = None) -> Source:
-    """Runs a Python file and returns its module. Raises TaskError naming file and line.
-
-    It may import files beside it, wherever the node was started; installed packages come first, so that no
-    file of the folder takes the place of a library.
-
-    `text`: the file's text, if it was read before.
-    """
-    path = path.expanduser().absolute()
-    text = read_source(path) if text is None else text
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return Source(path, digest, _run(path, text, digest))
-
-
-def read_source(path: Path) -> str:
-    """Returns the text of a file that could be a task. Raises TaskError."""
-    try:
-        if path.stat().st_size > _MAX_SOURCE_BYTES:
-            raise TaskError(f"{path} is larger than {_MAX_SOURCE_BYTES} bytes", hint="is it a Python file?")
-        # Universal newlines: a checkout on Windows must have the digest of one on Linux.
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TaskError(f"cannot read {path}: {error.strerror}", hint="is the path right?") from error
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from error
-
-
-def _run(path: Path, text: str, digest: str) -> ModuleType:
-    module = ModuleType(f"_swarmnode_{path.stem}_{digest}")
-    module.__file__ = str(path)
-    # dataclasses and typing look a class's module up by name while the class is being made.
-    sys.modules[module.__name__] = module
-    linecache.checkcache(str(path))
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    try:
-        exec(compile(text, str(path), "exec"), vars(module))
-    except SyntaxError as error:
-        raise TaskError(f"{path} has a syntax error: {error.msg}", hint=where(error)) from error
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"{path} cannot be loaded: {error!r}", hint=where(error)) from error
-    return module
-
-
-def where(error: BaseException) -> str:
-    """Returns file and line of the user's code that an error comes from, as a hint."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"see {error.filename} line {error.lineno}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
-    return f"see {frames[-1].filename} line {frames[-1].lineno}" if frames else ""
-
-
-def traceback_of(error: BaseException) -> str:
-    """Returns the traceback of an error from the first line of the user's code on, of bounded length."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = (str(Path(__file__).parents[1]), "<frozen")
-    first = next((at for at, frame in enumerate(frames) if not frame.filename.startswith(ours)), len(frames))
-    shown = traceback.StackSummary.from_list(frames[first:]).format()
-    lines = ["Traceback (most recent call last):\n", *shown, *traceback.format_exception_only(error)]
-    text = "".join(lines).rstrip()
-    half = _MOST_TRACEBACK_CHARS // 2
-    return text if len(text) <= 2 * half else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 MAX_INDEX = 4096
@@ -197,7 +103,7 @@ def is_task(given: object) -> TypeGuard[Task]:
 
 class Isolated(ABC):
     """A task whose code runs in processes of its own, which end at a deadline and on demand. The one
-    implementation is in process.py, which is imported only for such a task."""
+    implementation is in isolated_task.py, which is imported only for such a task."""
 
     name: str
     version: str

@@ -9,8 +9,9 @@ in one process, do; `emulated` makes one computer the machines and links of a pl
 >>> from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
 """
 
-from swarmnode.network.in_memory import MemoryNetwork
-from swarmnode.rollout.fake import FakeEngine
-from swarmnode.testing.fakes import FakeLearner, FakeTask
+from swarmnode.network.memory_network import MemoryNetwork
+from swarmnode.rollout.fake_engine import FakeEngine
+from swarmnode.testing.fake_learner import FakeLearner
+from swarmnode.testing.fake_task import FakeTask
 
 __all__ = ["FakeEngine", "FakeLearner", "FakeTask", "MemoryNetwork"]

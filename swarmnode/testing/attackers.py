@@ -17,10 +17,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import ExchangeSettings
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.in_memory import MemoryNetwork
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryNetwork
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.types import Completion, Example, RolloutGroup
 

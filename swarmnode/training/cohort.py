@@ -1,4 +1,4 @@
-"""Where the trainers of several policies meet, so that all of them learn in one batch.
+"""A meeting of the trainers of several policies, so that all of them learn in one batch.
 
 learner of policy 0 --+
                       +--> [Cohort] -> train_together, in the thread of whoever came last
@@ -29,7 +29,7 @@ PATIENCE_S = 30.0
 
 @dataclass(slots=True, eq=False)
 class _Meeting(Generic[Work, Result]):
-    """Those who train together once."""
+    """One common training, with the members that take part."""
 
     works: dict[str, Work] = field(default_factory=dict[str, Work])
     results: dict[str, Result] = field(default_factory=dict[str, Result])
@@ -69,7 +69,7 @@ class Cohort(Generic[Work, Result]):
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Those who have come to the next meeting."""
+        """Members that have come to the next meeting."""
         return tuple(self._next.works)
 
     def train(self, member: str, work: Work) -> Result:

@@ -1,6 +1,6 @@
-"""How good the policy is on questions that no node ever trains on.
+"""Evaluation of the policy on questions that no node ever trains on.
 
-tasks (held-out draws) -> [evaluate] -> [collect] -> partial.py -> engine
+tasks (held-out draws) -> [evaluate] -> [collect] -> partial_rollouts.py -> engine
                              |
                              +-> scores -> Evaluation -> node, `swarmnode eval`
 
@@ -15,9 +15,10 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import Config
 from swarmnode.tasks.task import (
     Task,
@@ -36,7 +37,7 @@ EVAL_SEED = 7_654_321
 """Every node evaluates on the same held-out draw, so that rewards can be compared."""
 
 PASSING_REWARD = 1.0
-"""What a right answer has in most tasks: with it, or more, an answer counts as passed."""
+"""Reward of a right answer in most tasks: with it, or more, an answer counts as passed."""
 
 
 def evaluate(
@@ -110,13 +111,13 @@ def _answers(task: Task, answered: Answered) -> list[str]:
     texts = [completion.text for completion in answered.completions]
     if not is_environment(task):
         return texts
-    from swarmnode.tasks.play.environments import final_answers
+    from swarmnode.tasks.play.conversation_scores import final_answers
 
     return final_answers(answered.example, texts)
 
 
 def measured_with(task: Task, examples: int) -> Iterator[Example]:
-    """What an evaluation asks of a task."""
+    """Returns the examples of a task that an evaluation asks."""
     return islice(draw_held_out(task, EVAL_SEED), None if evaluation_size_of(task) else examples)
 
 
@@ -154,7 +155,8 @@ def collect(
 
 
 def conversation_rules(tasks: Mapping[str, Task], config: Config) -> "ConversationRules | None":
-    """How those of the tasks that answer back are played. None: none of them does."""
+    """Returns the rules by which conversations with the tasks that answer back are played. None: no task
+    does."""
     environments = {name: task for name, task in tasks.items() if is_environment(task)}
     if not environments:
         return None

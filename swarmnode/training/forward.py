@@ -1,4 +1,4 @@
-"""What all policies on one base share while they train: the model, how batches are laid out, and their size.
+"""The forward passes that all policies on one base share while they train: model, layout and size of batches.
 
 samples -> [Forward] -> packing.py (micro-batches), lora_patch.py (whose token it is)
         -> [completion_logprobs] -> log-probability and entropy of every completion token -> trainer.py
@@ -81,7 +81,7 @@ class Forward:
 
     @property
     def mixes_policies(self) -> bool:
-        """Whether tokens of several policies may stand in one batch."""
+        """True if tokens of several policies may stand in one batch."""
         return self._route is not None
 
     def batches(self, samples: Sequence[TrainingSample]) -> Iterator[MicroBatch]:
@@ -220,7 +220,7 @@ class MemoryGuard:
         """`shrink` has the next block need less, or raises what says that it cannot."""
         self._shrink = shrink
         self.ran_out = False
-        """Whether the last block has ended for want of memory."""
+        """True if the last block ended because memory ran out."""
 
     def __enter__(self) -> None:
         self.ran_out = False

@@ -37,8 +37,8 @@ Advantage = Callable[[Sequence[float]], Sequence[float]]
 """The rewards of a group, two at least and not all equal, to as many advantages."""
 
 MeanOver = Literal["tokens", "answers", "answer_sums", "answers_at_full_length"]
-"""What a loss is the mean over: all tokens of the step; or its answers, each with the mean over its tokens,
-with their sum, or with their sum divided by the longest answer that the sampler allows."""
+"""Units that a loss is the mean over: all tokens of the step; or its answers, each with the mean over its
+tokens, with their sum, or with their sum divided by the longest answer that the sampler allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TokenBatch:
     """Log-probabilities under the policy before the round's first update, without gradient."""
     advantages_N: Tensor
     weights_N: Tensor
-    """How much a token counts, in every term: 1, a correction for who sampled it, or 0 to leave it out."""
+    """Weight of a token in every term: 1, a correction for who sampled it, or 0 to leave it out."""
     entropy_N: Tensor | None
     """Entropy of the next-token distribution, with gradient where `entropy_coef` asks for it."""
     reference_N: Tensor | None
@@ -62,7 +62,7 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What the loss is divided by: the size of the whole optimizer step, not of a micro-batch."""
+    """The size of a whole optimizer step, not of a micro-batch: the loss is divided by it."""
 
     sequences: int
     tokens: int
@@ -96,7 +96,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """What a loss makes of each of N tokens, to be maximised, before it is weighted and averaged."""
+    """The objective of each of N tokens, to be maximised, before it is weighted and averaged."""
 
     values_N: Tensor
     clipped_N: Tensor
@@ -119,13 +119,14 @@ class Loss:
     """
 
     surrogate: Callable[[TokenBatch, Clip], Surrogate]
-    """What each token adds. Its own answer alone decides it: others are in the micro-batch by chance."""
+    """Function to the objective of each token. Only the token's own answer may enter: others are in the
+    micro-batch by chance."""
     advantage: Advantage
     """The credit of the answers of a group, from their rewards."""
     mean_over: MeanOver
 
     def counted(self, *, answers: int, tokens: int) -> int:
-        """What a step, or any part of it, counts in the mean: its tokens or its answers."""
+        """Returns the count of a step, or of any part of it, in the mean: its tokens or its answers."""
         return tokens if self.mean_over == "tokens" else answers
 
     def share_N(self, batch: TokenBatch, step: StepSize) -> Tensor:

@@ -74,9 +74,9 @@ class MeasuredTokens:
     age_M: Tensor
     """Versions between the one that sampled the token and the newest at the start of the round."""
     stale_M: Tensor
-    """Whether it was sampled with keys and values of an older version."""
+    """True for tokens that were sampled with keys and values of an older version."""
     corrected_M: Tensor
-    """Whether its weight was truncated or masked."""
+    """True for tokens whose weight was truncated or masked."""
 
 
 def objective(

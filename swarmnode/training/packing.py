@@ -48,7 +48,7 @@ class TrainingSample:
     policy: int = 0
     """Which of the node's policies learns from it."""
     shaped: bool = False
-    """Its tokens count by `corrections.shaped_weights`. Only without behaviour log-probabilities."""
+    """Its tokens count by `objective.shaped_weights`. Only without behaviour log-probabilities."""
     recalled: bool = False
     """An answer of our own that is replayed, without behaviour log-probabilities."""
     given: tuple[Stretch, ...] = ()
@@ -97,10 +97,10 @@ class MicroBatch:
     """Which of the flattened B*T positions predict tokens that are learned: the one before each of them. The
     last token of a shared prompt is there once for every completion."""
     targets_N: Tensor
-    """Those tokens, EOS included, sample after sample."""
+    """The predicted tokens, EOS included, sample after sample."""
     own: OwnTokens
     shaped_N: Tensor | None
-    """True where a token counts by `corrections.shaped_weights`. None: nowhere."""
+    """True where a token counts by `objective.shaped_weights`. None: nowhere."""
     advantages_N: Tensor
     """The sample's advantage at each of its learned tokens."""
     completion_lengths: list[int]
@@ -108,10 +108,10 @@ class MicroBatch:
     tokens_of_policies: tuple[tuple[int, int], ...]
     """(policy, how many of the flattened B*T tokens are its), in order; pads belong to their row's policy."""
     layout: PackedLayout | None
-    """Where the packed samples lie. None: padded."""
+    """Places of the packed samples. None: padded."""
 
     def forward_arguments(self) -> dict[str, Any]:
-        """What the decoder, or the whole causal LM, is called with.
+        """Returns the arguments of the decoder, or of the whole causal LM.
 
         Padded, positions are left to the model: they count from 0, and some families take none.
         """
@@ -233,14 +233,15 @@ def _parts(mates: Sequence[TrainingSample], max_tokens: int) -> Iterator[list[Tr
 
 
 def _size(mates: Sequence[TrainingSample]) -> int:
-    """What samples with one prompt take of a budget: their tokens, or more where they have many keys."""
+    """Returns the tokens of a budget that samples with one prompt take; more than their own if they have many
+    keys."""
     prompt = len(mates[0].prompt_ids)
     keys = sum(sample.length for sample in mates)
     return max(keys - (len(mates) - 1) * prompt, -(-keys // MOST_KEYS_PER_TOKEN))
 
 
 def spare_tokens(tokens: int) -> int:
-    """How many tokens make the length of a row one of 16 between a power of two and the next.
+    """Returns the pads that make the length of a row one of 16 between a power of two and the next.
 
     A number of rows that was not seen lately is dear in bfloat16: oneDNN makes itself ready for it, half a
     millisecond per product, and memory that was freed does not suit, so that the system hands out fresh
@@ -365,6 +366,6 @@ def _own_tokens(samples: Sequence[TrainingSample], device: torch.device) -> OwnT
 
 
 def _learned_in(span: Span, sample: TrainingSample) -> int:
-    """How many tokens of a span are learned."""
+    """Returns the number of tokens of a span that are learned."""
     given = sum(max(0, min(span.end, end) - max(span.start, start)) for start, end in sample.given)
     return span.end - span.start - given

@@ -1,4 +1,4 @@
-"""What training reports and a checkpoint remembers. No torch here: node and tests read these without it.
+"""The reports of training and the state of a checkpoint. No torch here: node and tests read these without it.
 
 trainer.py, evaluation.py, checkpoint.py -> [records] -> node
 """
@@ -16,9 +16,9 @@ from swarmnode.training.rules.sharing_gauge import SharingGauge
 
 
 class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one round of training did. None means that there was nothing to measure.
+    """The report of one round of training. None means that there was nothing to measure.
 
-    Own tokens are those of our own completions in every optimizer step that was taken.
+    Own tokens are the tokens of our own completions in every optimizer step that was taken.
     """
 
     own_groups: int = 0
@@ -46,13 +46,13 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     """Authors whose answers wait until they agree with what we found ourselves (exchange.teachers)."""
     doubted: tuple[str, ...] = ()
-    """Those of them that were measured, and are fetched from as newcomers are."""
+    """Waiting authors that were measured; they are fetched from as newcomers are."""
     tokens: int = 0
     """Completion tokens trained on, in each inner epoch anew."""
     optimizer_steps: int = 0
     """Optimizer steps taken."""
     learning_rate: float | None = None
-    """That of the round, by training.schedule."""
+    """Learning rate of the round, by training.schedule."""
     loss: float | None = None
     """Mean loss of the steps."""
     grad_norm: float | None = None
@@ -71,7 +71,7 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     mean_age: float | None = None
     """Mean number of versions by which an own token is older than the newest."""
     max_age: int | None = None
-    """The same for the oldest own token."""
+    """Number of versions by which the oldest own token is older than the newest."""
     stale_kv_share: float | None = None
     """Share of own tokens that were sampled with keys and values of an older version."""
     effective_sample_size: float | None = None
@@ -81,13 +81,14 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     behaviour_kl: float | None = None
     """KL divergence from what sampled the own tokens to the trainer's policy before the round, in nats."""
     engine_kl: float | None = None
-    """The same over own tokens of the newest version with fresh keys and values: the engine's arithmetic
-    against the trainer's, without staleness."""
+    """KL divergence over own tokens of the newest version with fresh keys and values, in nats: the engine's
+    arithmetic against the trainer's, without staleness."""
     engine_gap: float | None = None
-    """Mean |log-probability of the engine - of the trainer before the round| over those tokens, in nats."""
+    """Mean |log-probability of the engine - of the trainer before the round| over the tokens of engine_kl, in
+    nats."""
     agreement: float | None = None
-    """Cosine of strangers' part of the optimizer's steps with the gradient of our own reward (agreement.py).
-    """
+    """Cosine of strangers' part of the optimizer's steps with the gradient of our own reward
+    (rules/gradient_agreement.py)."""
     seconds: float = 0.0
     """Time that this took."""
 
@@ -125,7 +126,7 @@ class Counters(msgspec.Struct, kw_only=True):
     evaluated_round: int | None = None
     external_groups_trained: dict[str, int] = {}
     sharing: SharingGauge = SharingGauge()
-    """Whether what others teach helps us, and how much of it is taken."""
+    """Measured worth of others' answers to us, and the share of them that is taken."""
 
     def of_other_tasks(self) -> "Counters":
         """The numbers of a run that goes on with other tasks: what was measured of it was of those before."""
@@ -164,7 +165,8 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """What a held-out reward is a mean over. Rewards of different ones cannot be compared."""
+    """The examples that a held-out reward is a mean over. Rewards of different measures cannot be
+    compared."""
 
     tasks: tuple[str, ...] = ()
     examples: int = 0
@@ -184,17 +186,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Mean reward of exactly this policy on held-out draws. None: it was not evaluated in this round."""
     measure: Measure = Measure()
     task_specs: tuple[str, ...] = ()
-    """What it was trained on: built-in names, and paths of files on the machine that wrote this."""
+    """Tasks that it was trained on: built-in names, and paths of files on the machine that wrote this."""
     tasks: dict[str, str] = {}
     """The version of each task, by name, its rewards included. Empty: an earlier version of this program did
     not note them."""
     settings: dict[str, Any] = {}
-    """What shaped learning (learning_settings.py). Empty: as with `tasks`."""
+    """Settings that shaped learning (learning_settings.py). Empty: as with `tasks`."""
     digests: dict[str, str]
 
 
 def read_state(folder: Path) -> State:
-    """What state.json says, without a look at the other files. Raises as `read_checkpoint` does."""
+    """Returns the content of state.json without a look at the other files. Raises as `read_checkpoint`
+    does."""
     try:
         state = msgspec.json.decode((folder / STATE).read_bytes(), type=_Versioned)
         if state.format != FORMAT:

@@ -1,4 +1,4 @@
-"""What one policy is trained on in one round, and what was measured while it was.
+"""The samples that one policy is trained on in one round, and the measurements of that round.
 
 RolloutGroup, or a rule's Lessons -> [group_samples, lesson_samples, replayed_samples] -> TrainingSample
         -> Trainer.prepare -> [RoundOfPolicy] -> take_step -> [MeasuredRound] -> TrainReport
@@ -53,7 +53,7 @@ class StepSums:
 
 @dataclass(slots=True)
 class MeasuredRound:
-    """What is measured during one round, before it becomes a report."""
+    """The measurements of one round before they become a report."""
 
     started: float = field(default_factory=time.perf_counter)
     groups: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
@@ -72,7 +72,7 @@ class MeasuredRound:
     """The same of authors (teachers.py)."""
     norms: list[float] = field(default_factory=list[float])
     steps: list[StepSums] = field(default_factory=list[StepSums])
-    """Those that were taken."""
+    """Steps that were taken."""
 
     def report(self, tokens: int, micro_batch_tokens: int, *, with_reference: bool) -> TrainReport:
         """`tokens` are those of the round; means are over those of the steps that were taken."""
@@ -128,10 +128,11 @@ class RoundOfPolicy:
     """
 
     def compares(self, step: int) -> bool:
-        """Whether own and foreign samples of a step are kept apart: in the first of a round, if it has both.
-        Samples are shuffled over the steps, so it stands for all. Micro-batches of their own cost small
-        models most: a fifth of the tiny policy's training time, and two fifths if every step had them. Beside
-        few own samples nothing can be said: whoever catches up goes by its reward (node/catching_up.py)."""
+        """Returns True if a step's own and foreign samples go into separate micro-batches: the first step of
+        a round does, if it has both. Samples are shuffled over the steps, so it stands for all. Separate
+        micro-batches cost small models most: a fifth of the tiny policy's training time, and two fifths if
+        every step had them. Beside few own samples nothing can be said: whoever catches up goes by its reward
+        (node/catching_up.py)."""
         if self.agreement is None or step > 0 or self.catches_up:
             return False
         return {"own", "foreign"} <= {sample.source for sample in self.steps[step]}
@@ -142,7 +143,8 @@ class RoundOfPolicy:
         return not self.catches_up or sample.behaviour_logprobs is not None
 
     def size(self, step: int) -> StepSize:
-        """What the loss of one optimizer step is divided by, however it is cut into micro-batches."""
+        """Returns the size that the loss of one optimizer step is divided by, however it is cut into
+        micro-batches."""
         samples = self.steps[step]
         return StepSize(len(samples), completion_tokens(samples), self.max_tokens)
 
@@ -162,7 +164,7 @@ class RoundOfPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SampleRules:
-    """What makes samples of lessons, for one policy."""
+    """Everything that turns lessons into samples of one policy."""
 
     render: Callable[[str], tuple[int, ...]]
     """Token ids of a prompt."""

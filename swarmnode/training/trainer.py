@@ -9,7 +9,7 @@ Group-normalised advantages on LoRA parameters, an asymmetric clip, no KL unless
 policy sampled are corrected by weight; external groups are treated as if prox had sampled them. What is
 learned of a round, and what is replayed beside it, is the rule's (rules.py).
 
-Where several policies learn on one base (together.py), a step is that of each of them, and their samples
+Where several policies learn on one base (cohort.py), a step is that of each of them, and their samples
 share the micro-batches. All that decides is still each policy's own: the size that its loss is divided by,
 its gradient norm, its optimizer, its version.
 """
@@ -46,7 +46,7 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 CLIP_EPSILON = 1e-6
-"""What torch adds to the norm by which it clips."""
+"""Number that torch adds to the norm by which it clips."""
 
 PROMPTS_RENDERED = 4096
 """Prompts whose tokens are kept."""
@@ -76,8 +76,8 @@ class Trainer:
         """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
         shared with the trainers of other policies on it; without one this policy is alone. `rule`: how it
         learns from others; None: as SAPO does. `compares`: reports tell whether others' answers pull the
-        policy where its own reward does (agreement.py). `rounds`: how many there will be in all, for a
-        learning rate that falls until then."""
+        policy where its own reward does (gradient_agreement.py). `rounds`: how many there will be in all, for
+        a learning rate that falls until then."""
         self.policy = policy
         self.config = config
         self.seed = seed
@@ -107,7 +107,8 @@ class Trainer:
 
         Without a single such group, or when no gradient was finite, no step is taken and the version stays.
         """
-        return train_round(self.prepare(own, external, foreign_share))
+        (report,) = train_together([self.prepare(own, external, foreign_share)])
+        return report
 
     def prepare(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
@@ -183,17 +184,19 @@ def _measured(
     return measured
 
 
-def train_round(one: RoundOfPolicy) -> TrainReport:
-    """Train a policy on its samples and raise its version by one.
+def train_together(rounds: Sequence[RoundOfPolicy]) -> list[TrainReport]:
+    """Train each policy on its samples and raise its version by one; reports in the order of `rounds`.
 
-    Without a sample it takes no optimizer step (Adam would move on momentum alone) and keeps its version; so
-    it does where its gradients were not finite.
+    All policies stand on one base and share its `Forward`: their tokens share the micro-batches, and each
+    one's gradient is the one it would have alone, up to the rounding of sums of another shape. A policy with
+    fewer steps than another is done earlier. Without a sample it takes no step (Adam would move on momentum
+    alone) and keeps its version; so it does if its gradients are not finite.
     """
-    with one.forward.alone():
-        known = known_before([one])
-        for number in range(len(one.steps)):
-            take_step([OptimizerStep(one, number)], known)
-    return one.finish()
+    with rounds[0].forward.alone():
+        known = known_before(rounds)
+        for number in range(max(len(one.steps) for one in rounds)):
+            take_step([OptimizerStep(one, number) for one in rounds if number < len(one.steps)], known)
+    return [one.finish() for one in rounds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +204,13 @@ class KnownLogprobs:
     """Log-probabilities that do not change while the round trains."""
 
     prox: Logprobs
-    """Those under the policy before the round's first update. Samples of the first step alone are not among
-    them: the policy has not moved yet, so theirs are the current ones."""
+    """Log-probabilities under the policy before the round's first update. Samples of the first step alone are
+    not among them: the policy has not moved yet, so theirs are the current ones."""
     reference: Logprobs
-    """Those under the base model; empty when no KL divergence to it is asked for."""
+    """Log-probabilities under the base model; empty when no KL divergence to it is asked for."""
 
     def beside(self, current: TokenLogprobs, batch: MicroBatch) -> ScoredTokens:
-        """What the loss of a micro-batch needs, with what is known of its samples."""
+        """Returns a micro-batch's current log-probabilities beside the known ones of its samples."""
         now = zip(batch.samples, current.logprobs_N.detach().split(batch.completion_lengths), strict=True)
         prox_N = torch.cat([self.prox.get(id(sample), row) for sample, row in now])
         if not self.reference:
@@ -218,7 +221,7 @@ class KnownLogprobs:
 
 
 def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
-    """What is known before the first update of these rounds; all stand on one base."""
+    """Returns the log-probabilities that the first update of these rounds needs; all stand on one base."""
     forward, config = rounds[0].forward, rounds[0].config
     later = _each_once(
         sample for one in rounds for step in one.steps[1:] for sample in step if one.is_clipped(sample)
@@ -265,12 +268,12 @@ class OptimizerStep:
         self.samples = one.steps[number]
         self.size = one.size(number)
         self.sums = StepSums()
-        """What its micro-batches came to so far."""
+        """Sums over its micro-batches so far."""
         self._compared = one.agreement if one.compares(number) else None
 
     @property
     def compares_sources(self) -> bool:
-        """Whether samples of each source must be in micro-batches of their own, source after source."""
+        """True if samples of each source must be in micro-batches of their own, source after source."""
         return self._compared is not None
 
     def begin(self) -> None:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import NetworkError
 from swarmnode.extensions.vllm.compat import missing_reason
-from swarmnode.network.daemon.p2pd_control import find_daemon
+from swarmnode.network.daemon.hivemind_wheel import find_daemon
 from swarmnode.rollout.engine import Engine
 from tests.contracts.hosts import HostFactory, memory_hosts, p2pd_hosts, private_hosts
 

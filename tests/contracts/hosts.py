@@ -4,9 +4,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from swarmnode.identity import keys
-from swarmnode.network.daemon.p2pd import P2pdHost
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.identity import key_file
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.daemon.p2pd_host import P2pdHost
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.private.private_host import PrivateHost
 from swarmnode.network.private.private_swarm import PrivateSwarm
 from swarmnode.network.private.swarm_record import SwarmRecord, file_of, founded, save
@@ -19,7 +20,7 @@ def memory_hosts(folder: Path) -> HostFactory:
     """Makes hosts of one network in this process, each with a key of its own in `folder`."""
     network = MemoryNetwork(seed=1)
     paths = (folder / f"{number}.key" for number in range(100))
-    return lambda: network.host(keys.load_or_create(next(paths)).peer_id)
+    return lambda: network.host(key_file.load_or_create(next(paths)).peer_id)
 
 
 def p2pd_hosts(folder: Path) -> HostFactory:
@@ -28,7 +29,7 @@ def p2pd_hosts(folder: Path) -> HostFactory:
 
     def make() -> StreamHost:
         path = next(paths)
-        keys.load_or_create(path)
+        key_file.load_or_create(path)
         return P2pdHost(path)
 
     return make
@@ -36,7 +37,7 @@ def p2pd_hosts(folder: Path) -> HostFactory:
 
 def private_hosts(folder: Path, below: HostFactory) -> HostFactory:
     """Makes hosts of one private swarm on others, each with a home of its own in `folder`."""
-    record = founded("friends", keys.NodeKey.generate(), (), ())
+    record = founded("friends", NodeKey.generate(), (), ())
     homes = (folder / f"home{number}" for number in range(100))
     return lambda: member(below(), record, next(homes))
 

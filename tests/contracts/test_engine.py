@@ -36,8 +36,8 @@ from transformers.generation.logits_process import (
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.testing.local_chain import LocalChain
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
@@ -51,8 +51,8 @@ from swarmnode.rollout.engine import (
     Sampled,
     SamplingParams,
 )
-from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.shared import SharedEngine, versions_needed
+from swarmnode.rollout.fake_engine import FakeEngine
+from swarmnode.rollout.shared_engine import SharedEngine, versions_needed
 from swarmnode.settings.config import PolicyConfig
 from swarmnode.types import Span
 from tests.conversations import Talk

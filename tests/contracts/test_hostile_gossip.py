@@ -11,12 +11,12 @@ import pytest
 from benchmarks.attackers.daemon import identity
 from benchmarks.attackers.wire import GOSSIP, Author, gossip, publishing, subscribing_to_many
 from swarmnode.errors import NetworkError
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.daemon import p2pd_incoming, p2pd_process
-from swarmnode.network.daemon.p2pd import P2pdHost
-from swarmnode.network.daemon.p2pd_incoming import received_bytes
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.daemon import daemon_memory, traffic
+from swarmnode.network.daemon.p2pd_host import P2pdHost
+from swarmnode.network.daemon.received_bytes import received_bytes
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Message, Subscription
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.streams import SocketStream
 from tests.contracts.hosts import p2pd_hosts
 
@@ -118,7 +118,7 @@ async def test_who_makes_the_daemon_grow_is_sent_away_and_the_daemon_stays(
 ):
     if received_bytes(frozenset({1})) is None:
         pytest.skip("the kernel does not tell who sends what")
-    monkeypatch.setattr(p2pd_process, "RELIEF_AT_BYTES", 8 * 2**20)
+    monkeypatch.setattr(daemon_memory, "RELIEF_AT_BYTES", 8 * 2**20)
     async with attacked(tmp_path) as (victim, stream, _):
         async with p2pd_hosts(tmp_path / "honest")() as honest:
             await honest.connect((await victim.addresses())[0])
@@ -133,9 +133,9 @@ async def test_who_makes_the_daemon_grow_is_sent_away_and_the_daemon_stays(
 async def test_a_daemon_that_grew_too_large_is_replaced_and_goes_on_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(p2pd_incoming, "LEAST_BLAME_BYTES", 2**40)  # nobody is known to be to blame
+    monkeypatch.setattr(traffic, "LEAST_BLAME_BYTES", 2**40)  # nobody is known to be to blame
     # A daemon that has just begun grows by some twenty by itself.
-    monkeypatch.setattr(p2pd_process, "MAX_GROWTH_BYTES", 48 * 2**20)
+    monkeypatch.setattr(daemon_memory, "MAX_GROWTH_BYTES", 48 * 2**20)
     async with attacked(tmp_path) as (victim, stream, heard):
         pid, addresses = victim.daemon_pid, await victim.addresses()
         await grow(victim, stream, lambda: victim.daemon_pid != pid)

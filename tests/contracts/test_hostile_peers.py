@@ -17,15 +17,18 @@ import pytest
 import zstandard
 
 from swarmnode.errors import NetworkError, Rejected, TaskError
-from swarmnode.exchange.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import MAX_POOL_HEADERS_PER_AUTHOR, MAX_RAW_BODY_BYTES, ExchangeSettings
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.gossip.header_gossip import topic_of
+from swarmnode.exchange.limits import MAX_POOL_HEADERS_PER_AUTHOR, MAX_RAW_BODY_BYTES
 from swarmnode.exchange.messages import Answer, decode_body, encode_body, encode_header, hash_body
-from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES, topic_of
-from swarmnode.exchange.validation import HEADER_CONTEXT
-from swarmnode.identity.keys import NodeKey, seal
+from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
+from swarmnode.identity.envelope import seal
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Handler
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import MAX_INDEX, draw_train, is_held_out, score_strictly
 from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, Scores, one_span
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from swarmnode.extensions.pipeline.plans.plan import Plan
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
-from swarmnode.extensions.pipeline.stages.objectives import LossInputs, cross_entropy
+from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, cross_entropy
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
-from swarmnode.identity import keys
+from swarmnode.identity import key_file
 from tests.contracts.hosts import HostFactory
 from tests.unit.extensions.pipeline.members import PATIENT, ListFeed, crew, instance_of, sgd, stage_worker
 from tests.unit.extensions.pipeline.tiny_models import (
@@ -38,7 +38,7 @@ async def test_members_train_together(new_host: HostFactory, tmp_path: Path) -> 
         lambda stage: stage_worker(folder, ENDS, stage, cut, SETTINGS),
         settings=PATIENT,
         hosts=hosts,
-        keys=[keys.load(tmp_path / f"{number}.key") for number in range(3)],
+        keys=[key_file.load(tmp_path / f"{number}.key") for number in range(3)],
     ) as found:
         for step in (1, 2):
             report = await found.nodes[0].member.train(ListFeed(used, 2))

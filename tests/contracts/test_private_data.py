@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import MAX_HEADER_BYTES, ExchangeSettings
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.limits import MAX_HEADER_BYTES
 from swarmnode.exchange.messages import decode_body, decode_header
-from swarmnode.exchange.validation import HEADER_CONTEXT
-from swarmnode.identity.keys import NodeKey, unseal
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
+from swarmnode.identity.envelope import unseal
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.task import Task, draw_train, score_strictly
 from swarmnode.types import Completion, FinishReason, RolloutGroup, one_span

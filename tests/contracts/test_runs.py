@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import swarmnode as sn
 from swarmnode.cli.app import app
 from swarmnode.errors import CheckpointError, IdentityInUse
-from swarmnode.identity.keys import load_or_create
+from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
 from swarmnode.training.checkpoints.run_folders import runs_in

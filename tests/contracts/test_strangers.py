@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError, PeerUnreachable
-from swarmnode.identity.keys import NodeKey, load_or_create
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Message
 from swarmnode.network.private.swarm_key import SwarmKey
 from swarmnode.network.private.swarm_record import SwarmRecord, changed, file_of, founded, load, save

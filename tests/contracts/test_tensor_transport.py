@@ -16,9 +16,9 @@ from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
-from swarmnode.identity import keys
-from swarmnode.network.daemon.p2pd import P2pdHost
-from swarmnode.network.daemon.p2pd_control import find_daemon
+from swarmnode.identity import key_file
+from swarmnode.network.daemon.hivemind_wheel import find_daemon
+from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.streams import ByteStream
 from tests.contracts.hosts import HostFactory, connected
 
@@ -232,7 +232,7 @@ async def test_after_its_daemon_died_a_member_takes_tensors_again(tmp_path: Path
     except NetworkError as error:
         pytest.skip(str(error))
     for name in ("alice", "bob"):
-        keys.load_or_create(tmp_path / name)
+        key_file.load_or_create(tmp_path / name)
     encoded = encode(torch.ones(8), "fp16")
     async with P2pdHost(tmp_path / "alice") as alice, P2pdHost(tmp_path / "bob") as bob:
         await alice.connect((await bob.addresses())[0])

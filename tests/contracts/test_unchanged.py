@@ -16,8 +16,8 @@ import pytest
 from swarmnode.chat import Turn, transcript
 from swarmnode.node.building.assemble import start_tasks
 from swarmnode.settings.config_layers import load_config
-from swarmnode.tasks.judging.judged import draw_round
-from swarmnode.tasks.judging.task_process import IsolatedTask
+from swarmnode.tasks.drawing.example_stream import draw_round
+from swarmnode.tasks.processes.isolated_task import IsolatedTask
 from swarmnode.tasks.task import Task, is_environment, is_held_out, redraw, score_strictly
 from swarmnode.types import Example
 
@@ -111,13 +111,11 @@ def test_forty_data_sets_of_reasoning_gym(name: str) -> None:
     assert len(lines) <= MOST_LINES
 
 
-def test_a_data_set_of_reasoning_gym_with_parameters_from_a_file(tmp_path: Path) -> None:
+def test_a_data_set_of_reasoning_gym_with_parameters(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym", reason="the extra `tasks` is not installed")
-    lines = ["--task reasoning-gym:chain_sum", "[tasks.reasoning_gym.chain_sum]", "min_terms = 6"]
-    file = tmp_path / "mine.toml"
-    file.write_text("\n".join(lines[1:]))
+    lines = ["--task reasoning-gym:chain_sum?min_terms=6"]
     with ExitStack() as stack:
-        task = joined(stack, ["--task", "reasoning-gym:chain_sum"], file)
+        task = joined(stack, ["--task", "reasoning-gym:chain_sum?min_terms=6"])
         example = one_of(task)
         assert sum(example.prompt.count(sign) for sign in "+-") >= 5
         assert task.score(example, [str(example.columns["answer"])]) == [{"score_answer": 1.0}]

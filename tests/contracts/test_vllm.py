@@ -45,7 +45,7 @@ from swarmnode.extensions.vllm.vllm_lora import GroupedLora
 from swarmnode.extensions.vllm.vllm_policies import linear_weights
 from swarmnode.extensions.vllm.vllm_rows import segment_seed
 from swarmnode.rollout.engine import BASE_VERSION, Engine, Output, PolicyUpdate, Request, SamplingParams
-from swarmnode.rollout.select import make_engine
+from swarmnode.rollout.engine_choice import make_engine
 from tests.conversations import Talk
 
 VOCAB = 61

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.announcing import ModelLabel, compose
+from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, MAX_REQUEST_BYTES, read_request
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
+from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.limits import MAX_BODY_BYTES
-from swarmnode.exchange.planes import BODY_PROTOCOL, MAX_REQUEST_BYTES, read_request, topic_of
-from swarmnode.identity.keys import load_or_create
-from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, RolloutGroup, one_span
 from tests.homes.member import LIFE_S, Addition

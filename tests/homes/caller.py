@@ -12,8 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from swarmnode.errors import NetworkError
-from swarmnode.identity.keys import load_or_create
-from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.multiaddr import is_relayed
 
 PROTOCOL = "/lab/digest/1"

@@ -1,6 +1,6 @@
 """A home's router that forwards ports on request (NAT-PMP, RFC 6886), to be run on it: `nat_pmp.py ADDRESS`.
 
-ADDRESS is the one that it has outside. What it forwards is a rule of the router's nftables (network/lab.py).
+ADDRESS is the one that it has outside. What it forwards is a rule of the router's nftables (nat_lab.py).
 """
 
 import socket

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmnode.network.lab import Lab
+from swarmnode.network.nat_lab import Lab
 from tests.homes.conftest import until
 from tests.homes.test_homes import Start
 

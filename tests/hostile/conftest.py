@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.attackers.handle import Attacker
 from swarmnode.errors import NetworkError
-from swarmnode.network.daemon.p2pd_control import find_daemon
+from swarmnode.network.daemon.hivemind_wheel import find_daemon
 from tests.joined_node import JoinedNode
 from tests.warm_start import WarmStart
 

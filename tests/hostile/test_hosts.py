@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.attackers.handle import Attacker
 from swarmnode.errors import HostDown, NetworkError
-from swarmnode.identity import keys
-from swarmnode.network.daemon.p2pd import P2pdHost
+from swarmnode.identity import key_file
+from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.host import Subscription
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
@@ -25,7 +25,7 @@ BOUND_MIB = 300
 
 
 def host_in(folder: Path, name: str) -> P2pdHost:
-    keys.load_or_create(folder / f"{name}.key")
+    key_file.load_or_create(folder / f"{name}.key")
     return P2pdHost(folder / f"{name}.key")
 
 

@@ -35,7 +35,7 @@ def settled(node: JoinedNode) -> int:
 
 def remembers(node: JoinedNode) -> bool:
     """Whether the ban and the groups are on the disk: what a node knows of others goes there now and then."""
-    from swarmnode.exchange.record import load
+    from swarmnode.exchange.peers.exchange_record import load
 
     record = load(node.paths.exchange_record)
     return (

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import HostDown, NetworkError
-from swarmnode.identity import keys
-from swarmnode.network.daemon.p2pd import P2pdHost
-from swarmnode.network.daemon.p2pd_control import find_daemon
-from swarmnode.network.daemon.p2pd_supervisor import PROBE_INTERVAL_S
+from swarmnode.identity import key_file
+from swarmnode.network.daemon.daemon_supervisor import PROBE_INTERVAL_S
+from swarmnode.network.daemon.hivemind_wheel import find_daemon
+from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.host import Subscription
 
 TOPIC = "/swarmnode/3/test/rollouts/0"
@@ -31,7 +31,7 @@ def needs_the_daemon() -> None:
 
 def host_in(folder: Path, name: str) -> P2pdHost:
     path = folder / f"{name}.key"
-    keys.load_or_create(path)
+    key_file.load_or_create(path)
     return P2pdHost(path)
 
 

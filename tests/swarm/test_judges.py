@@ -63,7 +63,7 @@ def task_that_hangs(
 @pytest.mark.parametrize(
     ("kind", "number", "overlap"),
     [
-        # More ways to hang are in tests/unit/tasks/judging/test_task_process.py: to a node they are one.
+        # More ways to hang are in tests/unit/tasks/processes/test_isolated_task.py: to a node they are one.
         ("holds the interpreter", signal.SIGTERM, "--overlap"),
         ("catches everything", signal.SIGINT, "--no-overlap"),
     ],

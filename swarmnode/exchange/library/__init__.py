@@ -1,7 +1,7 @@
 """The swarm's library: right answers that anyone can have later, as their authors signed them.
 
-signed_group.py (one row) -> shelf.py (what this node keeps, a file) -> pages.py (asked for and served)
+signed_group.py (one row) -> shelf.py (what this node keeps) -> library_pages.py (asked for and served)
                                    ^                                       |
                                    +--- borrower.py (asks, has judged) <---+    all of it: swarm_library.py
-files.py: libraries as files, for people
+library_files.py: libraries as files, for people
 """

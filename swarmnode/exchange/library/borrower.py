@@ -1,7 +1,7 @@
 """Asks several peers for their libraries, and has all of it judged here.
 
-shelf.py (what the home has), pages.py (what peers have) -> [Borrower] -> check_header, check_body, as for
-        groups that were announced -> [Borrower.draw] -> a round's external groups -> mending -> the book
+shelf.py (what the home has), library_pages.py (what peers have) -> [Borrower] -> check_header, check_body as
+        for groups that were announced -> [Borrower.draw] -> a round's external groups -> mending -> the book
 
 A group of a library takes the way of any other group, but for its age, which says nothing of a right answer.
 The same is not taken twice: groups are known by author and hash. What is new is who gives it. A peer is asked
@@ -18,23 +18,24 @@ Nothing waits for any of this: rounds take what is there.
 
 import asyncio
 import logging
-import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
-from swarmnode.exchange.fetcher import Fetcher
-from swarmnode.exchange.library.pages import LibraryPage, LibraryPages, PageRequest, PageRow
+from swarmnode.exchange.bodies.body_transfer import HASH_BYTES, BodyTransfer
+from swarmnode.exchange.bodies.fetcher import Fetcher
+from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.exchange_context import ExchangeContext
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.library.library_pages import LibraryPage, LibraryPages, PageRequest, PageRow
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import GroupName, SignedGroup, glance
-from swarmnode.exchange.limits import LEAST_NEED, PENALTIES, ExchangeSettings, Reason
-from swarmnode.exchange.messages import Announcement, Arrival, Header, hash_body
-from swarmnode.exchange.planes import HASH_BYTES, BodyPlane
-from swarmnode.exchange.reputation import Ledger
-from swarmnode.exchange.validation import CheckedBody, check_header
-from swarmnode.network.host import Host
-from swarmnode.tasks.task import Task, may_be_exchanged
+from swarmnode.exchange.limits import LEAST_NEED
+from swarmnode.exchange.messages import Announcement, Header, hash_body
+from swarmnode.exchange.validation.body_check import CheckedBody
+from swarmnode.exchange.validation.header_check import check_header
+from swarmnode.tasks.task import may_be_exchanged
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -92,20 +93,6 @@ _TOLD_BY_ITSELF = frozenset(reason for reason, penalty in PENALTIES.items() if p
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeParts:
-    """What an exchange lends its library from among its own."""
-
-    host: Host
-    bodies: BodyPlane
-    fetcher: Fetcher
-    ledger: Ledger
-    settings: ExchangeSettings
-    tasks: Mapping[str, Task]
-    arrive: Callable[[], Arrival]
-    rng: random.Random
-
-
-@dataclass(frozen=True, slots=True)
 class Borrowed:
     """What came of libraries since the start."""
 
@@ -126,12 +113,17 @@ class Borrowed:
 class Borrower:
     """`run` fetches beside everything else; `draw` gives what was judged."""
 
-    def __init__(self, pages: LibraryPages, shelf: Shelf, parts: ExchangeParts) -> None:
-        self._pages, self._shelf = pages, shelf
-        self._host, self._bodies, self._fetcher = parts.host, parts.bodies, parts.fetcher
-        self._ledger, self._settings = parts.ledger, parts.settings
-        self._arrive, self._rng = parts.arrive, parts.rng
-        self._tasks = {name: task for name, task in parts.tasks.items() if may_be_exchanged(task)}
+    def __init__(
+        self,
+        context: ExchangeContext,
+        pages: LibraryPages,
+        shelf: Shelf,
+        bodies: BodyTransfer,
+        fetcher: Fetcher,
+    ) -> None:
+        self._context, self._settings, self._ledger = context, context.settings, context.ledger
+        self._pages, self._shelf, self._bodies, self._fetcher = pages, shelf, bodies, fetcher
+        self._tasks = {name: task for name, task in context.tasks.items() if may_be_exchanged(task)}
         self._ready: deque[RolloutGroup] = deque()
         self._known: set[GroupName] = set()
         """Groups that were looked at, or are about to be."""
@@ -234,13 +226,13 @@ class Borrower:
         since = _now_s() - AGAIN_S
         self._asked_at = {peer: at for peer, at in self._asked_at.items() if at > since}
         try:
-            peers = sorted(set(await self._host.peers()) - self._asked_at.keys())
+            peers = sorted(set(await self._context.host.peers()) - self._asked_at.keys())
         except NetworkError:
             return []
-        self._rng.shuffle(peers)
+        self._context.rng.shuffle(peers)
         # Policies of this process have one home, and hand each other what they find.
-        strangers = [peer for peer in peers if self._fetcher.trust_of(peer) != "neighbour"]
-        return [peer for peer in strangers if not self._is_banned(peer)]
+        strangers = [peer for peer in peers if self._context.trust_of(peer) != "neighbour"]
+        return [peer for peer in strangers if not self._context.is_banned(peer)]
 
     async def _borrow_from(self, peer: str) -> None:
         """Everything that one peer may give us. The peer boundary: it ends without an exception."""
@@ -259,16 +251,16 @@ class Borrower:
     def _turns(self, lender: "_Lender") -> Iterator["_Section"]:
         """Sections of the peer's library that have more, in turns and the more often the more we need them,
         as long as it is asked."""
-        start = self._rng.randbytes(HASH_BYTES)
+        start = self._context.rng.randbytes(HASH_BYTES)
         sections = [_Section(task.name, task.version, start, after=start) for task in self._tasks.values()]
-        self._rng.shuffle(sections)
+        self._context.rng.shuffle(sections)
         while sections:
             for section in tuple(sections):
-                if self._is_enough() or lender.is_done or self._is_banned(lender.peer):
+                if self._is_enough() or lender.is_done or self._context.is_banned(lender.peer):
                     return
                 if section.is_over:
                     sections.remove(section)
-                elif self._rng.random() < max(LEAST_NEED, self._fetcher.needs.get(section.task, 1.0)):
+                elif self._context.rng.random() < max(LEAST_NEED, self._fetcher.needs.get(section.task, 1.0)):
                     yield section
 
     async def _ask_on(self, lender: "_Lender", section: "_Section") -> None:
@@ -288,7 +280,7 @@ class Borrower:
             self._refuse(lender, rejected)
 
     async def _page(self, lender: "_Lender", section: "_Section") -> LibraryPage:
-        if not self._ledger.reputation.ask(lender.peer, self._arrive().at):
+        if not self._ledger.reputation.ask(lender.peer, self._context.clock()):
             raise Rejected(Reason.UNAVAILABLE)
         request = PageRequest(section.task, section.version, section.after)
         return await self._pages.ask(lender.peer, request, timeout_s=ASK_S)
@@ -299,7 +291,7 @@ class Borrower:
         name = author, header.body_hash
         if not section.passes(header) or name in self._known or name in self._shelf:
             return False
-        if self._is_banned(author) or self._of_author[author] >= MAX_PER_AUTHOR:
+        if self._context.is_banned(author) or self._of_author[author] >= MAX_PER_AUTHOR:
             return False
         announcement = self._checked(row.sealed, self._settings)
         self._known.add(name)
@@ -326,7 +318,7 @@ class Borrower:
 
     async def _judge_what_waits(self, lender: "_Lender") -> None:
         """Everything that was fetched of a peer: in one thread, as long as that is quick."""
-        while lender.waiting and not self._is_banned(lender.peer):
+        while lender.waiting and not self._context.is_banned(lender.peer):
             await self._until_it_may_be_judged(lender)
             for (announcement, body), found in await self._judged(lender.waiting, payer=lender.peer):
                 if not isinstance(found, Rejected) and found.fingerprint in self._contents:
@@ -354,7 +346,9 @@ class Borrower:
     # ---- what both are ----
 
     def _checked(self, sealed: bytes, settings: ExchangeSettings) -> Announcement:
-        return check_header(sealed, self._arrive(), settings=settings, tasks=self._tasks, in_library=True)
+        return check_header(
+            sealed, self._context.arrive(), settings=settings, tasks=self._tasks, in_library=True
+        )
 
     async def _judged(
         self, waiting: list[tuple[Announcement, bytes]], *, payer: str | None
@@ -392,9 +386,6 @@ class Borrower:
         looked_at = len(self._known) >= MAX_LOOKED_AT
         return looked_at or self._taken >= MAX_BORROWED or self._taken_bytes >= MAX_BORROWED_BYTES
 
-    def _is_banned(self, peer: str) -> bool:
-        return self._ledger.reputation.is_banned(peer, self._arrive().at)
-
     async def _until_there_is_room(self) -> None:
         while len(self._ready) >= MAX_READY:  # noqa: ASYNC110  rounds have no event to wait for
             await asyncio.sleep(LOOK_EVERY_S)
@@ -406,7 +397,7 @@ class Borrower:
     async def _until_it_may_be_asked(self, lender: "_Lender") -> None:
         """Wait for its allowance: it need not refuse us."""
         reputation = self._ledger.reputation
-        while not reputation.may_be_asked(lender.peer, self._arrive().at):  # noqa: ASYNC110
+        while not reputation.may_be_asked(lender.peer, self._context.clock()):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_EVERY_S)
 
 

@@ -1,6 +1,6 @@
 """The groups whose right answers are in this node's book, as their authors signed them, on disk as in memory.
 
-publish, accept -> [Shelf.offer] -> [Shelf.settle] (what the book holds stays) -> pages.py, a file in the home
+publish, accept -> [Shelf.offer] -> [Shelf.settle] (what the book holds stays) -> library_pages.py, a file
 start -> [Shelf.load] -> [Shelf.next_unread] -> borrower.py
 
 The book is the learner's, and knows nothing of signatures. So every group that may come into it is put here

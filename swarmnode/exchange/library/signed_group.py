@@ -4,7 +4,7 @@ announcing.py, fetcher.py -> [SignedGroup] -> shelf.py -> [line_of] -> a file ->
 
 A row is the sealed header and the body that it names by its hash, so whoever has it can check by itself, for
 ever, that its author said just that about just this example: nobody can put words into another's mouth. What
-the answers are worth is not in it but is found out by judging them (validation.py).
+the answers are worth is not in it but is found out by judging them (body_check.py).
 
 A file is JSON, a row on each line: files can be joined, cut and filtered line by line. Task, version and
 author stand there to be read, and a row where they are not those that were signed is damaged. A line is
@@ -20,16 +20,13 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.limits import (
-    MAX_BODY_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_NAME_CHARS,
-    PROTOCOL,
-    Reason,
-)
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.limits import MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_NAME_CHARS, PROTOCOL
 from swarmnode.exchange.messages import Body, Header, decode_header, hash_body
-from swarmnode.exchange.validation import open_body, open_header
-from swarmnode.identity.keys import MAX_PEER_ID_CHARS, Envelope
+from swarmnode.exchange.validation.body_check import open_body
+from swarmnode.exchange.validation.header_check import open_header
+from swarmnode.identity.envelope import Envelope
+from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.types import ExampleKey
 
 MAX_LINE_BYTES = (MAX_BODY_BYTES + MAX_HEADER_BYTES) * 4 // 3 + 4096

@@ -1,14 +1,17 @@
 """A node's part in the swarm's library: keep what it learnt from, lend it, and borrow from others.
 
 Exchange (publish, accept) -> shelf.py;   node.py -> [SwarmLibrary.settle, .draw] -> rounds, status
-host -> pages.py -> shelf.py;   [SwarmLibrary.run] -> borrower.py
+host -> library_pages.py -> shelf.py;   [SwarmLibrary.run] -> borrower.py
 """
 
 import asyncio
 from collections.abc import Collection
 
-from swarmnode.exchange.library.borrower import Borrowed, Borrower, ExchangeParts
-from swarmnode.exchange.library.pages import LibraryPages
+from swarmnode.exchange.bodies.body_transfer import BodyTransfer
+from swarmnode.exchange.bodies.fetcher import Fetcher
+from swarmnode.exchange.exchange_context import ExchangeContext
+from swarmnode.exchange.library.borrower import Borrowed, Borrower
+from swarmnode.exchange.library.library_pages import LibraryPages
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.types import RolloutGroup
@@ -17,12 +20,14 @@ from swarmnode.types import RolloutGroup
 class SwarmLibrary:
     """What an exchange has for the library. Its exchange loads, serves and runs it."""
 
-    def __init__(self, shelf: Shelf, parts: ExchangeParts) -> None:
+    def __init__(
+        self, shelf: Shelf, context: ExchangeContext, bodies: BodyTransfer, fetcher: Fetcher
+    ) -> None:
         self.shelf = shelf
         self._settled = asyncio.Event()
-        self._versions = [(task.name, task.version) for task in parts.tasks.values()]
-        self._pages = LibraryPages(parts.host, shelf, parts.bodies, parts.ledger, parts.settings)
-        self._borrower = Borrower(self._pages, shelf, parts)
+        self._versions = [(task.name, task.version) for task in context.tasks.values()]
+        self._pages = LibraryPages(context, shelf, bodies)
+        self._borrower = Borrower(context, self._pages, shelf, bodies, fetcher)
 
     @property
     def pages_served(self) -> int:

@@ -21,7 +21,7 @@ from swarmnode.machine.storage import Paths
 from swarmnode.node.commands.offline import apply_checkpoint, load_checkpoint, of_round, with_room
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.tasks.task import score_strictly
 from swarmnode.training.evaluation import collect, pass_at_k, powers_of_two

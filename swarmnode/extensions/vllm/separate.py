@@ -38,7 +38,7 @@ from swarmnode.extensions.vllm.vllm_driver import (
     unscored,
     vllm_sampling,
 )
-from swarmnode.rollout.requests import AHEAD_OF_ALL
+from swarmnode.rollout.request_queue import AHEAD_OF_ALL
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """vLLM as a rollout engine: on a CPU inside this process, on CUDA in a process of its own.
 
-schedule/partial.py -> submit -> requests.py -> [engine] -> Output
+schedule/partial_rollouts.py -> submit -> request_queue.py -> [engine] -> Output
                                           |
       vllm_policies.py (whose weights) <--+--> driver.Driver (vLLM itself)
 
@@ -46,8 +46,8 @@ from swarmnode.rollout.engine import (
     Request,
     Sampled,
 )
-from swarmnode.rollout.requests import (
-    EngineCounters,
+from swarmnode.rollout.engine_counters import EngineCounters
+from swarmnode.rollout.request_queue import (
     RequestQueue,
     not_finite,
     refuse_sequences,

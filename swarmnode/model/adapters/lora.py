@@ -65,7 +65,7 @@ class LoraGemm(Protocol):
 
 
 class GemmInputs(NamedTuple):
-    """What one GEMM with the low-rank term is made of."""
+    """The operands of one GEMM with the low-rank term."""
 
     x_MK: Tensor
     weight_NK: Tensor

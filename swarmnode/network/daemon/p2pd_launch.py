@@ -1,6 +1,6 @@
 """Run as a script: becomes the daemon, after asking the kernel to end it when the node dies.
 
-p2pd_process.py -> [python p2pd_launch.py PARENT_PID GOMEMLIMIT BINARY ARGUMENT...] -> execve p2pd
+daemon_process.py -> [python p2pd_launch.py PARENT_PID GOMEMLIMIT BINARY ARGUMENT...] -> execve p2pd
 
 A launcher rather than `preexec_fn`: the node's process runs torch threads, and code between fork and exec
 of a threaded process may deadlock. To the kernel, the parent is the thread that started us: the one that

@@ -10,7 +10,7 @@ import msgspec
 
 from swarmnode.errors import NetworkError, StorageError
 from swarmnode.machine.storage import replace_file
-from swarmnode.network.manifest import MAX_LISTED, MAX_MANIFEST_BYTES
+from swarmnode.network.private.manifest import MAX_LISTED, MAX_MANIFEST_BYTES
 from swarmnode.network.private.swarm_key import SECRET_BYTES, SwarmKey
 from swarmnode.network.private.swarm_record import SwarmRecord, load, save, succeeded
 

@@ -9,17 +9,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from swarmnode.errors import NetworkError, Rejected, StorageError
-from swarmnode.identity.keys import (
-    PUBLIC_KEY_BYTES,
-    NodeKey,
-    keep_secret,
-    peer_id_from_public_key,
-    public_key_from_peer_id,
-)
+from swarmnode.identity.key_file import keep_secret
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.identity.peer_id import PUBLIC_KEY_BYTES, peer_id_from_public_key, public_key_from_peer_id
 from swarmnode.machine.storage import replace_file
 from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
-from swarmnode.network.manifest import MAX_LISTED, Manifest, read_manifest, signed
 from swarmnode.network.multiaddr import split_peer
+from swarmnode.network.private.manifest import MAX_LISTED, Manifest, read_manifest, signed
 from swarmnode.network.private.swarm_key import SECRET_BYTES, SwarmKey
 from swarmnode.settings.config import SWARM_NAME
 

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from swarmnode.errors import NetworkError
+from swarmnode.network.framing import decode_uvarint, encode_frame, read_frame
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import by_reach, is_for_outsiders, parse_address, peer_id_to_bytes
-from swarmnode.network.rpc import decode_uvarint, encode_frame, read_frame
 
 logger = logging.getLogger(__name__)
 

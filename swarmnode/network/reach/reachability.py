@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from swarmnode.errors import NetworkError
-from swarmnode.identity.keys import memorable_name
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.network.finding.invitation import MAX_SEEDS
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_of

@@ -5,9 +5,9 @@ import logging
 from pathlib import Path
 
 from swarmnode.errors import NetworkError
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.daemon.p2pd_control import ControlClient, PeerAddresses
-from swarmnode.network.daemon.p2pd_process import (
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.daemon.control_client import ControlClient, PeerAddresses
+from swarmnode.network.daemon.daemon_process import (
     RELAY_BYTES,
     RELAY_CIRCUITS,
     RELAY_RESERVATIONS,
@@ -15,8 +15,8 @@ from swarmnode.network.daemon.p2pd_process import (
     DaemonOptions,
     start_daemon,
 )
+from swarmnode.network.framing import decode_uvarint, encode_frame, read_frame
 from swarmnode.network.multiaddr import format_address, parse_address
-from swarmnode.network.rpc import decode_uvarint, encode_frame, read_frame
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ torch is imported by the functions that need it, so that a mistyped task or a bu
 """
 
 import hashlib
-import json
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,19 +21,21 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from swarmnode.errors import ConfigError, ModelError, TaskError
-from swarmnode.exchange.announcing import Neighbourhood
+from swarmnode.errors import ConfigError, ModelError
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.exchange_settings import STRANGERS_TIMEOUT_S, ExchangeSettings
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S, STRANGERS_TIMEOUT_S, ExchangeSettings
+from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S
 from swarmnode.families.family import refuse_at_sight
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.hardware import find_card
 from swarmnode.machine.installing import how_to_install
 from swarmnode.machine.storage import Paths, builtin_folder
 from swarmnode.models import find_model, read_config
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.finding.seeds import Seeds, read_seeds
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.finding.seed_addresses import Seeds, read_seeds
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, split_peer
 from swarmnode.network.private.private_host import PrivateHost
@@ -45,6 +46,7 @@ from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts
 from swarmnode.registry import find
 from swarmnode.settings.config import Config, NetworkConfig, PolicyConfig, TasksConfig
+from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.tasks.task import Isolated, Task
 from swarmnode.training.rules.rules import groups_wanted, rule_of, uses_library
@@ -56,23 +58,11 @@ if TYPE_CHECKING:
     from swarmnode.model.policy import Policy
     from swarmnode.node.policy_learner import PolicyLearner, TrainJointly
     from swarmnode.rollout.engine import Engine
-    from swarmnode.rollout.schedule.group import Renderer
-    from swarmnode.tasks.specs import TaskSpec
+    from swarmnode.rollout.renderer import Renderer
     from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
     from swarmnode.training.forward import Forward
 
 logger = logging.getLogger(__name__)
-
-ABOUT_DATA: Mapping[str, str] = {
-    "reward": "reward",
-    "weight": "reward_weights",
-    "judge": "judge",
-    "prompt": "prompt_column",
-    "answer": "answer_column",
-    "system": "system_prompt",
-    "evaluation": "evaluation",
-}
-"""Options of a data set's name, and the settings that stand for them."""
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what is being done)."""
@@ -104,70 +94,6 @@ def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None)
     return tasks
 
 
-def specs_of(config: TasksConfig) -> tuple[str, ...]:
-    """The tasks' names with what the settings say of them. Raises TaskError for settings that are about tasks
-    of a kind that is not there.
-
-    >>> specs_of(TasksConfig(names=("rev", "q.jsonl"), reward=("numeric_match",)))
-    ('rev', 'q.jsonl?reward=numeric_match')
-    """
-    about = [option for option, setting in ABOUT_DATA.items() if _value(config, setting)]
-    if not about and not config.reasoning_gym and not config.curriculum:
-        return config.names
-    from swarmnode.tasks.specs import TaskKind, parse_spec, with_defaults
-
-    specs = [parse_spec(name) for name in config.names]
-    for option in about:
-        if not any(_takes(spec, option) for spec in specs):
-            raise TaskError(
-                f"tasks.{ABOUT_DATA[option]} is about data sets, and there is none",
-                hint="tasks of files and packages bring prompts and rewards of their own",
-            )
-    gyms = {spec.name for spec in specs if spec.kind == TaskKind.GYM}
-    if config.curriculum and not gyms:
-        raise TaskError("tasks.curriculum is about reasoning-gym", hint="add --task reasoning-gym:NAME")
-    if unused := config.reasoning_gym.keys() - gyms:
-        name = min(unused)
-        raise TaskError(
-            f"tasks.reasoning_gym.{name} is about a task that is not there",
-            hint=f"add --task reasoning-gym:{name}",
-        )
-    return tuple(str(with_defaults(spec, _said(config, spec))) for spec in specs)
-
-
-def _takes(spec: "TaskSpec", option: str) -> bool:
-    """Whether an option of data sets is for this task."""
-    from swarmnode.tasks.specs import TaskKind
-
-    return spec.kind in (TaskKind.DATA, TaskKind.HUB) or (spec.kind == TaskKind.GYM and option == "system")
-
-
-def _value(config: TasksConfig, setting: str) -> str | tuple[str, ...]:
-    """A setting as an option of a name says it; empty: it is not set."""
-    if setting == "judge":
-        return config.judge.model_dump_json(exclude_defaults=True) if config.judge.url else ""
-    if setting == "reward_weights":
-        return tuple(map(str, config.reward_weights))
-    return getattr(config, setting)
-
-
-def _said(config: TasksConfig, spec: "TaskSpec") -> dict[str, tuple[str, ...]]:
-    """What the settings say of one task, as options of its name."""
-    from swarmnode.tasks.specs import TaskKind
-
-    said: dict[str, tuple[str, ...]] = {}
-    for option, setting in ABOUT_DATA.items():
-        value = _value(config, setting)
-        if value and _takes(spec, option):
-            said[option] = (value,) if isinstance(value, str) else value
-    if spec.kind == TaskKind.GYM:
-        parameters = config.reasoning_gym.get(spec.name, {})
-        said.update({key: (json.dumps(value),) for key, value in parameters.items()})
-        if config.curriculum:
-            said["curriculum"] = ("true",)
-    return said
-
-
 def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str, Task]:
     """The same tasks for judging what others sent: an answer that hangs a reward holds up none of our own."""
     beside: dict[str, Task] = {}
@@ -179,7 +105,7 @@ def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str
 
 
 def _isolate(spec: str, config: TasksConfig, home: Path | None) -> Task:
-    from swarmnode.tasks.judging.task_process import isolate
+    from swarmnode.tasks.processes.isolated_task import isolate
 
     return isolate(
         spec,
@@ -217,7 +143,7 @@ def load_policy(
     from swarmnode.extensions.native.compiler import keep_in
     from swarmnode.model.base_model import load_base_model
     from swarmnode.model.policy import Policy, look_ahead
-    from swarmnode.rollout.select import make_engine
+    from swarmnode.rollout.engine_choice import make_engine
     from swarmnode.training.losses import loss_of
 
     # What cannot be imported is refused before anything is loaded.
@@ -253,7 +179,7 @@ def renderer_of(
     config: PolicyConfig, tokenizer: "PreTrainedTokenizerBase", eos_token_ids: Sequence[int]
 ) -> "Renderer":
     """What reads prompts and writes answers of a model as the settings say."""
-    from swarmnode.rollout.schedule.group import Renderer
+    from swarmnode.rollout.renderer import Renderer
 
     return Renderer(tokenizer, eos_token_ids, config.chat_template, raw_prompts=config.raw_prompts)
 

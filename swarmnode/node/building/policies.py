@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from swarmnode.errors import ConfigError, PortInUse, SwarmnodeError
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
 from swarmnode.node.building.assemble import LocalPolicy
 from swarmnode.node.showing.node_status import Summary
@@ -120,7 +120,7 @@ def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPoli
     if len(seats) == 1:
         return [first]
     from swarmnode.model.policy import Policy
-    from swarmnode.rollout.shared import SharedEngine
+    from swarmnode.rollout.shared_engine import SharedEngine
 
     shared = SharedEngine(first.engine, members=len(seats))
     return [
@@ -140,7 +140,7 @@ def cohort_of(seats: Sequence[Seat]) -> "Cohort[RoundOfPolicy, TrainReport] | No
     if len(seats) == 1:
         return None
     from swarmnode.training.cohort import Cohort
-    from swarmnode.training.together import train_together
+    from swarmnode.training.trainer import train_together
 
     return Cohort([seat.label for seat in seats], train_together)
 

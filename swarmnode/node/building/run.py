@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 
 from swarmnode.errors import IdentityInUse, SwarmnodeError
-from swarmnode.exchange.announcing import Neighbourhood
-from swarmnode.identity.keys import NodeKey, load_or_create
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model, remember_model
-from swarmnode.network.finding.seeds import Seeds
+from swarmnode.network.finding.seed_addresses import Seeds
 from swarmnode.node.building.assemble import (
     LocalPolicy,
     build_learner,
@@ -66,7 +67,7 @@ from swarmnode.node.showing.monitors import CompletionLog, Monitor, MonitorFeed,
 from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, joins_from, swarm_of
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config import Config
-from swarmnode.tasks.demonstrations import Demonstrations
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task
 
 logger = logging.getLogger(__name__)

@@ -19,18 +19,18 @@ from swarmnode.errors import ConfigError, EngineError, ModelError, PortInUse, Sw
 from swarmnode.extensions.native.compiler import find_compiler
 from swarmnode.extensions.sandbox.isolation import Isolation
 from swarmnode.extensions.sandbox.sandbox import available
-from swarmnode.identity.keys import memorable_name
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
 from swarmnode.machine.installing import how_to_install
 from swarmnode.machine.storage import Paths
 from swarmnode.models import folder_of
-from swarmnode.network.daemon.p2pd_control import find_daemon
+from swarmnode.network.daemon.hivemind_wheel import find_daemon
 from swarmnode.network.private.swarm_record import record_of
-from swarmnode.node.building.assemble import specs_of
 from swarmnode.node.building.machine_memory import PlannedMemory, plan_for
 from swarmnode.node.building.node_process import ask_status, read_running
 from swarmnode.node.building.policies import check_policies, check_status_port, config_of
 from swarmnode.settings.config import Config
+from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import load_tasks
 
 Verdict = Literal["ok", "note", "problem"]

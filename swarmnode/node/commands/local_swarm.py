@@ -6,7 +6,7 @@ Keys and ports are made beforehand, so that every node knows the first one's add
 model or tasks are named, the nodes are specialists: each knows other things
 (model/demonstration/specialists.py). They are built once, into the folder where nodes keep their models.
 
-With `homes` each node runs behind a router of its own (network/lab.py) and knows nobody but a seed between.
+With `homes` each node runs behind a router of its own (network/nat_lab.py) and knows only a seed between.
 """
 
 import json
@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.errors import ConfigError, SwarmnodeError
-from swarmnode.identity.keys import NodeKey, load_or_create
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.network.lab import Lab, stop
+from swarmnode.network.nat_lab import Lab, stop
 from swarmnode.node.showing.swarm_story import NodeStory, StoryReader, lines_of
 from swarmnode.settings.config_layers import load_config
 

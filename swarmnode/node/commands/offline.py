@@ -19,7 +19,7 @@ from swarmnode.node.building.assemble import LocalPolicy, Progress, load_policy,
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.settings.config import Config, TasksConfig
-from swarmnode.tasks.judging.judged import OwnJudge
+from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint import Checkpoint, check_has_adapter
@@ -206,8 +206,6 @@ def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfi
         "answer_column": "",
         "system_prompt": "",
         "evaluation": "",
-        "reasoning_gym": {},
-        "curriculum": False,
     }
     return tasks.model_copy(update={"names": specs, "mixes": (), **said})
 

@@ -5,7 +5,7 @@ cli seed -> [run_seed] -> SeedNode -> host, discovery, the swarm's rollout topic
 It is on every topic of rollouts and of requests for help because GossipSub forwards only what a node is
 subscribed to: members that so far know nobody but the seed hear each other through it. Members behind routers
 cannot be dialled, but they have dialled the seed: it fetches the bodies that others ask for over those
-connections and hands them on (exchange/holding.py), within its limits of memory and upload.
+connections and hands them on (exchange/bodies/holder.py), within its limits of memory and upload.
 """
 
 import asyncio
@@ -17,12 +17,14 @@ from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
 from typing import Self
 
-from swarmnode.exchange.helping import help_topic_of
-from swarmnode.exchange.limits import ExchangeSettings
-from swarmnode.exchange.planes import BodyPlane, HeaderPlane, topic_of
-from swarmnode.exchange.record import Door
-from swarmnode.exchange.reputation import Ledger, Reputation
-from swarmnode.identity.keys import load_or_create
+from swarmnode.exchange.bodies.body_transfer import BodyTransfer
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.header_gossip import HeaderGossip, topic_of
+from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.exchange.peers.connection_gate import ConnectionGate
+from swarmnode.exchange.peers.ledger import Ledger
+from swarmnode.exchange.peers.reputation import Reputation
+from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import Paths
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host, Message
@@ -63,10 +65,10 @@ class SeedNode:
         self._settings = settings
         self._rollout_topics = frozenset(topics)
         requests = (help_topic_of(config.swarm.name, 0),)
-        self._headers = HeaderPlane(host, settings, (*topics, *requests), self._hear)
+        self._headers = HeaderGossip(host, settings, (*topics, *requests), self._hear)
         self._ledger = Ledger(Reputation(), time.time, on_ban=self._shut_out)
-        self._bodies = BodyPlane(host, settings, self._ledger, clock=time.time, rng=random.Random())
-        self._door = Door(host, self._banned_for_s, self._bodies.is_connected_to)
+        self._bodies = BodyTransfer(host, settings, self._ledger, clock=time.time, rng=random.Random())
+        self._door = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
         self._stop = asyncio.Event()
         self._stack = AsyncExitStack()
         self._board = StatusBoard(

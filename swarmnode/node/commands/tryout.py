@@ -15,7 +15,8 @@ from swarmnode.machine.storage import Paths
 from swarmnode.node.building.assemble import LocalPolicy, Progress, longest_sequence
 from swarmnode.node.commands.offline import load_checkpoint, of_round
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Renderer
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
 from swarmnode.settings.config import Config
 from swarmnode.tasks.task import Task, holds_out, is_environment, score_completions
 from swarmnode.training.checkpoints.run_folders import is_trained, runs_in

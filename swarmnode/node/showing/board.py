@@ -19,9 +19,9 @@ import msgspec
 
 from swarmnode import __version__
 from swarmnode.errors import NetworkError
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_stats import ExchangeStats
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
-from swarmnode.exchange.limits import Reason
-from swarmnode.exchange.reputation import ExchangeStats
 from swarmnode.network.host import Host
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.network.reach.relaying import RELAY_IN_WORDS

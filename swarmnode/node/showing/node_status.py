@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.reputation import HelpStats
+from swarmnode.exchange.exchange_stats import HelpStats
 from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
 from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
 from swarmnode.network.reach.reachability import Reach

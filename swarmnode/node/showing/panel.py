@@ -18,8 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.exchange.limits import Reason
-from swarmnode.exchange.reputation import HelpStats
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_stats import HelpStats
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.showing.board import policy_label, shown
 from swarmnode.node.showing.node_status import (

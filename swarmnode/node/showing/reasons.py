@@ -1,11 +1,11 @@
 """Why something was not used, in words for a person. Metrics and JSON keep the short codes.
 
-node_status.py: counters by code (exchange/limits.py:Reason) -> [in_words] -> panel.py
+node_status.py: counters by code (exchange/drop_reasons.py:Reason) -> [in_words] -> panel.py
 """
 
 from collections.abc import Mapping
 
-from swarmnode.exchange.limits import Reason
+from swarmnode.exchange.drop_reasons import Reason
 
 NOT_NEEDED = frozenset(
     {Reason.STALE, Reason.CROWDED_OUT, Reason.OVER_SHARE, Reason.DUPLICATE, Reason.EXPIRED, Reason.NO_SPREAD}

@@ -1,7 +1,7 @@
 """Attention of new tokens: over their own prompt (prefill), over the cache (decode), or over both (a prompt
 whose beginning is in the cache already).
 
-decoder.py -> [attention] -> decoder.py, slots.py (keys and values of everything in flight), kept.py
+decoder.py -> [attention] -> decoder.py, slots.py (keys and values of everything in flight), kv_reuse.py
                    |
                    v  one call for a band and layer of a decode step on a CPU:
                    extensions/native/decode_kernels.py
@@ -35,7 +35,7 @@ class PromptAttention:
         self._heads, self._rotation, self._cache = heads, rotation_WE, cache
         width = len(rotation_WE)
         self._mask = None if window is None or width <= window else _band_mask(width, window, cache.device)
-        """What is seen, [W, W]; None: all up to the token itself."""
+        """Mask of the keys that are seen, [W, W]. None: all up to the token itself."""
 
     def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
         keys, values = self._cache[2 * layer], self._cache[2 * layer + 1]

@@ -163,7 +163,7 @@ class Heads:
         self.layout = decode.HeadLayout(
             shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps, scale, shape.score_cap
         )
-        """The same for the kernels."""
+        """Numbers of heads and of a head, in the form of the C kernels."""
         self._norm = norm
         self._on_cpu = device.type == "cpu"
 

@@ -1,213 +1,36 @@
 """The built-in engine: our own decode loop over a transformers model, continuous, on a CPU or any GPU.
 
-schedule/partial.py -> submit -> torch_engine.py -> [EmbeddedEngine] -> Output
+schedule/partial_rollouts.py -> submit -> torch_engine.py -> [EmbeddedEngine] -> Output
                                                            |
-              [PromptStore] (new prompts)   slots.py <-----+--> decoder.py -> sampler.py     (one step)
-                |   |                          ^   |
-      kept.py --+   +------> decoder.py -------+   +--> kept.py (conversations, when a turn ends)
-                       keys, values and last hidden states
+           prompt_store.py (new prompts) -> slots.py <-----+--> decoder.py -> sampler.py     (one step)
+                ^                              |
+                +--------- kv_reuse.py <-------+   (conversations, when a turn ends)
 
 One `step` decodes all running rows together, whatever their policies, lets waiting requests take the free
 rows (their prompts are computed apart, so they join when it samples), and samples one token for everybody.
 
-Each distinct prompt is computed once, in batches, and shared by all requests that wait with it. The samples
-of one GRPO group have one prompt, and rows become free one at a time. So when a prompt is needed, those
-needed next are computed with it, up to `BATCH_TOKENS`. The last prompts that nobody waits with any more are
-kept while they have no more tokens than that: under refill, the rest of a group comes a little later. What a
-resumed request had sampled is part of its prompt. A new policy makes everything computed worthless.
-
 A conversation comes turn by turn, each one behind all that was before. Its keys and values are kept when a
-turn ends (kept.py), and only what is new is computed for the next one.
+turn ends (kv_reuse.py), and only what is new is computed for the next one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.decode.cached_attention import PromptAttention, Scratch, cache_attention
+from swarmnode.rollout.decode.adapters.policy_mix import PolicyMix
+from swarmnode.rollout.decode.cached_attention import Scratch, cache_attention
 from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
-from swarmnode.rollout.decode.running import (
-    BATCH_TOKENS,
-    KEPT_TOKENS,
-    LOGITS_AT_ONCE,
-    DecodePolicy,
-    alike,
-    within,
-)
-from swarmnode.rollout.decode.slots import Slots, cache_size
+from swarmnode.rollout.decode.prompts.kv_reuse import KEPT_TOKENS, KeptStore
+from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE
+from swarmnode.rollout.decode.prompts.prompt_store import Prompt, PromptBatch, PromptStore, compute_batch
+from swarmnode.rollout.decode.running_rows import DecodePolicy
+from swarmnode.rollout.decode.slots import Slots
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, longest_sequence
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
-
-if TYPE_CHECKING:
-    # Loaded with the first conversation: most nodes have none.
-    from swarmnode.rollout.decode.kept import KeptStore
-
-# ---- the prompts of waiting requests ----
-
-PromptKey = tuple[int | None, tuple[int, ...]]
-"""Key of a prompt: policy version and token ids."""
-
-PolicyOf = Callable[[int | None], DecodePolicy]
-"""Returns the policy of a requested version. None: the newest one."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptBatch:
-    """Prompts computed together, padded on the right to one width."""
-
-    cache: Tensor
-    """Keys and values, laid out as in the bands."""
-    hidden: Tensor
-    """Hidden states [prompts, hidden] of the last tokens."""
-
-
-@dataclass(slots=True, eq=False)
-class Prompt:
-    """A distinct prompt of the waiting requests, and the place of its computed state."""
-
-    ids: tuple[int, ...]
-    version: int | None
-    """Policy version that it is computed for. None: the newest at its start."""
-    waiting: int = 0
-    batch: PromptBatch | None = None
-    place: int = 0
-    """Index in `batch`."""
-    kept_tokens: int = 0
-    """Leading tokens whose keys and values were kept from an earlier turn."""
-
-
-class PromptStore:
-    """The prompts of the waiting requests, in the order of their first request, and the last ones that
-    left."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self.kept: KeptStore | None = None
-        """What prompts may continue; None until there is anything."""
-        self._decoder = decoder
-        self._prompts: dict[PromptKey, Prompt] = {}
-        self._left: dict[PromptKey, Prompt] = {}  # nobody waits with them; the last one left last
-
-    def expect(self, request: Request) -> None:
-        """Counts one more waiting request with this prompt."""
-        version, ids = key = _key(request)
-        if (prompt := self._prompts.get(key)) is None:
-            prompt = self._prompts[key] = self._left.pop(key, None) or Prompt(ids, version)
-        prompt.waiting += 1
-
-    def leave(self, request: Request) -> Prompt:
-        """Counts one fewer waiting request with this prompt: it starts now, or was aborted."""
-        prompt = self._prompts[_key(request)]
-        prompt.waiting -= 1
-        if prompt.waiting == 0:
-            del self._prompts[_key(request)]
-            if not request.sampled:
-                # Nobody else goes on with what this one has sampled.
-                self._left[_key(request)] = prompt
-                self._keep_last(BATCH_TOKENS)
-        return prompt
-
-    def forget(self) -> None:
-        """Discards all computed prompts: the policies have changed."""
-        self._left.clear()
-        for prompt in self._prompts.values():
-            prompt.batch, prompt.kept_tokens = None, 0
-
-    def compute(self, prompts: Iterable[Prompt], policy_of: PolicyOf) -> None:
-        """Computes these prompts unless they are computed. If one is missing, some of the next ones are
-        computed with it."""
-        needed = list(dict.fromkeys(prompt for prompt in prompts if prompt.batch is None))
-        if not needed:
-            return
-        by_version: dict[int | None, list[Prompt]] = {}
-        for prompt in [*needed, *self._next(needed)]:
-            by_version.setdefault(prompt.version, []).append(prompt)
-        for version, same in by_version.items():
-            policy = policy_of(version)
-            fresh = self._continue(same, policy)
-            for batch in alike([len(prompt.ids) for prompt in fresh]):
-                self._compute_batch([fresh[index] for index in batch], policy.layers)
-
-    def _continue(self, prompts: Sequence[Prompt], policy: DecodePolicy) -> list[Prompt]:
-        """Computes the prompts that continue a kept conversation. Returns the others."""
-        if self.kept is None:
-            return list(prompts)
-        from swarmnode.rollout.decode.kept import continue_batch
-
-        found = [(prompt, self.kept.find(policy, prompt.ids)) for prompt in prompts]
-        going_on = [(prompt, kept) for prompt, kept in found if kept is not None]
-        for some in within(going_on, [len(prompt.ids) - kept.computed for prompt, kept in going_on]):
-            sequences = [prompt.ids for prompt, _ in some]
-            caches, hidden = continue_batch(
-                self._decoder, policy.layers, sequences, [kept for _, kept in some]
-            )
-            for (prompt, kept), cache, last in zip(some, caches, hidden.split(1), strict=True):
-                prompt.batch, prompt.place = PromptBatch(cache, last), 0
-                prompt.kept_tokens = kept.computed
-        return [prompt for prompt, kept in found if kept is None]
-
-    def _next(self, needed: Sequence[Prompt]) -> Iterator[Prompt]:
-        """Returns the prompts to compute ahead of their time. Ones computed so before count as well."""
-        known = [prompt for prompt in self._prompts.values() if prompt.batch is not None]
-        tokens = sum(len(prompt.ids) for prompt in (*needed, *known))
-        chosen = set(needed)
-        for prompt in self._prompts.values():
-            if prompt.batch is None and prompt not in chosen:
-                tokens += len(prompt.ids)
-                if tokens > BATCH_TOKENS:
-                    return
-                yield prompt
-
-    def _keep_last(self, most_tokens: int) -> None:
-        """Forgets the prompts that left first."""
-        tokens = sum(len(prompt.ids) for prompt in self._left.values())
-        for key, prompt in list(self._left.items()):
-            if tokens <= most_tokens:
-                return
-            tokens -= len(prompt.ids)
-            del self._left[key]
-
-    def _compute_batch(self, prompts: Sequence[Prompt], layers: Layers) -> None:
-        batch = compute_batch(self._decoder, layers, [prompt.ids for prompt in prompts])
-        for place, prompt in enumerate(prompts):
-            prompt.batch, prompt.place = batch, place
-
-
-def compute_batch(
-    decoder: Decoder, layers: Layers, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
-) -> PromptBatch:
-    """Runs one forward pass over whole sequences. `hidden` has the last token of each or, flat, the last
-    `tails[i]` tokens of each."""
-    embedding = decoder.weights.embedding
-    device = embedding.device
-    width = max(map(len, sequences))
-    tokens = torch.tensor([(*ids, *[0] * (width - len(ids))) for ids in sequences], device=device)
-    size = cache_size(decoder.heads.shape, len(sequences), width)
-    cache = torch.empty(size, dtype=embedding.dtype, device=device)
-    attention = decoder.attention(
-        lambda kind: PromptAttention(decoder.heads, kind.rotary.until(width), cache, kind.window)
-    )
-    ends = [start + len(ids) for start, ids in zip(count(0, width), sequences, strict=False)]
-    wanted = [
-        place
-        for end, tail in zip(ends, tails or [1] * len(sequences), strict=True)
-        for place in range(end - tail, end)
-    ]
-    hidden = decoder.forward(layers, tokens.flatten(), attention, torch.tensor(wanted, device=device))
-    return PromptBatch(cache, hidden)
-
-
-def _key(request: Request) -> PromptKey:
-    return request.version, request.prompt_ids + request.sampled.token_ids
-
-
-# ---- the engine ----
 
 DENSE_SHARE = 0.75
 """Share of living rows below which, if no request waits, the living rows are moved together."""
@@ -251,7 +74,7 @@ class EmbeddedEngine(TorchEngine):
         self._weights = weights
         self._decoder = Decoder(weights)
         self._most_kept = min(kept_tokens, max_slots * capabilities.max_length)
-        self._prompts = PromptStore(self._decoder)
+        self._prompts = PromptStore(self._decoder, KeptStore(self._most_kept))
         self._slots = self._empty_slots()
         self._scratch = Scratch(place)
         self._longest = 0
@@ -292,8 +115,6 @@ class EmbeddedEngine(TorchEngine):
         layers, *others = {id(r.policy.layers): r.policy.layers for r in self._running.values()}.values()
         if not others:
             return decoder.forward(layers, tokens, attention)
-        from swarmnode.rollout.decode.adapters.mixing import PolicyMix
-
         mixed = [self._running[row].policy.layers for row in slots.rows_in_order]
         return PolicyMix.of(mixed, self._device).forward(decoder, tokens, attention)
 
@@ -341,14 +162,10 @@ class EmbeddedEngine(TorchEngine):
         self._slots.release(rows)
 
     def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        from swarmnode.rollout.decode.kept import KeptStore
-
-        if self._prompts.kept is None:
-            self._prompts.kept = KeptStore(self._most_kept)
         self._prompts.kept.add(policy, token_ids, self._slots.cache_of(row))
 
     def _clear(self) -> None:
-        self._prompts.kept = None
+        self._prompts.kept = KeptStore(self._most_kept)
         self._prompts.forget()
         self._slots = self._empty_slots()
 
@@ -384,13 +201,11 @@ class EmbeddedEngine(TorchEngine):
 
     def _take_over(self, version: int, pairs: LoraPairs, staying: set[DecodePolicy]) -> None:
         super()._take_over(version, pairs, staying)
-        if self._prompts.kept is not None:
-            self._prompts.kept.forget_others(self._policies.values())
+        self._prompts.kept.forget_others(self._policies.values())
 
     def _forget_unused(self) -> None:
         super()._forget_unused()
-        if self._prompts.kept is not None:
-            self._prompts.kept.forget_others(self._policies.values())
+        self._prompts.kept.forget_others(self._policies.values())
 
     def _base(self) -> DecodePolicy:
         bare = next((policy for policy in self._policies.values() if policy.is_base), None)

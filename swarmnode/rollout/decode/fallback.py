@@ -1,6 +1,6 @@
 """The engine for every other causal LM: the model's own forward, one static batch at a time.
 
-select.py -> [fallback] <- torch_engine.py <- schedule/partial.py
+engine_choice.py -> [fallback] <- torch_engine.py <- schedule/partial_rollouts.py
                  |
                  +-> model_lora.py (a policy on the model)
                  +-> model(...) -> sampler.py -> Output
@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapters.adapter import lora_pairs
 from swarmnode.rollout.decode.adapters.model_lora import own_model
-from swarmnode.rollout.decode.running import LOGITS_AT_ONCE, PADDING, DecodePolicy
+from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE, PADDING
+from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers, longest_sequence
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.rollout.decode.running import PADDING, alike
-from swarmnode.rollout.requests import refuse_sequences
+from swarmnode.rollout.decode.prompts.pass_batches import PADDING, alike
+from swarmnode.rollout.request_queue import refuse_sequences
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """A pair to score: (prompt_ids, completion_ids)."""

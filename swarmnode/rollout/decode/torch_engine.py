@@ -12,7 +12,8 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapters.adapter import LoraPair
-from swarmnode.rollout.decode.running import PADDING, DecodePolicy, RunningRow, StopTokens
+from swarmnode.rollout.decode.prompts.pass_batches import PADDING
+from swarmnode.rollout.decode.running_rows import DecodePolicy, RunningRow, StopTokens
 from swarmnode.rollout.decode.sampler import Sampler
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import (
@@ -25,7 +26,8 @@ from swarmnode.rollout.engine import (
     Request,
     Sampled,
 )
-from swarmnode.rollout.requests import EngineCounters, RequestQueue, not_finite, untouched, with_live_version
+from swarmnode.rollout.engine_counters import EngineCounters
+from swarmnode.rollout.request_queue import RequestQueue, not_finite, untouched, with_live_version
 from swarmnode.types import FinishReason
 
 LoraPairs = Mapping[str, LoraPair]

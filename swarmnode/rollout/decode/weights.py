@@ -1,7 +1,7 @@
 """The weights of a dense decoder of a known family, arranged for the fewest operations per token.
 
 family.py (which tensors, and what is done with them) --v
-transformers model -> [weights] -> layers of one policy -> mixing.py -> decoder.py
+transformers model -> [weights] -> layers of one policy -> policy_mix.py -> decoder.py
 PolicyUpdate ---------^   merged from the base each time (adapter.py), so that no rounding adds up
 
 What differs from `transformers`: gate and up are one matrix; q, k and v are one matrix, ordered by key head

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from swarmnode.errors import JudgementLost, JudgementOverran
 from swarmnode.rollout.engine import Request
-from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup, Renderer, turns_so_far
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import OpenCompletion, OpenGroup, turns_so_far
 from swarmnode.tasks.deadlines.daemon_threads import ThreadWork, in_daemon_thread
-from swarmnode.tasks.loader import leave_behind
+from swarmnode.tasks.deadlines.task_lock import leave_behind
 from swarmnode.tasks.task import Environment
 from swarmnode.types import Example, Message
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from swarmnode.errors import JudgementLost, JudgementOverran
 from swarmnode.tasks.deadlines.daemon_threads import SHORTEST_WAIT_S, in_daemon_thread
-from swarmnode.tasks.loader import leave_behind
+from swarmnode.tasks.deadlines.task_lock import leave_behind
 
 T = TypeVar("T")
 

@@ -38,7 +38,8 @@ from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
 from swarmnode.errors import TaskError
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.judging.plain_rewards import builtin
-from swarmnode.tasks.task import is_held_out, load_source, traceback_of, where
+from swarmnode.tasks.source_file import load_source, traceback_of, where
+from swarmnode.tasks.task import is_held_out
 from swarmnode.types import WEIGHT_MARK, Example, Message, messages_of
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ import msgspec
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import StableRandom
+from swarmnode.tasks.data_settings import ABOUT_DATA
 from swarmnode.tasks.digests import judged_version
 from swarmnode.tasks.judging.rewards import (
     Reward,
@@ -32,6 +33,7 @@ from swarmnode.tasks.kinds.tables import MAX_ROW_BYTES, Columns, PlacedRow, read
 from swarmnode.tasks.rows import read_row, user_text
 from swarmnode.tasks.specs import JUDGED_ELSEWHERE, TaskKind, TaskSpec, parse_spec, with_defaults
 from swarmnode.tasks.task import EVALUATION_SEED, holds_out
+from swarmnode.tasks.task_source import TaskSource
 from swarmnode.types import Example, ExampleKey, Message, messages_of
 
 MAX_ROWS = 2_000_000
@@ -43,7 +45,7 @@ PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "i
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
 """Column names of the right answer: without a setting, the first of them that a data set has."""
 
-OPTIONS = ("reward", "weight", "judge", "prompt", "answer", "system", "split", "private", "evaluation")
+OPTIONS = (*ABOUT_DATA, "split", "private")
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -111,6 +113,11 @@ def load_data(spec: TaskSpec) -> DataTask:
         exchangeable=not private and are_exchangeable(judges),
         evaluation=evaluation,
     )
+
+
+DATA_SETS = TaskSource(
+    load_data, "a data set of the Hugging Face hub", "OWNER/NAME", "datasets", frozenset(ABOUT_DATA)
+)
 
 
 def packed_rows(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> list[bytes]:

@@ -14,7 +14,7 @@ from typing import Any
 from swarmnode.errors import TaskError
 from swarmnode.machine.installing import how_to_install
 from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
-from swarmnode.tasks.extras import extra_module
+from swarmnode.tasks.optional_packages import extra_module
 
 PATIENCE_S = 5.0
 """A hub that takes longer to answer is taken to be out of reach."""

@@ -18,14 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.errors import SwarmnodeError, TaskError
 from swarmnode.tasks.rows import read_row
-from swarmnode.tasks.task import (
-    is_environment,
-    is_exchangeable,
-    is_task,
-    load_source,
-    read_source,
-    where,
-)
+from swarmnode.tasks.source_file import load_source, read_source, where
+from swarmnode.tasks.task import is_environment, is_exchangeable, is_task
 from swarmnode.types import Example, ExampleKey, Message
 
 if TYPE_CHECKING:

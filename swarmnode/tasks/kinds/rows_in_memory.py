@@ -1,6 +1,6 @@
 """Rows that a script holds in its hands: lists, sets of `datasets`, data frames, generators, several splits.
 
-Node(rows, eval_dataset=...) -> [split, rows_of] -> functions.py
+Node(rows, eval_dataset=...) -> [split, rows_of] -> script_objects.py
 
 None of the libraries is imported: an object is taken for what it can do. Whatever held the rows, the same
 rows are the same task.

@@ -11,7 +11,7 @@ import msgspec
 
 from swarmnode.errors import TaskError
 from swarmnode.machine.installing import how_to_install
-from swarmnode.tasks.extras import extra_module
+from swarmnode.tasks.optional_packages import extra_module
 from swarmnode.tasks.specs import TaskKind, TaskSpec
 
 MAX_DATA_BYTES = 2 << 30

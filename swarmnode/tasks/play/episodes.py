@@ -1,7 +1,7 @@
 """One conversation with an environment: the user's code is called here, and what it raises becomes words.
 
-environments.py -> [begin] -> Episode.hear(said) -> tools.py functions, reset/step/get_reward of the user
-                -> [LiveEpisodes] between two turns, and until it is scored
+environment_task.py -> [begin] -> Episode.hear(said) -> tools.py functions, reset/step/get_reward of the user
+                -> live_episodes.py between two turns, and until it is scored
 
 An environment is one of two kinds. That of TRL's `environment_factory`: `reset(**columns)` gives a text for
 the end of the question, public methods with types and docstrings are tools, and `get_reward()` is optional.
@@ -12,34 +12,24 @@ process.
 
 import asyncio
 import dataclasses
-import hashlib
 import inspect
 import json
 import math
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from numbers import Real
 from typing import Any, Protocol, cast, get_type_hints
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.play.tool_calls import ToolCall, read_turn
 from swarmnode.tasks.play.tools import Tool, parameters_of, tools_from
-from swarmnode.tasks.task import where
+from swarmnode.tasks.source_file import where
 from swarmnode.types import Message
 
 MAX_OBSERVED_CHARS = 8192
 """Longest answer of an environment, in characters; the policy reads the beginning of a longer one."""
-
-MAX_LIVE = 2048
-"""Most episodes that wait for the policy's next turn; the oldest are given up for new ones."""
-
-MAX_WAIT_S = 3600.0
-"""Longest that an episode waits for its next turn or for its score, in seconds."""
 
 SPECIAL_METHODS = frozenset({"reset", "step", "state", "get_reward", "close", "render"})
 """Public methods of environments that are no tools."""
@@ -342,73 +332,6 @@ def bounded(text: str) -> str:
 
 def _observed(text: str) -> tuple[Message, ...]:
     return ({"role": "user", "content": bounded(text)},)
-
-
-# ---- episodes between two turns ----
-
-EpisodeKey = tuple[object, bytes]
-"""Key of an episode: the example, and a digest of its transcript before the environment's last answer."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    place: EpisodeKey
-    observed: tuple[Message, ...]
-    episode: Episode
-    since: float
-
-
-@dataclass(slots=True)
-class LiveEpisodes:
-    """Episodes that wait for the next turn, found by their transcripts. Two that came to the same point are
-    interchangeable."""
-
-    clock: Callable[[], float] = time.monotonic
-    of_one_example: bool = False
-    """True if the first episode of another example ends all of the one before: nobody comes back to a
-    stranger's."""
-    _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict[int, _Waiting])
-    _at: dict[EpisodeKey, list[int]] = field(default_factory=dict[EpisodeKey, list[int]])
-    _serial: int = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, place: EpisodeKey, observed: tuple[Message, ...], episode: Episode) -> None:
-        """Keeps an episode. `observed`: its last answer."""
-        now = self.clock()
-        if self.of_one_example and any(one.place[0] != place[0] for one in islice(self._waiting.values(), 1)):
-            self.end_all()
-        self._serial += 1
-        self._waiting[self._serial] = _Waiting(place, observed, episode, now)
-        self._at.setdefault(place, []).append(self._serial)
-        while len(self._waiting) > MAX_LIVE or next(iter(self._waiting.values())).since < now - MAX_WAIT_S:
-            close(self._pop(next(iter(self._waiting))).episode)
-
-    def take(self, place: EpisodeKey, observed: tuple[Message, ...] = ()) -> Episode | None:
-        """Returns an episode at this point with this last answer, or with any if the answer is not known."""
-        for serial in self._at.get(place, ()):
-            if not observed or self._waiting[serial].observed == observed:
-                return self._pop(serial).episode
-        return None
-
-    def end_all(self) -> None:
-        """Lets go of every episode."""
-        while self._waiting:
-            close(self._pop(next(iter(self._waiting))).episode)
-
-    def _pop(self, serial: int) -> _Waiting:
-        waiting = self._waiting.pop(serial)
-        serials = self._at[waiting.place]
-        serials.remove(serial)
-        if not serials:
-            del self._at[waiting.place]
-        return waiting
-
-
-def place_of(key: object, transcript: str) -> EpisodeKey:
-    """Returns the key of an episode."""
-    return key, hashlib.blake2b(transcript.encode(errors="replace"), digest_size=16).digest()
 
 
 def close(episode: Episode) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.settings.config import TasksConfig
-from swarmnode.tasks.draws import EXAMPLES_PER_SEED, SEEDS, draw
-from swarmnode.tasks.judging.task_process import IsolatedTask, isolate
+from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED, SEEDS, draw
+from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.task import Task, evaluation_size_of, holds_out, is_environment, score_strictly
 from swarmnode.tasks.workbench.probes import INJECTIONS, WRONG_ANSWERS, find_right, passed_with, rewards_of
 from swarmnode.tasks.workbench.rehearsal import difference_of, rehearse

@@ -72,7 +72,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits to be trained on, as those who hold it wrote it down. Empty: nothing does."""
+    """Rollouts and lessons that wait to be trained on, in their owners' own bytes. Empty: nothing waits."""
 
     exchange: bytes = b""
     rollouts: bytes = b""
@@ -85,7 +85,7 @@ class Snapshot:
     """A moment of a policy, copied: nothing in it changes when training goes on."""
 
     state: State
-    """What state.json will say, except for the digests: those are of files."""
+    """Content of state.json except for the digests, which are taken of files."""
     adapter_config: Any
     """PEFT's, which writes itself."""
     adapter: dict[str, Tensor]
@@ -241,7 +241,8 @@ def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optim
 
 
 def read_waiting(checkpoint: Checkpoint) -> Waiting:
-    """What waits to be trained on. Raises CheckpointError. Checkpoints of earlier versions have no rule."""
+    """Returns the saved rollouts and lessons that wait to be trained on; checkpoints of earlier versions have
+    no rule. Raises CheckpointError if a file cannot be read."""
     names = (EXCHANGE, ROLLOUTS, RULE) if RULE in checkpoint.state.digests else (EXCHANGE, ROLLOUTS)
     try:
         return Waiting(*((checkpoint.folder / name).read_bytes() for name in names))

@@ -129,7 +129,7 @@ class CheckpointStore:
         return sorted(self.folder.glob(f"{PREFIX}*"), reverse=True)
 
     def _by_reward(self) -> list[Path]:
-        """Those that were evaluated, best first, by what their state says."""
+        """Returns the folders of evaluated checkpoints, best first, by the reward in their states."""
         rewards: dict[Path, float] = {}
         measure: tuple[Measure, dict[str, str]] | None = None
         for folder in self._folders():

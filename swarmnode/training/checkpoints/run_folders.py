@@ -43,7 +43,7 @@ class TrainingRun:
 
     @property
     def put_aside(self) -> bool:
-        """Whether `--fresh` started over without it: only who names it goes on with it."""
+        """True if `--fresh` started over without this run: it goes on only if it is named."""
         return ASIDE.fullmatch(self.name) is not None
 
     @property
@@ -52,13 +52,14 @@ class TrainingRun:
         return () if self.state is None else tuple(sorted(self.state.tasks)) or self.state.measure.tasks
 
     def is_of(self, tasks: Mapping[str, str]) -> bool:
-        """Whether it is trained on these versions of these tasks, as far as was noted."""
+        """Returns True if the run is trained on these versions of these tasks, as far as its state notes
+        them."""
         if self.state is not None and self.state.tasks:
             return self.state.tasks == tasks
         return not self.tasks or set(self.tasks) == set(tasks)
 
     def difference(self, tasks: Mapping[str, str]) -> str:
-        """How these tasks differ from those that it is trained on, in a sentence."""
+        """Returns the difference between these tasks and those that the run is trained on, in a sentence."""
         if set(self.tasks) != set(tasks):
             before, now = (", ".join(sorted(names)) or "unknown" for names in (self.tasks, tasks))
             return f"the tasks were {before} and are {now} now"
@@ -67,7 +68,7 @@ class TrainingRun:
         return f"the examples or the reward of {changed} changed"
 
     def size_bytes(self) -> int:
-        """What it takes on the disk."""
+        """Returns the bytes that the run takes on the disk."""
         total = 0
         for file in self.folder.rglob("*"):
             # A running node may be deleting its oldest checkpoint.
@@ -147,8 +148,8 @@ def trained_model(known: Sequence[TrainingRun], model: str, *, named: str = "") 
 
 
 def is_trained(known: Sequence[TrainingRun], model: str, *, named: str = "") -> bool:
-    """Whether there may be a run of this model for `newest_run`, as far as can be told before it is loaded.
-    Raises CheckpointError where none has the name."""
+    """Returns True if `newest_run` may find a run of this model, as far as can be told before it is loaded.
+    Raises CheckpointError if no run has the name."""
     if named and named not in {run.name for run in known}:
         raise no_such_run(named, known)
     # The tiny policy's folder has its digest in its name.

@@ -1,1 +1,1 @@
-"""What a node learns from the rollouts of strangers: rules by name, what they keep, what is cut off."""
+"""Rules by name: the lessons of a round's own and foreign groups, and the right answers that are kept."""

@@ -31,7 +31,7 @@ MAX_BOOK_BYTES = 384 << 20
 
 AUTHOR_SHARE = 0.25
 """The share of the book that one stranger's answers may take. Names cost nothing, but whose groups we get at
-all is bounded by author and for newcomers together (exchange/selection.py)."""
+all is bounded by author and for newcomers together (exchange/bodies/selection.py)."""
 
 FLOOR = 0.02
 """Least weight of an answer in a draw: what we master is recalled now and then."""
@@ -55,8 +55,8 @@ class BookCandidate:
 
 
 Mend = Callable[[Sequence[BookCandidate]], Sequence[BookCandidate]]
-"""What may be done to foreign answers on their way into the book: cut to what they need, or left out. Whoever
-changes an answer has it judged again first."""
+"""Function that foreign answers pass on their way into the book. It may cut them to what they need, or leave
+them out; an answer that it changes it has judged again first."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -178,7 +178,8 @@ class Book:
         return list(islice((entry for entry in ordered if entry.own or next(foreign, False)), count))
 
     def _make_way(self, entry: Entry) -> bool:
-        """Where an example has all the answers it may have, one of our own takes a stranger's place."""
+        """Removes a stranger's answer to the example for one of our own. Returns False if there is none to
+        remove."""
         if not entry.own:
             return False
         oldest = self._oldest(lambda one: not one.own and one.example == entry.example)

@@ -4,14 +4,14 @@ own groups (all of a round), J external groups -> [BookRule] -> Lessons: the own
 
 No foreign group is trained on with its sender's advantages: a stranger's failures are negatives on text that
 we would hardly write, and its mean reward would set our baseline. What it got right is a lesson, and stays
-one. Every answer that our own judge gave full marks (sharing_gauge.py) goes into the book, ours too. A
+one. Every answer that our own judge gave full marks (task_marks.py) goes into the book, ours too. A
 replayed one has a constant advantage, no behaviour probability, and stands in the step of the own groups,
 under its normaliser.
 
 A stranger's answer ends with our end of text. Where an answer ended is not believed of strangers
-(exchange/validation.py): right answers marked "length" beside wrong ones marked "stop" made EOS what tells
-them apart, and unlearnt it. That needs wrong answers, and a claim. Here there are no wrong answers, and
-no claim is asked: the judge gave full marks to the text as it stands, so stopping there is right, whoever
+(exchange/validation/body_check.py): right answers marked "length" beside wrong ones marked "stop" made EOS
+what tells them apart, and unlearnt it. That needs wrong answers, and a claim. Here there are none, and no
+claim is asked: the judge gave full marks to the text as it stands, so stopping there is right, whoever
 wrote it. As in supervised learning, every position before the end teaches not to stop. What is left to an
 attacker is to choose right answers that are short. That teaches brevity where our judge is content with it,
 by the text as much as by its end; `teach_ends` turns the end off.
@@ -26,17 +26,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from swarmnode.training.rules import sharing_gauge as marking
 from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
 from swarmnode.training.rules.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
-from swarmnode.training.rules.sharing_gauge import TaskMarks, needs_of
+from swarmnode.training.rules.task_marks import Saved, TaskMarks, needs_of
 from swarmnode.training.rules.teachers import Cosines, SavedTeachers, Teachers
 from swarmnode.types import Completion, ExampleKey, RolloutGroup, in_turns
 
 
 class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    marks: marking.Saved
+    marks: Saved
     entries: Entries
     teachers: SavedTeachers = ()
     """Books of before authors were measured have none."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from swarmnode.training.rules.book import Entry
-from swarmnode.training.rules.sharing_gauge import TaskMarks
+from swarmnode.training.rules.task_marks import TaskMarks
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Demonstrated:
 def still_needed(
     drawn: Sequence[Entry], pass_rates: Mapping[str, float], rng: random.Random
 ) -> Sequence[Entry]:
-    """Those of the entries that are replayed in a round: of demonstrations the fewer, the more of our own
+    """Returns the entries that are replayed in a round: of demonstrations the fewer, the more of our own
     answers are right.
 
     >>> still_needed([], {}, random.Random(0))

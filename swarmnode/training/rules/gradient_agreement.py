@@ -1,4 +1,4 @@
-"""Whether what strangers teach goes our way: their part of each step against the gradient of our own reward.
+"""Agreement of strangers' part of each step with the gradient of our own reward.
 
 trainer.py (own micro-batches, then others') -> [Agreement] -> TrainReport.agreement -> sharing_gauge.py
 
@@ -94,7 +94,7 @@ class Agreement:
         self._pull_pull += float(self._pull_D @ weighted_D)
 
     def _metric(self, own_D: Tensor, foreign_D: Tensor) -> Tensor:
-        """What Adam divides by in this step, inverted, up to a factor that all parameters share.
+        """Returns the inverse of Adam's divisor in this step, up to a factor that all parameters share.
 
         As if the two parts stood at right angles: whether they agree must not change how they are measured.
         """

@@ -1,4 +1,4 @@
-"""How lessons agree: gradients of the likelihood of several lists of answers, at the policy of now.
+"""Agreement of lessons: gradients of the likelihood of several lists of answers, at the policy of now.
 
 teachers.py -> [Gradients] -> forward.py, one backward pass a list -> cosines
 """
@@ -54,7 +54,8 @@ class Gradients:
         return {task: one_D for task, one_D in found.items() if one_D is not None}
 
     def _gradient(self, entries: Sequence[Entry]) -> Tensor | None:
-        """That of the mean negative log-likelihood of a token. None: nothing can be read, or not finite."""
+        """Returns the gradient of the mean negative log-likelihood of a token. None: nothing can be read, or
+        it is not finite."""
         samples = [self._sample(entry) for entry in entries if len(entry.token_ids) <= self._max_tokens]
         tokens = sum(len(sample.learned) for sample in samples)
         if tokens == 0:

@@ -1,4 +1,4 @@
-"""What a rule makes of a round: which groups are learned from and with what credit, and what is replayed.
+"""The lessons that a rule makes of a round: groups with their credit, and answers that are replayed.
 
 node (own and external groups) -> [Rule.lessons] -> [Lessons] -> round.py -> trainer
                                        |
@@ -79,7 +79,7 @@ class Lessons:
     book: int = 0
     """Answers in the book."""
     book_foreign: int = 0
-    """How many of those are from others."""
+    """Answers in the book that are from others."""
     mended: int = 0
     """Answers of others that were cut before the book kept them, in this round."""
     refused: int = 0
@@ -91,7 +91,7 @@ class Lessons:
     waiting: int = 0
     """Authors whose answers wait until they agree with what we found ourselves."""
     doubted: tuple[str, ...] = ()
-    """Those of them that were measured."""
+    """Waiting authors that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class SharingRule:
 
 
 class Rule(ABC):
-    """How to learn from a round of own and external groups. One thread calls at a time.
+    """A way to learn from a round of own and external groups. One thread calls at a time.
 
     One of one's own is a subclass in any module that can be imported, `exchange.rule = "mymodule:Mine"`
     (configs/README.md): it needs `lessons`, and whatever of the rest is not as it stands here.
@@ -159,8 +159,8 @@ class Rule(ABC):
         version: int,
         foreign_share: float = 1.0,
     ) -> Lessons:
-        """What to train on. `version`: our policy's; the same calls give the same lessons. `foreign_share`:
-        how much of what is replayed may be from others, of all that could be."""
+        """Returns the lessons to train on. `version`: our policy's; the same calls give the same lessons.
+        `foreign_share`: share of the replayed answers that may be from others, of all that could be."""
 
     def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
         """Take up answers that somebody wrote for us, as our judge scored them. Returns False where the rule
@@ -171,12 +171,12 @@ class Rule(ABC):
         """Compare by `cosines` what others teach with what we found ourselves, before it is learnt."""
 
     def needs(self) -> Mapping[str, float]:
-        """How often, from 0 to 1, we fail on each task where full marks can be had. Empty: the rule does not
-        count; a task that is not there is unknown."""
+        """Returns the share of our answers, from 0 to 1, that fail, for each task where full marks can be
+        had. A missing task is unknown; empty: the rule does not count."""
         return {}
 
     def state(self) -> bytes:
-        """What a restart has to know, for a checkpoint (`pack`)."""
+        """Returns the memory of the rule, for a checkpoint (`pack`)."""
         return b""
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int | None:
@@ -186,7 +186,7 @@ class Rule(ABC):
         return None
 
     def origins(self) -> Mapping[tuple[str, ExampleKey], int]:
-        """How many answers are kept of each author and example."""
+        """Returns the number of answers that are kept of each author and example."""
         return {}
 
     def forget_strangers(self, tasks: Collection[str]) -> None:  # noqa: B027 - optional
@@ -215,7 +215,8 @@ def pack(rule: str, state: msgspec.Struct) -> bytes:
 
 
 def unpack(data: bytes, rule: str, kind: type[State]) -> State | None:
-    """What `pack` was given; None for no bytes or the state of another rule. Raises CheckpointError."""
+    """Returns the state that `pack` was given; None for no bytes or the state of another rule. Raises
+    CheckpointError if the bytes are no such state."""
     if not data:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What to learn from strangers, by name: the rules that `exchange.rule` chooses from.
+"""The rules that `exchange.rule` chooses from, by name.
 
 config -> [sharing_rule] -> [make_rule] -> Rule.lessons -> Lessons -> round.py -> trainer
              |
@@ -61,17 +61,17 @@ def sharing_rule(config: Config) -> SharingRule:
 
 
 def keeps_own(config: Config) -> bool:
-    """Whether all own groups of a round are trained on, however many came from others."""
+    """Returns True if all own groups of a round are trained on, however many came from others."""
     return rule_of(sharing_rule(config).name).keeps_own
 
 
 def adapts(config: Config) -> bool:
-    """Whether less is taken from others while it works against us."""
+    """Returns True if less is taken from others while it works against us."""
     return rule_of(sharing_rule(config).name).adapts
 
 
 def uses_library(config: Config) -> bool:
-    """Whether right answers are kept for others, and those of others are asked for at a start."""
+    """Returns True if right answers are kept for others, and others are asked for theirs at a start."""
     wanted = config.exchange.enabled and config.exchange.library
     return wanted and rule_of(sharing_rule(config).name).keeps_answers
 
@@ -109,7 +109,7 @@ class Sapo(Rule):
 
 
 class Successes(Sapo):
-    """The same without the failures of strangers: pushing down text that we would hardly write moves
+    """Trains on external groups without their failures: pushing down text that we would hardly write moves
     probability anywhere, and takes the clip's budget."""
 
     adapts = True

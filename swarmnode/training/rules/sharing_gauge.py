@@ -1,9 +1,8 @@
-"""What others' answers are worth to us: how much to take of them, and which of them have full marks.
+"""A gauge of others' worth to us, which tells how much to take of their answers.
 
 TrainReport.agreement, round by round -> [SharingGauge] -> J for the exchange, the share of what is replayed
                                               |
                                               +-> Counters (checkpoint), board.py (sharing: +0.04, J 16)
-own and external groups -> [TaskMarks] -> book_rule.py; [needs_of] -> node.py -> exchange
 
 The gauge is pure: a value, and each round makes the next one of it. A cosine (gradient_agreement.py) is
 noisy, and a test that is repeated every round finds something in pure noise sooner or later: two standard
@@ -21,18 +20,10 @@ After every change the verdict begins anew: rounds before it had another amount.
 nothing keeps the newest WINDOW rounds, so that years of help do not hide harm, and none looks at more than
 MEMORY.
 
-Full marks are counted by task, from the rewards that our own judge gave so far, as tasks do not say what
-their best reward is. With 0 and 1 it is 1; with partial credit it is what the best answers got, and where
-nobody gets all of it, the best so far. So it is the best reward that was given on two different examples: one
-stroke of luck, or one answer that fools a judge, does not devalue all others. An answer has full marks when
-it comes within MARGIN of that, counted from our own mean; so it is never below our own mean, and where
-rewards are continuous the best few percent count and not a single answer. Where all rewards of a task were
-equal so far, nothing is known: neither what would be better nor a pass rate.
-
 No torch here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
@@ -41,8 +32,6 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-
-from swarmnode.types import MIN_REWARD_SPREAD, ExampleKey, RolloutGroup
 
 WINDOW = 32
 """Rounds that the mean which is shown is taken over, at most, and that are kept after a verdict."""
@@ -54,34 +43,25 @@ LEAST = 8
 """Rounds that a verdict needs, at least."""
 
 EVIDENCE = 20.0
-"""How much likelier what was seen is under some mean than under zero, to make a verdict. Where the mean is
-zero it ever gets there in one of so many runs at most."""
+"""Likelihood of the rounds under some mean over that under zero that makes a verdict. If the mean is zero,
+one of so many runs at most ever gets there."""
 
 ALIKE, DOUBT = 0.9, 24
-"""How alike neighbouring rounds are thought to be before it is known, and after how many rounds what was seen
-of it counts as much: two dozen rounds in a row may be one stroke of luck."""
+"""Likeness that neighbouring rounds are thought to have before it is known, and the rounds after which the
+likeness that was seen counts as much: two dozen rounds in a row may be one stroke of luck."""
 
 EXPECTED = 4.0
 """Rounds after which a mean is expected to have shown: means are thought to be some half of what single
 rounds scatter by. It decides how soon a verdict comes, and not how often it is wrong."""
 
 LOWEST_LEVEL = 3
-"""How often the amount can be halved: an eighth is left."""
+"""Halvings of the amount, at most: an eighth is left."""
 
 PROBE = 2
 """Groups of others that a round has in any case, if it is to have so many at all."""
 
 FIRST_PATIENCE = 32
 LONGEST_PATIENCE = 256
-
-MARGIN = 0.05
-"""Share of the way from our mean to the best: what an answer may lack and still have full marks."""
-
-MEMORY_ANSWERS = 64
-"""Running means follow the last so many answers, about: two rounds of the demonstration policy."""
-
-MAX_TASKS = 1024
-"""The most tasks in a saved state."""
 
 Verdict = Literal["helps", "harms", "open"]
 
@@ -95,7 +75,7 @@ class Estimate:
 
 
 class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known after some rounds, and how much is taken in the next.
+    """The agreements of some rounds, and the amount that is taken in the next.
 
     >>> SharingGauge().after(0.25).after(None).agreements
     (0.25,)
@@ -104,7 +84,7 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
     agreements: Annotated[tuple[float, ...], Meta(max_length=MEMORY)] = ()
     """Cosines of the newest rounds that had one, the newest last."""
     level: Annotated[int, Meta(ge=0, le=LOWEST_LEVEL)] = 0
-    """How often the amount is halved."""
+    """Halvings of the amount."""
     rounds: Annotated[int, Meta(ge=0)] = 0
     """Rounds with a cosine since the level changed."""
     quiet: Annotated[int, Meta(ge=0)] = 0
@@ -114,11 +94,11 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """How much of what may be taken from others is taken."""
+        """Share of others' answers that is taken, of all that may be."""
         return 0.5**self.level
 
     def groups(self, wanted: int) -> int:
-        """J: of `wanted` groups of others a round, how many.
+        """Returns J, the groups of others that a round takes of `wanted`.
 
         >>> [SharingGauge(level=level).groups(16) for level in range(4)], SharingGauge(level=3).groups(1)
         ([16, 8, 4, 2], 1)
@@ -161,7 +141,7 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
                 return seen._at(self.level - 1, self.patience)
 
     def in_full(self) -> "SharingGauge":
-        """The same with all that may be taken: where it is only looked at."""
+        """Returns the gauge with nothing halved, for a rule that only looks at it."""
         return msgspec.structs.replace(self, level=0)
 
     def _at(self, level: int, patience: int) -> "SharingGauge":
@@ -194,7 +174,7 @@ def _verdict(seen: Sequence[float]) -> Verdict:
 
 
 def _evidence(seen: Sequence[float]) -> float:
-    """How much likelier these rounds are under some mean than under zero, whatever their spread.
+    """Returns the likelihood of these rounds under some mean over that under zero, whatever their spread.
 
     The sequential t-test with a normal prior on the mean over the spread (Gönen and others 2005). Under a
     mean of zero it is a test martingale, so it may be looked at after every round (Pérez-Ortiz and others
@@ -214,7 +194,7 @@ def _evidence(seen: Sequence[float]) -> float:
 
 
 def _autocorrelation(seen: Sequence[float]) -> float:
-    """That of neighbours, with what small samples are known to hide (Kendall 1954)."""
+    """Returns the correlation of neighbours, with what small samples are known to hide (Kendall 1954)."""
     mean = fmean(seen)
     scatter = sum((one - mean) ** 2 for one in seen)
     if scatter <= 1e-9 * len(seen) * mean * mean:
@@ -222,133 +202,3 @@ def _autocorrelation(seen: Sequence[float]) -> float:
     found = sum((before - mean) * (now - mean) for before, now in pairwise(seen)) / scatter
     found += (1 + 4 * found) / len(seen)
     return min(0.95, (len(seen) * found + DOUBT * ALIKE) / (len(seen) + DOUBT))
-
-
-# ---- what full marks are ----
-
-
-class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was given on one task. None: nothing yet."""
-
-    worst: float
-    best: float
-    best_on: tuple[int, int]
-    """Seed and index of the example that got `best`."""
-    confirmed: float | None = None
-    """The best that any other example got."""
-    mean: float | None = None
-    """Running mean of our own rewards."""
-    passed: float | None = None
-    """Running share of our own answers with full marks."""
-
-    @property
-    def level(self) -> float:
-        return self.best if self.confirmed is None else self.confirmed
-
-    @property
-    def full(self) -> float | None:
-        """The least reward that is full marks. None: not known.
-
-        >>> Marks(0.0, 1.0, (7, 1), confirmed=1.0, mean=0.4).full
-        0.97
-        """
-        if self.best - self.worst < MIN_REWARD_SPREAD:
-            return None
-        if self.level - self.worst < MIN_REWARD_SPREAD:
-            # One example alone was ever answered better than the worst.
-            return self.level + MIN_REWARD_SPREAD
-        mean = self.worst if self.mean is None else self.mean
-        return self.level - MARGIN * max(0.0, self.level - mean)
-
-    def has_full(self, reward: float | None) -> bool:
-        full = self.full
-        return reward is not None and full is not None and reward >= full
-
-
-Saved = Annotated[dict[str, Marks], msgspec.Meta(max_length=MAX_TASKS)]
-"""Marks by task, as a state holds them."""
-
-
-class TaskMarks:
-    """The marks of all tasks."""
-
-    def __init__(self) -> None:
-        self.by_task: dict[str, Marks] = {}
-
-    def see(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
-        """Take note of a round. What a full mark is learns from everybody's answers, as our judge scored
-        them; the running means are of our own alone."""
-        before = {task: marks.level for task, marks in self.by_task.items()}
-        for group in (*own, *external):
-            self._see_rewards(group.example.key, _scored(group))
-        by_task: dict[str, list[float]] = {}
-        for group in own:
-            by_task.setdefault(group.example.key.task, []).extend(_scored(group))
-        for task, rewards in by_task.items():
-            if rewards:
-                self._average(task, rewards, before.get(task))
-
-    def has_full(self, task: str, reward: float | None) -> bool:
-        """Whether such a reward is full marks."""
-        marks = self.by_task.get(task)
-        return marks is not None and marks.has_full(reward)
-
-    def full(self, task: str) -> float | None:
-        """The least reward that is full marks on a task. None: not known."""
-        marks = self.by_task.get(task)
-        return None if marks is None else marks.full
-
-    @property
-    def pass_rates(self) -> dict[str, float]:
-        """Running share of own answers with full marks, by task, as far as known."""
-        return {task: marks.passed for task, marks in self.by_task.items() if marks.passed is not None}
-
-    def keep_only(self, tasks: Mapping[str, str]) -> None:
-        self.by_task = {task: marks for task, marks in self.by_task.items() if task in tasks}
-
-    def _see_rewards(self, key: ExampleKey, rewards: Sequence[float]) -> None:
-        if not rewards:
-            return
-        place, top, low = (key.seed, key.index), max(rewards), min(rewards)
-        marks = self.by_task.get(key.task)
-        if marks is None:
-            self.by_task[key.task] = Marks(low, top, place)
-            return
-        best, best_on, confirmed = marks.best, marks.best_on, marks.confirmed
-        if place == best_on:
-            best = max(best, top)
-        elif top > best:
-            best, best_on, confirmed = top, place, best
-        else:
-            confirmed = top if confirmed is None else max(confirmed, top)
-        self.by_task[key.task] = msgspec.structs.replace(
-            marks, worst=min(marks.worst, low), best=best, best_on=best_on, confirmed=confirmed
-        )
-
-    def _average(self, task: str, rewards: Sequence[float], level_before: float | None) -> None:
-        marks, count = self.by_task[task], len(rewards)
-        marks = msgspec.structs.replace(marks, mean=_moved(marks.mean, sum(rewards) / count, count))
-        full, passed = marks.full, marks.passed
-        if level_before is not None and marks.level - level_before > MARGIN * (marks.level - marks.worst):
-            passed = None  # What counted as full marks until now does not any more.
-        if full is not None:
-            passed = _moved(passed, sum(reward >= full for reward in rewards) / count, count)
-        self.by_task[task] = msgspec.structs.replace(marks, passed=passed)
-
-
-def needs_of(pass_rates: Mapping[str, float]) -> dict[str, float]:
-    """How often we fail, by task.
-
-    >>> needs_of({"rev": 0.25})
-    {'rev': 0.75}
-    """
-    return {task: 1.0 - rate for task, rate in pass_rates.items()}
-
-
-def _moved(mean: float | None, observed: float, count: int) -> float:
-    """A running mean after `count` observations more, whose mean is `observed`."""
-    return observed if mean is None else mean + (observed - mean) * count / (count + MEMORY_ANSWERS)
-
-
-def _scored(group: RolloutGroup) -> list[float]:
-    return [reward for reward in group.rewards if reward is not None]

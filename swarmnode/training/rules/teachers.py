@@ -46,11 +46,11 @@ THRESHOLD = 0.03
 """The least agreement of a teacher, as a cosine."""
 
 FALLEN = 0.0
-"""An admitted author's stay out below this: nearer to the threshold, noise would send honest ones away.
-"""
+"""Agreement below which an admitted author's answers stay out: nearer to the threshold, noise would send
+honest authors away."""
 
 UNKNOWN_GROUND = -0.02
-"""The same of one in whose tasks we found nothing ourselves."""
+"""Least agreement of a teacher in whose tasks we found nothing ourselves."""
 
 LEAST_MEASURED = 3
 """Measurements before an author is admitted."""
@@ -60,7 +60,7 @@ MEMORY = 8
 finds, are mostly noise: with 20, some honest ones waited for forty rounds on account of them."""
 
 SHORT_MEMORY = 3
-"""The same of one who is admitted: a sleeper has not long."""
+"""Measurements that the recent mean of an admitted author follows, about: a sleeper has not long."""
 
 LEAST_FINDS = 8
 """Own finds that can be compared with."""
@@ -76,14 +76,14 @@ FINDS_OF_TASK = 6
 """Own finds of a task that are compared with, at most."""
 
 FINDS = 48
-"""The same of all tasks."""
+"""Own finds of all tasks that are compared with, at most."""
 
 ANSWERS = 24
 """Answers of an author that are measured at once, at most, drawn from all that wait, so that none is hidden
 behind others."""
 
 LEAST_ANSWERS = 8
-"""The same, at least."""
+"""Answers of an author that are measured at once, at least."""
 
 BATCH = 12
 """New answers that wait for a measurement together, of who is admitted or doubted: who is measured again and
@@ -99,20 +99,20 @@ MAX_HELD = 512
 """Answers of one author that wait, the oldest out."""
 
 MAX_HELD_BYTES = 32 << 20
-"""The same of all authors together, by what a checkpoint takes."""
+"""Bytes of all answers that wait, by what a checkpoint takes for them."""
 
 MAX_AUTHORS = 256
 """Authors that are known. Names cost nothing, so those that wait go first."""
 
 Cosines = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[float | None]]
-"""Of each of several lists of answers, how the gradient of their likelihood at the policy of now agrees with
-that of the finds that come first, task by task, from -1 to 1. None: one of the two is
+"""Function to the agreement, from -1 to 1, of each of several lists of answers with the finds, which come
+first: of the gradients of their likelihoods at the policy of now, task by task. None: one of the two is
 nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What came of a round."""
+    """The outcome of a round."""
 
     enter: Sequence[Entry] = ()
     """Answers of others that may be learnt from now."""
@@ -125,15 +125,15 @@ class _Author:
     mean: float = 0.0
     """Running mean of his agreement."""
     recent: float = 0.0
-    """The same with a short memory."""
+    """Running mean with a short memory."""
     measured: int = 0
     admitted: bool = False
     trusted: int = 0
     """Answers that were let in on trust."""
     new: int = 0
-    """Of those that are held, how many came after the last measurement."""
+    """Held answers that came after the last measurement."""
     measured_at: int = -1
-    """The round of that."""
+    """Round of the last measurement."""
     held: dict[Key, Entry] = field(default_factory=dict[Key, Entry])
     size_bytes: int = 0
     """The most bytes that a checkpoint takes for these."""
@@ -216,12 +216,13 @@ class Teachers:
         return one.mean if one is not None and one.measured else None
 
     def teaches(self, author: str) -> bool:
-        """Whether his answers may be learnt from."""
+        """Returns True if his answers may be learnt from."""
         one = self._authors.get(author)
         return one is not None and (one.admitted or one.trusted > 0)
 
     def rule_on(self, given: Iterable[Entry], finds: Sequence[Entry], rng: random.Random) -> Ruling:
-        """What may be learnt of what others gave and of what waits. `finds`: our own, the newest last."""
+        """Returns which of the given and of the waiting answers may be learnt from. `finds`: our own, the
+        newest last."""
         self._round += 1
         self.take_back(given)
         if len(finds) < LEAST_FINDS:
@@ -283,7 +284,8 @@ class Teachers:
             self._authors[one.author] = known
 
     def _is_fit(self, one: _Author, cosine: float, found_in: frozenset[str]) -> bool:
-        """Whether what was measured may enter; who may teach from now on is noted."""
+        """Returns True if the measured answers may enter, and notes whether their author may teach from now
+        on."""
         least = one.least(found_in)
         if one.admitted:
             return min(cosine, one.recent) >= min(FALLEN, least)

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from swarmnode.exchange.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
-from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.exchange.messages import Announcement, Arrival
-from swarmnode.exchange.validation import BodyRules, check_header
-from swarmnode.identity.keys import NodeKey
+from swarmnode.exchange.validation.body_check import BodyRules
+from swarmnode.exchange.validation.header_check import check_header
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Message
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, one_span
 

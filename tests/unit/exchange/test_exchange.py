@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from swarmnode.errors import CheckpointError, ConfigError, IdentityError
+from swarmnode.exchange.bodies.replay_buffer import BufferSnapshot, SavedGroup, read_snapshot
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.inbox import BufferSnapshot, SavedGroup, read_snapshot
-from swarmnode.exchange.limits import ExchangeSettings
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
-from swarmnode.tasks.kinds.functions import as_task
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
+from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.task import Task, draw_train
 from swarmnode.types import Completion, Example, RolloutGroup, Scores, one_span
 from tests.unit.exchange.conftest import Node, until

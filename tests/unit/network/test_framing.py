@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import MessageTooLarge, NetworkError
-from swarmnode.network.rpc import decode_uvarint, encode_frame, encode_uvarint, read_frame
+from swarmnode.network.framing import decode_uvarint, encode_frame, encode_uvarint, read_frame
 
 
 def stream_of(data: bytes, *, ended: bool = True) -> asyncio.StreamReader:

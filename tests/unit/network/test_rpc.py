@@ -10,7 +10,8 @@ import pytest
 
 from swarmnode.errors import MessageTooLarge, PeerUnreachable
 from swarmnode.network import rpc
-from swarmnode.network.rpc import Service, answer, ask, encode_frame, encode_uvarint, read_frame
+from swarmnode.network.framing import encode_frame, encode_uvarint, read_frame
+from swarmnode.network.rpc import Service, answer, ask
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.exchange.announcing import ModelLabel, compose
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.library import borrower
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import signed_group
-from swarmnode.exchange.limits import ExchangeSettings
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.catching_up import (
     LEAST_ANSWERS,
     MOST_ROUNDS,
@@ -38,12 +38,12 @@ from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.node_status import NodeStatus, measurements
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.task import Task, draw_train, score_strictly
 from swarmnode.testing import FakeLearner
-from swarmnode.testing.fakes import FakeTask
+from swarmnode.testing.fake_task import FakeTask
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.rules.rules import uses_library
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Scores, one_span

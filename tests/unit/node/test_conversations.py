@@ -14,8 +14,8 @@ from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.conversations import ConversationRules
-from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.settings.config_layers import load_config
 from swarmnode.testing import FakeTask
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore

@@ -9,8 +9,8 @@ import pytest
 import swarmnode as sn
 from swarmnode.errors import JudgementLost
 from swarmnode.node.demonstrating import MOST_LOST, Demonstrating
-from swarmnode.tasks.demonstrations import Demonstrations
-from swarmnode.tasks.kinds.functions import as_task
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
+from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.task import Task, draw_train, is_held_out
 from swarmnode.types import Example, RolloutGroup
 

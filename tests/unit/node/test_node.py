@@ -12,10 +12,12 @@ import pytest
 
 from swarmnode.errors import IdentityError, TaskError
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import MAX_WAIT_SHARE, ExchangeSettings
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.in_memory import MemoryHost
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.limits import MAX_WAIT_SHARE
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.memory_network import MemoryHost
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.showing.board import StatusBoard, Watchers

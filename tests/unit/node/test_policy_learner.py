@@ -17,14 +17,14 @@ from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.rollout_learner import partial_settings
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
-from swarmnode.tasks import curriculum
-from swarmnode.tasks.curriculum import level_of
+from swarmnode.tasks.drawing import curriculum
+from swarmnode.tasks.drawing.curriculum import level_of
 from swarmnode.training.checkpoints.checkpoint import Measure, Snapshot, Waiting, read_state, take_snapshot
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
-from swarmnode.training.learning_settings import changes
+from swarmnode.training.checkpoints.learning_settings import changes
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, Scores

@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import ExchangeSettings
-from swarmnode.identity.keys import NodeKey
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.board import Watchers
 from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.node.showing.board import StatusBoard
 from swarmnode.node.showing.node_status import NodeStatus, SharingEffect, measurements
 from swarmnode.testing import FakeLearner, MemoryNetwork

@@ -13,8 +13,8 @@ from swarmnode.chat import Turn
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.assemble import start_tasks, tasks_for_strangers
 from swarmnode.settings.config import TasksConfig
-from swarmnode.tasks.judging.judged import OwnJudge
-from swarmnode.tasks.judging.worker import NICENESS
+from swarmnode.tasks.judging.own_judge import OwnJudge
+from swarmnode.tasks.processes.worker import NICENESS
 from swarmnode.tasks.task import Isolated
 
 TASK = """

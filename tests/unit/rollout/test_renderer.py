@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from swarmnode.chat import Turn, chat_text
 from swarmnode.errors import ModelError
-from swarmnode.rollout.schedule.group import Renderer, marks_of, spelt_out
+from swarmnode.rollout.renderer import Renderer, marks_of, spelt_out
 
 CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"

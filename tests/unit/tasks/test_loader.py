@@ -8,7 +8,7 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.digests import judged_version
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.judging.rewards import load_reward
 from swarmnode.tasks.loader import load_task, load_tasks
 from swarmnode.tasks.task import redraw, score_strictly
@@ -387,3 +387,9 @@ def test_what_is_no_prompt_is_refused_with_what_to_do(write, messages, complaint
     with pytest.raises(TaskError, match=complaint) as caught:
         first(load_task(write(f"def examples(seed):\n    yield {{'prompt': {messages}}}\n")))
     assert caught.value.hint
+
+
+def test_a_kind_of_task_that_nobody_brings_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(TaskError, match="there is no task 'number-gym:chain_sum'") as caught:
+        load_task("number-gym:chain_sum")
+    assert "kinds of tasks are hf" in caught.value.hint

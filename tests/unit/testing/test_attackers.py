@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.testing.attackers import (
     ADVERTISEMENT,
     ATTACKS,
@@ -18,7 +18,7 @@ from swarmnode.testing.attackers import (
     injected_share,
     wrong,
 )
-from swarmnode.testing.fakes import FakeTask
+from swarmnode.testing.fake_task import FakeTask
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup
 
 EXAMPLES = [Example(ExampleKey(task, "1", 0, 0), f"{task}?") for task in ("easy", "hard")]
@@ -93,7 +93,7 @@ def test_the_mark_is_counted_by_answer() -> None:
     assert injected_share([]) == 0.0
 
 
-async def test_an_attacker_publishes_what_others_can_fetch_and_watches_them(clock) -> None:
+async def test_an_attacker_publishes_what_others_can_fetch_and_watches_them() -> None:
     network, task = MemoryNetwork(), FakeTask()
 
     def attacker(seed: int) -> Attacker:
@@ -106,7 +106,7 @@ async def test_an_attacker_publishes_what_others_can_fetch_and_watches_them(cloc
             groups=2,
             group_size=2,
             network=network,
-            clock=clock,
+            clock=lambda: 1_700_000_000.0,
         )
 
     async with attacker(1) as one, attacker(2) as other:

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.fake import FakeEngine, by_turns
+from swarmnode.rollout.fake_engine import FakeEngine, by_turns
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.conversations import ConversationRules
-from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.judging.rewards import load_reward, score_with
 from swarmnode.testing import FakeTask
 from swarmnode.training.evaluation import evaluate, pass_at_k, powers_of_two

@@ -12,7 +12,7 @@ from swarmnode.extensions.pipeline.execution.member_records import Assignment, M
 from swarmnode.extensions.pipeline.execution.message_sender import MessageSender
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.wire.hop_messages import Hop
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]

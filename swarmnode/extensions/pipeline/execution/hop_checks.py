@@ -6,7 +6,7 @@ Looks at the message alone, before a byte of its tensor is read: so it is cheap,
 within bounds before anything is made of them.
 """
 
-from swarmnode.extensions.pipeline.plans.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.stages.micro_batches import Fault
 from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Hop
 from swarmnode.extensions.pipeline.wire.refusals import Refusal

@@ -1,6 +1,6 @@
 """Rollouts of a small policy of one's own in the gaps of the pipeline, in slices that hardly delay it.
 
-stage_queue.py (nothing is ready; the plan says until when) -> [IdleRollouts] -> schedule/partial.py, one
+stage_queue.py (nothing is ready; the plan says until when) -> [IdleRollouts] -> partial_rollouts.py, one
     engine step
                                                               |           at a time
                                                               v  whole groups -> sink (exchange, trainer)
@@ -36,8 +36,8 @@ from swarmnode.extensions.pipeline.execution.idle_budget import (
     next_rows,
 )
 from swarmnode.rollout.engine import Engine, PolicyUpdate
-from swarmnode.rollout.schedule.group import Answered
-from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.open_group import Answered
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
 from swarmnode.types import Example
 
 logger = logging.getLogger(__name__)

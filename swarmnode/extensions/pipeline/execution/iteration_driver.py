@@ -28,9 +28,9 @@ from swarmnode.extensions.pipeline.execution.own_micro_batches import (
     InFlightMicroBatch,
     IterationOutcome,
 )
+from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.plans.recovery import deadline_s, predicted_s, repaired_path
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
-from swarmnode.extensions.pipeline.stages.objectives import LossInputs
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     MAX_ATTEMPTS,
     Abandoned,

@@ -42,10 +42,10 @@ from swarmnode.extensions.pipeline.execution.stage_queue import (
     WorkTimes,
 )
 from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier, report_of
-from swarmnode.extensions.pipeline.plans.simulator import simulate
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.wire.codec import decode
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     Finished,
@@ -56,7 +56,7 @@ from swarmnode.extensions.pipeline.wire.member_streams import LinkPace, MemberSt
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.plans.plan import Plan
+from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.extensions.pipeline.stages.objectives import LossInputs, Objective
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
 
 

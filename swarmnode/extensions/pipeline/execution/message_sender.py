@@ -30,7 +30,7 @@ from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 from swarmnode.extensions.pipeline.wire.signing import signed
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from swarmnode.extensions.pipeline.plans.plan import Plan, Policy
-from swarmnode.extensions.pipeline.plans.simulator import Kind, Timeline
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy
+from swarmnode.extensions.pipeline.scheduling.simulator import Kind, Timeline
 
 T = TypeVar("T")
 

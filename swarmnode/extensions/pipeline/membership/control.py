@@ -16,11 +16,12 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.plans.costs import MAX_LAYERS, CostAnnouncement, PeerId, check
+from swarmnode.extensions.pipeline.plans.member_costs import MAX_LAYERS, CostAnnouncement, PeerId, check
 from swarmnode.extensions.pipeline.wire.frames import VERSION, check_version, decode, encode
 from swarmnode.extensions.pipeline.wire.refusals import MAX_DETAIL_CHARS, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
-from swarmnode.identity.keys import NodeKey, seal, unseal
+from swarmnode.identity.envelope import seal, unseal
+from swarmnode.identity.node_key import NodeKey
 
 MAX_MEMBERS = 64
 """Bound of the members of one pipeline. More are better split into two: every member pings every other."""

@@ -26,7 +26,7 @@ from swarmnode.extensions.pipeline.membership.proposal_round import (
     former_stages,
     next_epoch,
 )
-from swarmnode.extensions.pipeline.plans.costs import is_fresh
+from swarmnode.extensions.pipeline.plans.member_costs import is_fresh
 from swarmnode.extensions.pipeline.plans.observations import useless_members
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.reputation import TokenBucket
+from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.extensions.pipeline.membership.control import (
     MAX_MEMBERS,
     Presence,
@@ -19,7 +19,7 @@ from swarmnode.extensions.pipeline.membership.control import (
     differing,
     open_presence,
 )
-from swarmnode.extensions.pipeline.plans.costs import MemberCosts
+from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 logger = logging.getLogger(__name__)

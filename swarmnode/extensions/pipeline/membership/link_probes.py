@@ -1,7 +1,7 @@
 """Short measurements between members, and of our own device.
 
-incoming_streams.py <- [ProbeService]   member_streams.py <- [LinkProber] -> LinkCosts -> announced (costs.py)
-a stage's forward and backward -> [time_stage] -> StageTiming -> announced
+incoming_streams.py <- [ProbeService]   member_streams.py <- [LinkProber] -> LinkCosts (member_costs.py)
+a stage's forward and backward -> [time_stage] -> StageTiming, announced
 
 A probe is random bytes; the answer is their hash, so nobody can answer before all of them have arrived.
 Latency is half the median round trip of tiny probes. Bandwidth comes from one bulk transfer, which grows
@@ -22,8 +22,8 @@ from typing import Annotated, TypeVar
 from msgspec import Meta
 
 from swarmnode.errors import NetworkError, PeerUnreachable, Rejected
-from swarmnode.exchange.reputation import TokenBucket
-from swarmnode.extensions.pipeline.plans.costs import (
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.extensions.pipeline.plans.member_costs import (
     LEAST_TOKEN_S,
     MAX_BYTES_PER_S,
     MAX_LATENCY_S,

@@ -19,12 +19,17 @@ from swarmnode.extensions.pipeline.membership.control import (
     open_presence,
     seal_presence,
 )
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, LinkCosts, MemberCosts, Observation
+from swarmnode.extensions.pipeline.plans.member_costs import (
+    CostAnnouncement,
+    LinkCosts,
+    MemberCosts,
+    Observation,
+)
 from swarmnode.extensions.pipeline.plans.observations import is_broken
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
 
 logger = logging.getLogger(__name__)

@@ -43,13 +43,13 @@ from swarmnode.extensions.pipeline.membership.known_members import (
 from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
 from swarmnode.extensions.pipeline.membership.member_requests import OwnPresence, ask
 from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
-from swarmnode.extensions.pipeline.plans.costs import LinkCosts, MemberCosts, Observation
+from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings, plan_terms
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host, Subscription
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from statistics import median_low
 
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport, RoundTrip
 from swarmnode.extensions.pipeline.membership.known_members import MemberClaim
-from swarmnode.extensions.pipeline.plans.costs import MAX_SLOWDOWN, Observation, forward_s
+from swarmnode.extensions.pipeline.plans.member_costs import MAX_SLOWDOWN, Observation, forward_s
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 
 RECENT = 5

@@ -1,1 +1,1 @@
-"""Planning: the costs of an iteration, the stage of each member, and the path of each micro-batch."""
+"""From what members announce to the plan that all of them agree on, and what is done where it breaks."""

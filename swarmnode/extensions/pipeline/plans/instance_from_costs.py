@@ -1,14 +1,14 @@
 """Turns measurements into the input of planning: an instance, and the costs of every member in every stage.
 
-costs.py (corrected_costs), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py
+member_costs.py (corrected_costs), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median_low
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.costs import (
+from swarmnode.extensions.pipeline.plans.member_costs import (
     MAX_LATENCY_S,
     MIN_BYTES_PER_S,
     LinkCosts,
@@ -16,9 +16,9 @@ from swarmnode.extensions.pipeline.plans.costs import (
     backward_s,
     forward_s,
 )
-from swarmnode.extensions.pipeline.plans.instance import Averaging, Instance, Matrix
 from swarmnode.extensions.pipeline.plans.partition import Partition, PipelineWorkload, PlannedStage
-from swarmnode.extensions.pipeline.plans.placement_moves import PlacementTable
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, Matrix
+from swarmnode.extensions.pipeline.scheduling.placement_moves import PlacementTable
 
 SLOW_LINK = 2.0
 """Factor by which a link that was not measured is taken to be worse than the worst measured one."""
@@ -33,8 +33,6 @@ class IterationSettings:
     """Bytes of one token between stages, after compression."""
     overhead_s: float = 0.0
     """Seconds of a hop beside the link: serialisation, copies."""
-    gradient_bytes: tuple[int, ...] | None = None
-    """Bytes that the replicas of each stage average. None if it is too little to plan for."""
     gap_s: float = 0.0
     """Seconds after each task for which a member is not available."""
     loss_factor: float = 0.25
@@ -82,14 +80,8 @@ def instance_from(
         gap_s=settings.gap_s,
         first_gap_s=settings.gap_s,
         max_gap=settings.max_gap,
-        averaging=None,
     )
-    if settings.gradient_bytes is None:
-        return instance, holding
-    byte_s = _matrix(names, lambda i, j: 1 / known[i, j].bytes_per_s)
-    sizes = tuple(map(float, settings.gradient_bytes))
-    slowest_s = max((each.latency_s for each in known.values()), default=0.0)
-    return replace(instance, averaging=Averaging(sizes, byte_s, slowest_s + settings.overhead_s)), holding
+    return instance, holding
 
 
 def _holding(members: Sequence[MemberCosts], parts: Partition, work: PipelineWorkload) -> PlacementTable:

@@ -1,6 +1,6 @@
 """The dynamic programme of partitioning: the layers of each stage and its members, in integers.
 
-partition.py (members and layers on a grid) -> [cuts] -> LayerDivision
+partition.py (members and layers on a grid) -> [best_cut] -> LayerDivision
 
 With members sorted by memory, the members of stages 1..S-1 are consecutive runs. For a limit on the busiest
 stage a table over (stage, layers placed) keeps the fewest members used, which is never worse for what

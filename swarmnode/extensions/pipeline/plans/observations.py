@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, Observation
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
 
 LONE = 4.0
 """Largest slowdown that the word of a single witness can give a member."""

@@ -1,7 +1,7 @@
 """Divides layers into stages: contiguous ranges that fit the members' memory, the slowest as fast as
 possible.
 
-costs.py (announcements), a model's layers -> [partition] -> placement.py (who holds what, by links)
+member_costs.py (announcements), a model's layers -> [partition] -> placement.py (who holds what, by links)
 
 Every member computes the partition for itself from the same announcements, so it must come out the same
 everywhere: measured floats are rounded to a grid once, everything after that is integers, members are sorted
@@ -65,7 +65,7 @@ class ModelCosts:
 
 @dataclass(frozen=True, slots=True)
 class MemberResources:
-    """Resources that a member announced, corrected by observations of others (costs.py)."""
+    """Resources that a member announced, corrected by observations of others (member_costs.py)."""
 
     peer_id: str
     free_bytes: int

@@ -18,7 +18,8 @@ from statistics import median_low
 import msgspec
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.extensions.pipeline.plans.costs import (
+from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings
+from swarmnode.extensions.pipeline.plans.member_costs import (
     CostAnnouncement,
     MemberCosts,
     backward_s,
@@ -26,8 +27,6 @@ from swarmnode.extensions.pipeline.plans.costs import (
     forward_s,
     member_resources,
 )
-from swarmnode.extensions.pipeline.plans.instance import Instance
-from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings
 from swarmnode.extensions.pipeline.plans.observations import counted_observations, useless_members
 from swarmnode.extensions.pipeline.plans.partition import (
     ModelCosts,
@@ -36,11 +35,12 @@ from swarmnode.extensions.pipeline.plans.partition import (
     PlannedStage,
     partition,
 )
-from swarmnode.extensions.pipeline.plans.placement import PlacementEffort, first_plan, search
-from swarmnode.extensions.pipeline.plans.plan import Plan, digest
 from swarmnode.extensions.pipeline.plans.refilling import PlanningCosts, refill_stages
-from swarmnode.extensions.pipeline.plans.schedule import SearchBudget, schedule
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort, first_plan, search
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
 MAX_SHOWN_CHARS = 64
 """Characters shown of one setting in `plan_terms`."""
@@ -64,9 +64,6 @@ class PlanSettings:
     stages: int | None = None
     """Number of stages; None: as many as move most micro-batches. With fewer members than this there are
     fewer stages."""
-    gradient_bytes: int | None = None
-    """Bytes that the replicas of a stage average for each of its layers. None if it is too little to plan
-    for."""
     overhead_s: float = 0.0
     """Seconds of a hop beside the link."""
     gap_s: float = 0.0
@@ -260,7 +257,7 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts) -> AgreedPlan:
         # Whoever was left alone with the model goes on so: these newcomers are too small to share it.
         return _alone(inputs, scene.costs[min(set(whole) & set(scene.costs))])
     instance, holding = scene.measured(parts)
-    found = search(instance, seed=settings.seed, effort=_effort(settings.search_tasks), holding=holding)
+    found = search(instance, seed=settings.seed, effort=_effort(settings.search_tasks), holding=holding).plan
     stages = tuple(
         replace(part, peers=tuple(instance.names[node] for node in nodes))
         for part, nodes in zip(parts.stages, found.instance.stages, strict=True)
@@ -269,7 +266,7 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts) -> AgreedPlan:
     # The next change of members goes by the rules of refilling: what it would move is moved at once.
     kept = refill_stages(scene, [part.end for part in stages], parts.stage_of)
     if kept is None or kept.stage_of == parts.stage_of:
-        return _agreed(inputs, parts, _scheduled(settings, found.instance, found.plan))
+        return _agreed(inputs, parts, _scheduled(settings, found.instance, found))
     return _agreed(inputs, kept, _scheduled(settings, scene.measured(kept)[0], None))
 
 
@@ -352,7 +349,7 @@ def _scene(inputs: PlanInputs, costs: Sequence[MemberCosts]) -> PlanningCosts:
         max_gap=settings.max_gap,
     )
     by_peer = {each.peer_id: each for each in costs}
-    return PlanningCosts(by_peer, links, settings.model, work, iteration, settings.gradient_bytes)
+    return PlanningCosts(by_peer, links, settings.model, work, iteration)
 
 
 def _agreed(inputs: PlanInputs, parts: Partition, plan: Plan) -> AgreedPlan:

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
-from swarmnode.extensions.pipeline.plans.instance import Instance
-from swarmnode.extensions.pipeline.plans.plan import Plan
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
 SLACK = 3.0
 """Factor of the predicted time of a micro-batch: home machines and lines vary by about this much."""

@@ -10,14 +10,12 @@ changing the stage means loading weights. None of this asks for the time or the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.costs import LinkCosts, MemberCosts, forward_s
-from swarmnode.extensions.pipeline.plans.instance import Instance, agents
 from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings, instance_from
-from swarmnode.extensions.pipeline.plans.micro_batch_routes import first_paths
+from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, forward_s
 from swarmnode.extensions.pipeline.plans.partition import (
     ModelCosts,
     Partition,
@@ -25,8 +23,10 @@ from swarmnode.extensions.pipeline.plans.partition import (
     PlannedStage,
     path_length,
 )
-from swarmnode.extensions.pipeline.plans.placement_moves import PlacementTable
-from swarmnode.extensions.pipeline.plans.simulator import Simulator
+from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents
+from swarmnode.extensions.pipeline.scheduling.placement_moves import PlacementTable
+from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
 HARM = 1.1
 """Factor of slowdown from which a newcomer stays spare: it would slow every micro-batch by it in any
@@ -51,19 +51,13 @@ class PlanningCosts:
     model: ModelCosts
     work: PipelineWorkload
     iteration: IterationSettings
-    gradient_bytes: int | None
-    """Bytes that are averaged for each layer."""
 
     def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
         """Return the instance of this partition, and the costs of each member in every other stage.
 
         Raises ConfigError if no link was measured, or if a member cannot hold a micro-batch of its stage.
         """
-        iteration = self.iteration
-        if self.gradient_bytes is not None:
-            sizes = tuple(self.gradient_bytes * (part.end - part.first) for part in parts.stages)
-            iteration = replace(iteration, gradient_bytes=sizes)
-        return instance_from(self.costs.values(), self.links, parts, self.work, iteration)
+        return instance_from(self.costs.values(), self.links, parts, self.work, self.iteration)
 
     def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
         """Return the partition with these stages and replicas. Members in no group are spare."""

@@ -10,7 +10,7 @@ from msgspec import Meta
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
-from swarmnode.identity.keys import MAX_PEER_ID_CHARS
+from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 
 MAX_ROUNDS = 6
 """Bound of the rounds of agreeing on contributors. One round more than deaths in as many rounds, which a

@@ -29,7 +29,8 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.codec import INT8_BLOCK, decode, encode
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, CodecName, Count, Digest, TensorHeader
-from swarmnode.identity.keys import NodeKey, seal, unseal
+from swarmnode.identity.envelope import seal, unseal
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.streams import Buffer
 
 CONTEXT = "swarmnode/1/pipeline-gradient"

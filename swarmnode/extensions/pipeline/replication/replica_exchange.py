@@ -71,7 +71,7 @@ from swarmnode.extensions.pipeline.wire.incoming_streams import ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 
 NOTHING = GradientSum({}, 0, 0)
 

@@ -1,6 +1,6 @@
 """A rollout engine whose model is held in stages: the pipeline samples as one node with a bigger policy.
 
-partial.py -> [PipelineEngine] -> feeder.py -> chain.py -> the stages, here or at other members
+partial_rollouts.py -> [PipelineEngine] -> feeder.py -> chain.py -> the stages, here or at other members
 
 Requests join and leave at every step; each step is one message around each path in use, for all sequences on
 it. The sampling is that of the other engines, on the node that drives: seeds, log-probabilities, abort and
@@ -28,11 +28,12 @@ from swarmnode.extensions.pipeline.rollouts.feeder import Feeder, RecoveryCounts
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.rollout.decode.running import LOGITS_AT_ONCE, DecodePolicy
+from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE
+from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Output, PolicyUpdate, Request
-from swarmnode.rollout.requests import not_finite
+from swarmnode.rollout.request_queue import not_finite
 
 SCORE_ATTEMPTS = 4
 """Routes tried for one batch to score."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
-from swarmnode.rollout.decode.running import alike
+from swarmnode.rollout.decode.prompts.pass_batches import alike
 
 GROWTH_COLUMNS = 64
 """Positions by which cells grow at once: the cache is copied every 64 tokens."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.execution.member_records import CLOSE_TIMEOUT_S, IterationReport
+from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
@@ -21,7 +22,6 @@ from swarmnode.extensions.pipeline.runtime.member_parts import DataNode
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, RoleChanged, own_paths
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
 from swarmnode.node.building.assemble import build_exchange, longest_sequence, renderer_of
 from swarmnode.node.building.policies import plain_error
 from swarmnode.node.node import NetworkParts, NodeLoop
@@ -78,7 +78,7 @@ class RolloutRole:
             self._chain.adopt_members(_members(agreed, own))
 
     async def run(self) -> str:
-        data_node, agreed = self._data_node, self._data_node.assigned_stage.agreed
+        data_node, agreed = self._data_node, self._data_node.own_stage.agreed
         assert agreed is not None, "data roles begin under a plan"
         self.replanned(agreed)
         learner = self._learner(agreed)
@@ -111,7 +111,7 @@ class RolloutRole:
             return
         if (changed := group.subgroup(RoleChanged)) is not None:
             raise plain_error(changed) from group
-        agreed = self._data_node.assigned_stage.agreed
+        agreed = self._data_node.own_stage.agreed
         if agreed is None or agreed.stage_of(self._data_node.peer_id) != 0:
             raise RoleChanged("under the new plan we hold another stage") from group
 
@@ -148,8 +148,8 @@ class RolloutRole:
             base_name=whole.name,
             fingerprint=whole.fingerprint,
             packed=whole.cut.packing_obstacle is None and config.training.packing == "auto",
-            micro_batch_tokens=data_node.parts.assigned_stage.max_tokens,
-            device=data_node.parts.assigned_stage.stage.device,
+            micro_batch_tokens=data_node.parts.own_stage.max_tokens,
+            device=data_node.parts.own_stage.stage.device,
             choose_path=self._choose_path,
         )
 
@@ -196,7 +196,7 @@ class TextRole:
             Path(config.pipeline.text).expanduser(),
             tokenizer,
             settings,
-            device=data_node.parts.assigned_stage.stage.device,
+            device=data_node.parts.own_stage.stage.device,
             packed=whole.cut.packing_obstacle is None,
         )
         self._stopped = False

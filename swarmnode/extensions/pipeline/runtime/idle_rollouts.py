@@ -20,21 +20,23 @@ from typing import TYPE_CHECKING
 
 from swarmnode.errors import EngineError, ModelError, SwarmnodeError, TaskError
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.reputation import ExchangeStats
+from swarmnode.exchange.exchange_stats import ExchangeStats
 from swarmnode.extensions.pipeline.execution.idle import IdleRollouts, IdleStats
 from swarmnode.extensions.pipeline.execution.idle_budget import IdleSettings
 from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory, size_text
 from swarmnode.network.host import Host
 from swarmnode.node.building.assemble import build_exchange, renderer_of
 from swarmnode.node.rollout_learner import scored
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import Config
-from swarmnode.tasks.judging.judged import ExampleStream, OwnJudge
+from swarmnode.tasks.drawing.example_stream import ExampleStream
+from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.task import Task, is_environment
 from swarmnode.types import Example, RolloutGroup
 
@@ -76,7 +78,7 @@ class IdleModel:
 def load_idle_model(source: str, config: Config) -> IdleModel:
     """Load a folder or a hub name into an engine of ours. Raises ModelError that names the setting."""
     from swarmnode.model.base_model import load_base_model
-    from swarmnode.rollout.select import make_engine
+    from swarmnode.rollout.engine_choice import make_engine
 
     try:
         base = load_base_model(source, config.policy)

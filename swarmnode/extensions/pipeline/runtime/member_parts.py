@@ -10,16 +10,16 @@ from typing import Protocol
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
-from swarmnode.extensions.pipeline.plans.costs import MemberCosts
+from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage, OwnStageSettings
+from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings
 from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.extensions.pipeline.replication.holdings import HeldState
 from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
 from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing
 from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink
-from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStage, AssignedStageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.streams import StreamHost
 from swarmnode.node.showing.board import Watcher
@@ -39,7 +39,7 @@ class PipelineParts:
     discovery: Discovery
     plan: PlanSettings
     membership: MembershipSettings
-    assigned_stage: AssignedStageSettings
+    own_stage: OwnStageSettings
     member: MemberSettings
     costs: Callable[[], MemberCosts]
     """Returns our own costs, as they are announced."""
@@ -58,7 +58,7 @@ class DataNode:
     link: PipelineLink
     """The link of this role, which ends with it."""
     member: PipelineMember
-    assigned_stage: AssignedStage
+    own_stage: OwnStage
     decode: DecodeNode
     watcher: Watcher
     lost: Callable[[str, str], None]

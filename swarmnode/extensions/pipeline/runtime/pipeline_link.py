@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from swarmnode.errors import ModelError, PipelineError
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
+from swarmnode.extensions.pipeline.own_stage.collected_state import WholeState
+from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.runtime.collected_state import WholeState
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
-from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStage
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class PipelineLink:
         peer_id: str,
         supervisor: MembershipSupervisor,
         member: PipelineMember,
-        assigned_stage: AssignedStage,
+        own_stage: OwnStage,
         *,
         after_step: Callable[[IterationReport], None],
     ) -> None:
@@ -62,7 +62,7 @@ class PipelineLink:
         self._peer_id = peer_id
         self._supervisor = supervisor
         self._member = member
-        self._assigned_stage = assigned_stage
+        self._own_stage = own_stage
         self._after_step = after_step
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
@@ -84,7 +84,7 @@ class PipelineLink:
         """Return the adapters of all stages with their moments, of the newest step that all members still
         have. From a thread. With full training there is no adapter: the members' own checkpoints hold the
         weights."""
-        return self.call(self._assigned_stage.whole_state(self._member.iteration))
+        return self.call(self._own_stage.whole_state(self._member.iteration))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop, and wait for its result."""
@@ -139,7 +139,7 @@ class PipelineLink:
 
     async def _agreed_and_ready(self) -> AgreedPlan:
         agreed = await self._supervisor.agreed(self._member.iteration)
-        await self._assigned_stage.ready.wait()
+        await self._own_stage.ready.wait()
         return agreed
 
 

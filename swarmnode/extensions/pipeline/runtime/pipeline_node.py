@@ -24,7 +24,8 @@ from swarmnode.extensions.pipeline.execution.member_records import IterationRepo
 from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, ProbeService
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.membership.slowdowns import SlowdownLog
-from swarmnode.extensions.pipeline.plans.costs import Observation
+from swarmnode.extensions.pipeline.own_stage.stage_services import StageServices
+from swarmnode.extensions.pipeline.plans.member_costs import Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.runtime.member_parts import (
     DataNode,
@@ -35,7 +36,6 @@ from swarmnode.extensions.pipeline.runtime.member_parts import (
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink, RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
-from swarmnode.extensions.pipeline.runtime.stage_services import StageServices
 from swarmnode.extensions.pipeline.runtime.step_follower import StepFollower
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.node.showing.board import StatusBoard, Watcher
@@ -142,12 +142,12 @@ class PipelineNode:
                 StageServices(parts, self.streams, living=lambda: self.membership.members())
             )
             self.member, self.decode, self.states = services.member, services.decode, services.states
-            self.assigned_stage = services.assigned_stage
+            self.own_stage = services.own_stage
             self._prober = LinkProber(self.streams, rng=random.Random(parts.key.peer_id))
             self.supervisor = MembershipSupervisor(
                 self._new_membership,
                 steps=lambda: self.member.iteration,
-                left=self.assigned_stage.ready.clear,
+                left=self.own_stage.ready.clear,
             )
             self.member.on_lost = self._suspect
             self.decode.on_silent = lambda peer_id, why: self.membership.lost(peer_id, why)
@@ -165,7 +165,7 @@ class PipelineNode:
 
     async def run(self) -> Summary:
         """Hold the assigned stage and do its work until the node ends."""
-        steps = StepFollower(self.member, self.assigned_stage, self.supervisor)
+        steps = StepFollower(self.member, self.own_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
@@ -183,7 +183,7 @@ class PipelineNode:
                 await self._use_idle_time(False)
             for task in owned:
                 task.cancel()
-        await self.assigned_stage.leave(hand_over=not self.done)
+        await self.own_stage.leave(hand_over=not self.done)
         self._board.enter("stopped", reason)
         self._watcher.tick(self.status)
         if self._role is None:
@@ -217,7 +217,7 @@ class PipelineNode:
 
     def _is_needed(self) -> bool:
         """Return True if a data node may still evaluate, or collect the stages for its last checkpoint."""
-        agreed = self.assigned_stage.agreed
+        agreed = self.own_stage.agreed
         data = agreed.partition.stages[0].peers if agreed is not None else ()
         return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
 
@@ -225,19 +225,19 @@ class PipelineNode:
         """Wait a while for living data nodes: if all members are stopped at once, their last checkpoint needs
         our stage."""
         for _ in range(round(LINGER_S / TICK_S)):
-            if self.assigned_stage.part is None or not self._is_needed():
+            if self.own_stage.part is None or not self._is_needed():
                 return
             await asyncio.sleep(TICK_S)
 
     def _has_data(self) -> bool:
-        agreed = self.assigned_stage.agreed
-        if agreed is None or not self.assigned_stage.ready.is_set():
+        agreed = self.own_stage.agreed
+        if agreed is None or not self.own_stage.ready.is_set():
             return False
         return agreed.stage_of(self.peer_id) == 0
 
     async def _serve(self) -> None:
         """Hold the stage for one tick while others drive."""
-        part = self.assigned_stage.part
+        part = self.own_stage.part
         if part is None:
             waiting = f"{len(self.membership.members())} members so far"
             self._board.enter("waiting for a place in the pipeline", waiting)
@@ -254,13 +254,13 @@ class PipelineNode:
 
     def _data_node(self) -> DataNode:
         link = PipelineLink(
-            self.peer_id, self.supervisor, self.member, self.assigned_stage, after_step=self._after_step
+            self.peer_id, self.supervisor, self.member, self.own_stage, after_step=self._after_step
         )
         return DataNode(
             parts=self.parts,
             link=link,
             member=self.member,
-            assigned_stage=self.assigned_stage,
+            own_stage=self.own_stage,
             decode=self.decode,
             watcher=self._watcher,
             # Of the membership of the moment: after a rejoin there is another.
@@ -271,7 +271,7 @@ class PipelineNode:
 
     def _new_membership(self) -> Membership:
         parts, settings = self.parts, self.parts.membership
-        if self.assigned_stage.plans:
+        if self.own_stage.plans:
             # Whoever comes back goes on with those that are there: the others may be gone for good.
             settings = replace(settings, at_least=min(settings.at_least, FEWEST_TO_GO_ON))
         return Membership(
@@ -284,18 +284,18 @@ class PipelineNode:
             costs=parts.costs,
             links=self._prober.links,
             on_agreed=self._take_assignment,
-            prepare=self.assigned_stage.prepare,
+            prepare=self.own_stage.prepare,
             observed=self.observed,
         )
 
     async def _take_assignment(self, agreed: AgreedPlan) -> None:
-        await self.assigned_stage.take(agreed)
-        if self._role is not None and self.assigned_stage.ready.is_set():
+        await self.own_stage.take(agreed)
+        if self._role is not None and self.own_stage.ready.is_set():
             self._role.replanned(agreed)
 
     def _after_step(self, report: IterationReport) -> None:
         self._view.stepped(report)
-        agreed = self.assigned_stage.agreed
+        agreed = self.own_stage.agreed
         # The next plan may be there already, whose nodes are others.
         if agreed is not None and agreed.iteration <= report.iteration:
             silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
@@ -317,7 +317,7 @@ class PipelineNode:
     def _tell_of_the_dead(self) -> None:
         """Stop waiting, in iterations and rollouts, for members that are no longer in the pipeline."""
         living = set(self.membership.members())
-        for peer_id in self.assigned_stage.agreed.peers if self.assigned_stage.agreed is not None else ():
+        for peer_id in self.own_stage.agreed.peers if self.own_stage.agreed is not None else ():
             if peer_id not in living:
                 self.member.lose(peer_id, "is no member any more")
                 self.decode.lose(peer_id, "is no member any more")
@@ -330,7 +330,7 @@ class PipelineNode:
         if idle is not None and idle.exchange_stats is not None:
             self._board.shared(idle.exchange_stats, {})
         self._view.look_at(
-            self.assigned_stage,
+            self.own_stage,
             members=len(self.membership.members()),
             iteration=self.member.iteration,
             idle=idle,

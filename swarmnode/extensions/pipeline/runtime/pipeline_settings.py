@@ -9,8 +9,8 @@ from pathlib import Path
 
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
+from swarmnode.extensions.pipeline.plans.model_costs import StageTraining, model_costs
 from swarmnode.extensions.pipeline.plans.planning import PlanSettings
-from swarmnode.extensions.pipeline.plans.sizes import StageTraining, model_costs
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_BACK
 from swarmnode.model.base_model import find_device, find_dtype

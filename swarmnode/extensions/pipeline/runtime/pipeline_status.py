@@ -8,8 +8,8 @@ import time
 import msgspec
 
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
+from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing
-from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStage
 from swarmnode.node.showing.node_status import PipelineStatus
 from swarmnode.training.records import Counters
 
@@ -45,11 +45,9 @@ class PipelineView:
             stragglers=before.stragglers + report.stragglers,
         )
 
-    def look_at(
-        self, assigned_stage: AssignedStage, *, members: int, iteration: int, idle: IdleSharing | None
-    ) -> None:
+    def look_at(self, own_stage: OwnStage, *, members: int, iteration: int, idle: IdleSharing | None) -> None:
         """Update the status. `members`: living members, ours included. `iteration`: optimizer steps taken."""
-        agreed, part = assigned_stage.agreed, assigned_stage.part
+        agreed, part = own_stage.agreed, own_stage.part
         stage = agreed.stage_of(self._peer_id) if agreed is not None and part is not None else None
         stages = agreed.partition.stages if agreed is not None else ()
         self.status = msgspec.structs.replace(
@@ -60,7 +58,7 @@ class PipelineView:
             end_layer=part.end_layer if part is not None else None,
             replicas=len(stages[stage].peers) if stage is not None else None,
             members=members,
-            plans=assigned_stage.plans,
+            plans=own_stage.plans,
             iteration=iteration,
             planned_s=agreed.makespan_s if agreed is not None else None,
             lost=len(self._lost),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
-from swarmnode.extensions.pipeline.plans.costs import MemberCosts
+from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
+from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.extensions.pipeline.replication.holdings import HeldState
 from swarmnode.extensions.pipeline.runtime.data_roles import RolloutInputs, RolloutRole, TextRole
@@ -27,7 +28,6 @@ from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
     membership_settings,
     plan_settings,
 )
-from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStageSettings
 from swarmnode.extensions.pipeline.stages.measuring import measure_stage, memory_for_stage
 from swarmnode.extensions.pipeline.stages.packed_state import pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
@@ -190,7 +190,7 @@ def _parts(
         discovery=build_discovery(config, paths, host),
         plan=plan_settings(config, whole),
         membership=membership_settings(config),
-        assigned_stage=AssignedStageSettings(
+        own_stage=OwnStageSettings(
             stage=stage,
             learning_rate=config.training.learning_rate,
             max_tokens=tokens,

@@ -1,7 +1,7 @@
 """The consequences of every optimizer step of a member: others are told, and get a copy of the state.
 
 member.py (a step was taken) -> [StepFollower] -> membership_supervisor.py (our weights are at this iteration)
-                                        -> stage_holder.py (a copy at the neighbour, a checkpoint)
+                                        -> own_stage.py (a copy at the neighbour, a checkpoint)
 """
 
 import asyncio
@@ -9,8 +9,8 @@ import logging
 
 from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
+from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
-from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStage
 
 logger = logging.getLogger(__name__)
 
@@ -19,18 +19,16 @@ class StepFollower:
     """Follows the optimizer steps of this member by two services, `follow` and `hand_on`, that run until
     cancelled."""
 
-    def __init__(
-        self, member: PipelineMember, assigned_stage: AssignedStage, supervisor: MembershipSupervisor
-    ) -> None:
+    def __init__(self, member: PipelineMember, own_stage: OwnStage, supervisor: MembershipSupervisor) -> None:
         self._member = member
-        self._assigned_stage = assigned_stage
+        self._own_stage = own_stage
         self._supervisor = supervisor
         self._taken = asyncio.Event()
 
     async def follow(self) -> None:
         """Tell the other members of every step. If we have missed one, come back for a new assignment."""
         while True:
-            await self._assigned_stage.ready.wait()
+            await self._own_stage.ready.wait()
             # Under another plan another neighbour keeps our copy, and has none yet.
             self._taken.set()
             steps = self._member.iteration
@@ -44,12 +42,12 @@ class StepFollower:
                 continue
             except ModelError as error:
                 logger.warning("coming back for a new assignment: %s", error)
-                self._assigned_stage.ready.clear()
+                self._own_stage.ready.clear()
                 await self._supervisor.come_back()
                 continue
             # At once: a member that seems to be behind is not waited for when the plan changes.
             self._supervisor.membership.stepped(self._member.iteration)
-            digest = await self._assigned_stage.stepped()
+            digest = await self._own_stage.stepped()
             self._supervisor.membership.stepped(self._member.iteration, digest)
             self._taken.set()
 
@@ -59,4 +57,4 @@ class StepFollower:
         while True:
             await self._taken.wait()
             self._taken.clear()
-            await self._assigned_stage.hand_on()
+            await self._own_stage.hand_on()

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
 from swarmnode.extensions.pipeline.stages.stage_model import (
     StageCut,
     StageModel,
@@ -26,6 +25,7 @@ from swarmnode.extensions.pipeline.stages.stage_model import (
     StageSettings,
     build_stage,
 )
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

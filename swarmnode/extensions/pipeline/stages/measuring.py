@@ -1,6 +1,6 @@
 """Measures this machine for a pipeline: free memory, and the time of a token through a few real layers.
 
-whole_model.py -> [measure_stage], hardware -> [memory_for_stage] -> MemberCosts -> announced (costs.py)
+whole_model.py -> [measure_stage], hardware -> [memory_for_stage] -> MemberCosts, announced
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.extensions.pipeline.membership.link_probes import time_stage
-from swarmnode.extensions.pipeline.plans.costs import StageTiming
+from swarmnode.extensions.pipeline.plans.member_costs import StageTiming
 from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel, StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel

@@ -1,6 +1,6 @@
 """Attempts at micro-batches: the input of a stage, and the gradient sums over those that passed it.
 
-stage.py -> [micro_batches] -> averaging among the replicas of a stage, optimizer step
+stage_worker.py -> [micro_batches] -> averaging among the replicas of a stage, optimizer step
 
 A stage that paths skip sees only some of the micro-batches. So its gradients are kept as sums with the tokens
 and visits that are inside, and become the gradient of a step only at its end.

@@ -1,13 +1,12 @@
 """The layers that one member holds of a causal LM; on the data stage also its two ends.
 
-loading -> [StageModel] -> stage.py (one member), extensions/pipeline/testing/local_pipeline.py (all of them
-    in one process)
+loading -> [StageModel] -> stage_worker.py (one member), testing/local_pipeline.py (all in one process)
 
 The decoder is the family's own, and so are its masks, rotary angles and windows: layers held elsewhere are
 only missing from it and let the hidden states through. Layers keep the numbers that they have in the whole
 model, so everything saved here is named `model.layers.7...` and loads under another partition.
 
-Which families can be cut so, cut_test.py finds out.
+Which families can be cut so, trial_cut.py finds out.
 """
 
 import copy

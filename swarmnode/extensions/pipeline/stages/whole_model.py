@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
 from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_config
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.families.family import longest_sequence_of
 from swarmnode.machine.memory_plan import ModelCard
 from swarmnode.model.base_model import FINGERPRINT_VALUES, end_tokens, fingerprint

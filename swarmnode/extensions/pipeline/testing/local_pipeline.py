@@ -2,7 +2,7 @@
 
 packing (MicroBatch) -> [LocalPipeline] -> gradients per stage
                               |
-                stage.py, along a path; objectives.py on the data stage
+                stage_worker.py, along a path; objectives.py on the data stage
 
 What members do over the network is done here by calls. With nothing skipped its gradients are those of a
 single machine.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
+from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective, batch_logprobs
 from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_config, load_stage
 from swarmnode.extensions.pipeline.stages.micro_batches import (
     GradientSum,
@@ -24,9 +24,9 @@ from swarmnode.extensions.pipeline.stages.micro_batches import (
     StageInput,
     StagePath,
 )
-from swarmnode.extensions.pipeline.stages.objectives import LossInputs, Objective, batch_logprobs
-from swarmnode.extensions.pipeline.stages.stage import Activations, StageWorker
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.stage_worker import Activations, StageWorker
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.model.head import TokenLogprobs
 from swarmnode.training.losses import LossOutput
 from swarmnode.training.packing import MicroBatch

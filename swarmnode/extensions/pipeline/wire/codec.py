@@ -1,6 +1,6 @@
 """Activations and gradients to bytes and back, smaller if wanted, at 1 to 6 GB of float32 a second and core.
 
-stage.py -> [encode] -> Payload -> frames.py -> wire -> frames.py -> [decode] -> stage.py
+stage_worker.py -> [encode] -> Payload -> frames.py -> wire -> frames.py -> [decode] -> stage_worker.py
 
 | codec | bytes an element | error of an element x |
 |-------|------------------|-----------------------|

@@ -14,10 +14,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
-from swarmnode.identity.keys import NodeKey, public_key_from_peer_id
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.identity.peer_id import public_key_from_peer_id
 
 CONTEXT = b"swarmnode/1/pipeline-attempt\0"
-"""A signature for one purpose proves nothing in another (identity/keys.py)."""
+"""A signature for one purpose proves nothing in another (identity/key_file.py)."""
 
 _encoder = msgspec.msgpack.Encoder()
 

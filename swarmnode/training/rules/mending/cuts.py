@@ -1,4 +1,4 @@
-"""What an answer could do without, judged by nothing but how likely its tokens are to us.
+"""The parts that an answer could do without, judged by nothing but how likely its tokens are to us.
 
 readings of rows of tokens -> [is_suspicious, cuts_of, score] -> mending.py
 
@@ -29,7 +29,7 @@ NATURAL_NATS = 3.0
 """A token above minus this is one of those that we would go on with."""
 
 CALM_NATS = 0.5
-"""What a token costs where nothing disturbs."""
+"""Nats that a token costs if nothing disturbs."""
 
 MOST_STARTS = 32
 """Places where a cut may begin, those of the most surprising tokens: bounds the work for hostile text."""
@@ -54,7 +54,7 @@ class ReadingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a policy says of a row."""
+    """A policy's log-probabilities of a row."""
 
     logprobs: Sequence[float]
     """The log-probability of each token after those before it."""
@@ -75,8 +75,8 @@ class Cut:
 
 
 def is_suspicious(logprobs: Sequence[float], odd: Collection[int] = ()) -> bool:
-    """Whether an answer is worth a closer look: DOUBTFUL_TOGETHER tokens that we find doubtful, or that are
-    `odd`, within NEARBY_TOKENS.
+    """Returns True if an answer needs a closer look: it has DOUBTFUL_TOGETHER tokens that we find doubtful,
+    or that are `odd`, within NEARBY_TOKENS.
 
     >>> is_suspicious([-0.1, -9.0, -0.1, -0.2]), is_suspicious([-9.0, -0.1, -7.0])
     (False, True)

@@ -1,4 +1,4 @@
-"""How a node's book has the answers of strangers mended: by its own policy, and by its own copy of the task.
+"""The mender of a node's book: its own policy and its own copy of the task mend the answers of strangers.
 
 book_rule.py -> [Mender] -> mending.py (what to cut), odd_pieces.py (where to look closer)
 
@@ -30,7 +30,7 @@ MOST_NAMES = 1024
 
 
 class Text(Tokens, Protocol):
-    """The policy's tokens and prompts (rollout/schedule/group.py)."""
+    """The policy's tokens and prompts (rollout/schedule/open_renderer.py)."""
 
     def prompt_ids(self, text: str) -> tuple[int, ...]: ...
 
@@ -57,7 +57,7 @@ class Mender:
         self._told: set[str] = set()
 
     def __call__(self, answers: Sequence[BookCandidate]) -> list[BookCandidate]:
-        """The same answers, some of them cut, without those that must not be learnt from."""
+        """Returns the answers, some of them cut, without the ones that must not be learnt from."""
         self._lost.clear()
         # What stands in a conversation was answered as it stands: nothing can be cut out of it.
         whole = [answer for answer in answers if self._is_conversation(answer)]

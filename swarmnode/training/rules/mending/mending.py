@@ -41,7 +41,7 @@ MOST_JUDGED = 32
 """Texts that the judge is asked about for each answer and each number of cuts, in one call."""
 
 CARRIED_NATS = 0.5
-"""What the rest loses without a part that it leans on. Less is noise."""
+"""Nats that the rest loses without a part that it leans on. Less is noise."""
 
 LONGEST_TOKENS = 1024
 """Longer doubtful answers are refused: one is read up to MOST_READINGS times."""
@@ -58,7 +58,7 @@ READ_AT_LEAST = 4096
 SAME_REWARD = 1e-6
 
 Read = Callable[[Sequence[ReadingRequest]], Sequence[Reading]]
-"""What our policy says of these rows, in order (reading.py)."""
+"""Function to our policy's readings of rows, in order (reading.py)."""
 
 Outcome = Literal["untouched", "mended", "refused"]
 
@@ -69,7 +69,7 @@ the whole now, or less to what the rest leans on. not text: nothing is left of i
 
 
 class Tokens(Protocol):
-    """The policy's tokens (rollout/schedule/group.py)."""
+    """The policy's tokens (rollout/schedule/open_renderer.py)."""
 
     eos_token_ids: tuple[int, ...]
 
@@ -97,7 +97,7 @@ Judge = Callable[[ForeignAnswer, Sequence[str]], Sequence[float | None]]
 
 @dataclass(frozen=True, slots=True)
 class MendedAnswer:
-    """What became of an answer. One that was refused must not be learnt from."""
+    """An answer after mending. One that was refused must not be learnt from."""
 
     source: ForeignAnswer
     outcome: Outcome
@@ -158,7 +158,8 @@ def mend(
     tokens: Tokens,
     read_at_most: int | None = None,
 ) -> list[MendedAnswer]:
-    """What of each answer is worth learning, in order. `read_at_most`: tokens; None: as the module says.
+    """Returns the part of each answer that is worth learning, in order. `read_at_most`: tokens; None: as the
+    module says.
 
     Blocks as long as the judge does. What `judge` raises goes through.
     """
@@ -166,7 +167,7 @@ def mend(
 
 
 def reasons(mended: Iterable[MendedAnswer]) -> Counter[str]:
-    """How many answers had which fate, as "outcome: why"."""
+    """Returns the number of answers of each fate, as "outcome: why"."""
     return Counter(f"{one.outcome}: {one.why}" for one in mended)
 
 
@@ -255,7 +256,7 @@ class _Mending:
             case.chosen = case.best.kept
 
     def _passing(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Those of the parts that our judge gives as much as the whole."""
+        """Returns the parts that our judge gives as much as the whole."""
         texts = {kept: text for kept in parts if (text := self._text(case, kept)) is not None}
         if not texts:
             return []
@@ -346,7 +347,7 @@ def _ranked(found: Mapping[tuple[int, ...], float]) -> list[tuple[int, ...]]:
 
 
 def _unread(case: _Case) -> list[tuple[int, ...]]:
-    """What has to be read to know what the choice leans on."""
+    """Returns the parts that have to be read to know what the choice leans on."""
     assert case.chosen is not None
     parts = [case.chosen, *(kept for kept, _ in _each_run_back(case.chosen, len(case.whole)))]
     return [kept for kept in parts if kept not in case.drafts]
@@ -365,7 +366,7 @@ def _without(run: tuple[int, int], kept: Sequence[int], reading: Reading) -> flo
 
 
 def _odd_places(kept: Sequence[int], odd: Collection[int]) -> frozenset[int]:
-    """Where in a row of kept tokens those stand that are odd in the whole."""
+    """Returns the places, in a row of kept tokens, of tokens that are odd in the whole."""
     return frozenset(place for place, original in enumerate(kept) if original in odd)
 
 
@@ -380,7 +381,7 @@ def _in_turns(cases: Iterable[_Case]) -> list[_Case]:
 
 
 def _key(answer: ForeignAnswer) -> tuple[ExampleKey, tuple[int, ...], frozenset[int]]:
-    """What two answers agree in that have one fate."""
+    """Returns the key that answers of one fate share."""
     return answer.example.key, answer.token_ids, answer.odd
 
 

@@ -1,4 +1,4 @@
-"""What one author writes over and over and the others do not: a reason to look closer, and no more.
+"""Pieces that one author writes over and over and the others do not: a reason to look closer, and no more.
 
 right answers of strangers, by author -> [OddPieces] -> mending.py (`ForeignAnswer.odd`)
 
@@ -8,7 +8,7 @@ median of the others does not is odd. A specialist's style is odd, too. So nothi
 an odd piece is free, where the judge gives as much without it and the rest leans on nothing in it.
 
 Fewer than half of the authors cannot make a piece of theirs look common. Who has as many names as all others
-together can: how many newcomers are heard is bounded where groups are drawn (exchange/selection.py).
+together can: how many newcomers are heard is bounded where groups are drawn (exchange/bodies/selection.py).
 """
 
 from collections import Counter, OrderedDict, deque
@@ -48,7 +48,7 @@ class _Habits:
 
     answers: deque[frozenset[Piece]] = field(default_factory=deque[frozenset[Piece]])
     holding: Counter[Piece] = field(default_factory=Counter[Piece])
-    """How many of the answers hold a piece."""
+    """Number of answers that hold a piece."""
 
     @property
     def known(self) -> bool:

@@ -1,4 +1,4 @@
-"""How likely texts of others are to our policy, and where it would rather go on with a later token of them.
+"""Likelihood of others' texts to our policy, and the places where it would rather go on with a later token.
 
 mending.py -> rows -> [Reader] -> forward.py -> readings
 

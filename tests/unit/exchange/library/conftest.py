@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.types import RolloutGroup
 from tests.unit.exchange.conftest import Node, StartNode
 

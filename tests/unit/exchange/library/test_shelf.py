@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.exchange.announcing import ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup, read_rows, signed_group
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 
 TASKS = [("addition", "1")]
 Signed = Callable[..., SignedGroup]

@@ -12,8 +12,7 @@ import torch
 from swarmnode.errors import CheckpointError
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
-from swarmnode.extensions.pipeline.plans.instance import Instance
-from swarmnode.extensions.pipeline.plans.plan import Plan, digest
+from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective, cross_entropy
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
     ContributionBounds,
@@ -21,15 +20,16 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     StageIteration,
 )
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, agreement_of
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_stage
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, StagePath, sum_of_replicas
-from swarmnode.extensions.pipeline.stages.objectives import LossInputs, Objective, cross_entropy
 from swarmnode.extensions.pipeline.stages.packed_state import StageState, unpack_states
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import StreamHost
 from swarmnode.training.packing import MicroBatch
 from tests.unit.extensions.pipeline.tiny_models import nudge

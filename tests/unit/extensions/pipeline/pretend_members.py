@@ -2,7 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, LinkCosts, MemberCosts, StageTiming
+from swarmnode.extensions.pipeline.plans.member_costs import (
+    CostAnnouncement,
+    LinkCosts,
+    MemberCosts,
+    StageTiming,
+)
 from swarmnode.extensions.pipeline.plans.partition import LayerCost, ModelCosts
 from swarmnode.extensions.pipeline.plans.planning import PlanSettings
 

@@ -12,7 +12,7 @@ from swarmnode.extensions.suites import code_tests
 from swarmnode.extensions.suites.code_tests import Step, code_of, passes_tests, share_passed, steps_of
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.judging.rewards import call_reward, load_reward
-from swarmnode.tasks.judging.task_process import isolate
+from swarmnode.tasks.processes.isolated_task import isolate
 
 needs_a_sandbox = pytest.mark.skipif(
     not available().confines, reason="this machine has nothing to make a sandbox of"

@@ -22,7 +22,7 @@ from swarmnode.extensions.suites.suite_evaluation import (
 from swarmnode.extensions.suites.suite_lines import suite_lines
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.fake import FakeEngine
+from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from tests.suite_samples import GSM8K, IFEVAL, MATH, json_lines

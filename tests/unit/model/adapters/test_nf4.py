@@ -13,8 +13,7 @@ from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training.packing import TrainingSample
-from swarmnode.training.together import train_together
-from swarmnode.training.trainer import Trainer
+from swarmnode.training.trainer import Trainer, train_together
 from swarmnode.types import RolloutGroup
 from tests.packed import in_bytes, in_nf4
 

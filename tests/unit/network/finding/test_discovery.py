@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError
-from swarmnode.network.finding import discovery
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.finding import discovery, peer_book
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 
 SWARM = "a swarm"
 PEER = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"
@@ -24,9 +25,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "WATCH_INTERVAL_S", 0.02)
     monkeypatch.setattr(discovery, "FIND_INTERVAL_S", (0.05, 0.05))
     monkeypatch.setattr(discovery, "ADVERTISE_RETRY_S", (0.01, 0.05))
-    monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.02)
-    monkeypatch.setattr(discovery, "MAX_RETRY_S", 0.1)
-    monkeypatch.setattr(discovery, "ALONE_RETRY_S", 0.1)
+    monkeypatch.setattr(peer_book, "FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(peer_book, "MAX_RETRY_S", 0.1)
+    monkeypatch.setattr(peer_book, "ALONE_RETRY_S", 0.1)
 
 
 @asynccontextmanager

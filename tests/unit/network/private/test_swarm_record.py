@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.invitation import Invitation, read_invitation
-from swarmnode.network.manifest import MAX_LISTED, signed
+from swarmnode.network.private.manifest import MAX_LISTED, signed
 from swarmnode.network.private.private_swarm import PrivateSwarm, SwarmUpdate
 from swarmnode.network.private.swarm_key import SwarmKey
 from swarmnode.network.private.swarm_record import (

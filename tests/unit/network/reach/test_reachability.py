@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.reach import reachability
 from swarmnode.network.reach.dialback import DialBack, DialReport
 from swarmnode.network.reach.reachability import (

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError
-from swarmnode.identity.keys import load_or_create
+from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.network.daemon.p2pd import P2pdHost
-from swarmnode.network.daemon.p2pd_control import PeerAddresses
-from swarmnode.network.daemon.p2pd_process import RELAY_BYTES, RELAY_TIME_S, DaemonOptions
-from swarmnode.network.daemon.p2pd_supervisor import DaemonSupervisor
+from swarmnode.network.daemon.control_client import PeerAddresses
+from swarmnode.network.daemon.daemon_process import RELAY_BYTES, RELAY_TIME_S, DaemonOptions
+from swarmnode.network.daemon.daemon_supervisor import DaemonSupervisor
+from swarmnode.network.daemon.p2pd_host import P2pdHost
+from swarmnode.network.framing import encode_frame, encode_uvarint
 from swarmnode.network.multiaddr import by_reach, is_for_outsiders
 from swarmnode.network.reach.relaying import grants_what_was_asked, limits_of
-from swarmnode.network.rpc import encode_frame, encode_uvarint
 from swarmnode.node.building.assemble import check_addresses, relays_of
 from swarmnode.settings.config import Config
 
@@ -106,7 +106,7 @@ async def test_a_node_whose_limits_are_never_taken_goes_on_without(
     async def never(_: DaemonSupervisor, control: object) -> bool:
         return False
 
-    monkeypatch.setattr("swarmnode.network.daemon.p2pd_supervisor.RELAY_STARTS", 2)
+    monkeypatch.setattr("swarmnode.network.daemon.daemon_supervisor.RELAY_STARTS", 2)
     monkeypatch.setattr(DaemonSupervisor, "_relays_as_asked", never)
     load_or_create(tmp_path / "key")
     async with P2pdHost(tmp_path / "key", relay_for_others=True) as host:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import CheckpointError, ConfigError, EngineError
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.policies import (
     Seat,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import StorageError, TaskError
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import RunningNode, read_running, write_running
 from swarmnode.node.building.policies import Seat, config_of

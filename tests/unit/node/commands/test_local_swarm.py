@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network import lab
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network import nat_lab
 from swarmnode.node.commands.local_swarm import (
     ALONE,
     LocalNode,
@@ -150,8 +150,8 @@ def test_homes_know_the_seed_between_them_and_listen_to_whoever_comes() -> None:
 
 
 def test_where_no_homes_can_be_had_nothing_is_started_and_it_says_why(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(lab, "why_not", lambda: "only root can make network namespaces")
-    with pytest.raises(lab.LabError, match="only root") as raised:
+    monkeypatch.setattr(nat_lab, "why_not", lambda: "only root can make network namespaces")
+    with pytest.raises(nat_lab.LabError, match="only root") as raised:
         run_local_swarm(SwarmPlan(nodes=2, rounds=1, seed=0, homes=True), tmp_path, print)
     assert "iproute2" in (raised.value.hint or "")
     assert list(tmp_path.iterdir()) == []

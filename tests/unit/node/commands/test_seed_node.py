@@ -7,10 +7,12 @@ from io import StringIO
 
 from rich.console import Console
 
-from swarmnode.exchange.helping import help_topic_of
-from swarmnode.exchange.planes import BODY_PROTOCOL, topic_of
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL
+from swarmnode.exchange.gossip.header_gossip import topic_of
+from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.commands.seed_node import SEED_PORT, SeedNode, seed_network
 from swarmnode.node.showing.node_status import measurements
 from swarmnode.node.showing.panel import render

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 
 from swarmnode.errors import PortInUse
 from swarmnode.network.finding.invitation import Invitation, read_invitation
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.showing.board import PlainWatcher, Starving, StatusBoard, round_line
 from swarmnode.node.showing.http import StatusServer

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console, ConsoleDimensions
 
-from swarmnode.exchange.limits import Reason
-from swarmnode.exchange.reputation import HelpStats
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_stats import HelpStats
 from swarmnode.node.learner import Generation
 from swarmnode.node.showing.node_status import (
     LibraryStatus,

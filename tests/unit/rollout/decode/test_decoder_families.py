@@ -20,7 +20,7 @@ from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.decode.weights import longest_sequence, unsupported_reason
 from swarmnode.rollout.engine import Output, Request
-from swarmnode.rollout.select import make_engine
+from swarmnode.rollout.engine_choice import make_engine
 from tests.families import DENSE, TOY, ToyConfig, ToyForCausalLM, dense
 
 Ask = Callable[..., Request]

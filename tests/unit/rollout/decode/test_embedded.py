@@ -11,11 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from swarmnode.errors import ModelError
 from swarmnode.extensions.native import compiler
-from swarmnode.rollout.decode.adapters.mixing import PolicyMix
+from swarmnode.rollout.decode.adapters.policy_mix import PolicyMix
 from swarmnode.rollout.decode.decoder import Decoder
-from swarmnode.rollout.decode.embedded import EmbeddedEngine, Prompt, PromptStore
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.matrix import PackedMatrix, PlainMatrix, matrix, native_on_cpu
-from swarmnode.rollout.decode.running import BATCH_TOKENS, alike
+from swarmnode.rollout.decode.prompts.pass_batches import BATCH_TOKENS, alike
+from swarmnode.rollout.decode.prompts.prompt_store import Prompt, PromptStore
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Output, PolicyUpdate, Request
 

@@ -15,7 +15,7 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapters.model_lora import AddedLora, MergedLora, is_quantized, own_model
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, Request
-from swarmnode.rollout.select import make_engine
+from swarmnode.rollout.engine_choice import make_engine
 from tests.packed import in_bytes, in_nf4
 
 Ask = Callable[..., Request]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmnode.tasks.judging.answers import hashed, last_boxed, number_of, same_math, same_number
+from swarmnode.tasks.judging.answers import hashed, last_boxed, number_of, same_math, same_number, tagged
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,9 @@ def test_a_number_as_long_as_a_book_is_no_number() -> None:
     assert number_of("1" * 100_000) is None
     assert not same_number("9" * 100_000, "9" * 100_000)
     assert number_of(r"\frac{1}{0}") is None
+
+
+def test_the_answer_is_what_stands_in_the_last_tags() -> None:
+    assert tagged("<answer>3</answer> no: <answer>\n4\n</answer> so") == "4"
+    assert tagged("4</answer>") == "4</answer>"
+    assert tagged(" it is <answer>4") == "it is <answer>4"

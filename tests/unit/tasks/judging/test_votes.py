@@ -9,11 +9,11 @@ from swarmnode.chat import Turn, transcript
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.judging.plain_rewards import final_answer
 from swarmnode.tasks.judging.rewards import builtin_rewards, call_reward, load_reward
-from swarmnode.tasks.judging.task_process import isolate
 from swarmnode.tasks.judging.votes import extracted, majority_at_k
 from swarmnode.tasks.kinds.conventions import adapted
-from swarmnode.tasks.kinds.functions import as_task
+from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.processes.isolated_task import isolate
 from swarmnode.tasks.task import Isolated, Task, draw_held_out, draw_train, is_exchangeable, judges_groups
 
 VOTE = load_reward("majority_vote")

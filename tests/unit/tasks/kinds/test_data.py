@@ -9,14 +9,15 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.machine.installing import how_to_install
-from swarmnode.tasks.judging.judged import draw_round
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.judging.rewards import load_reward, named_rewards
-from swarmnode.tasks.judging.task_process import IsolatedTask, isolate
 from swarmnode.tasks.kinds import data, tables
 from swarmnode.tasks.kinds import hub_datasets as hub
 from swarmnode.tasks.kinds.data import DataTask, shuffled
-from swarmnode.tasks.kinds.functions import as_task, rewarded
+from swarmnode.tasks.kinds.rewarded_task import rewarded
+from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.specs import judged_elsewhere
 from swarmnode.tasks.task import Task, draw_train, is_exchangeable, redraw
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.judging.judged import draw_round
-from swarmnode.tasks.judging.task_process import IsolatedTask, isolate
+from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.kinds.puzzles import PUZZLES
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.specs import PUZZLE_NAMES, TaskKind, absolute, parse_spec, with_defaults
 from swarmnode.tasks.task import Task, is_exchangeable, redraw
 

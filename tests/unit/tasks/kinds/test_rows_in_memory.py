@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.judging.judged import OwnJudge
+from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.kinds import rows_in_memory as sources
-from swarmnode.tasks.kinds.functions import as_task, measured_rows
+from swarmnode.tasks.kinds.script_objects import as_task, measured_rows
 from swarmnode.tasks.task import (
     EVALUATION_SEED,
     draw_held_out,

@@ -14,8 +14,7 @@ from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training import objective as objective_module
 from swarmnode.training.rules.lessons import Lessons, Replay, as_they_are
 from swarmnode.training.rules.rules import Sapo
-from swarmnode.training.together import train_together
-from swarmnode.training.trainer import Trainer
+from swarmnode.training.trainer import Trainer, train_together
 from swarmnode.types import RolloutGroup
 
 GroupMaker = Callable[..., RolloutGroup]

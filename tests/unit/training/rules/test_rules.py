@@ -16,8 +16,7 @@ from swarmnode.training.packing import TrainingSample
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import RoundOfPolicy
 from swarmnode.training.rules.rules import SharingRule, make_rule
-from swarmnode.training.together import train_together
-from swarmnode.training.trainer import Trainer
+from swarmnode.training.trainer import Trainer, train_together
 from swarmnode.types import RolloutGroup
 from tests.answered import EOS, foreign, own
 

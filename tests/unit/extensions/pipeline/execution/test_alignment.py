@@ -11,10 +11,10 @@ from torch import Tensor
 
 from swarmnode.extensions.pipeline.execution import alignment as aligning
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
-from swarmnode.extensions.pipeline.plans.plan import Plan
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state, unpack_states
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.wire.hop_messages import Message, StepDone
 from tests.unit.extensions.pipeline.members import PATIENT, Crew, ListFeed, crew, instance_of, stage_worker
 from tests.unit.extensions.pipeline.tiny_models import SETTINGS, batches, saved, tiny_config, tiny_model

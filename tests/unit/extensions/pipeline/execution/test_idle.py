@@ -22,10 +22,11 @@ from swarmnode.extensions.pipeline.execution.idle_budget import (
     StepForecast,
 )
 from swarmnode.rollout.engine import Output, PolicyUpdate, SamplingParams
-from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.schedule.group import Answered, Renderer
-from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.fake_engine import FakeEngine
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.open_group import Answered
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.types import Example, ExampleKey
 
 TOKENS = 12

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ModelError, Rejected
-from swarmnode.extensions.pipeline.plans.plan import Plan, Policy, digest, violations
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
-from swarmnode.extensions.pipeline.stages.objectives import LossInputs, cross_entropy
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
+from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, cross_entropy
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy, digest, violations
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, build_stage
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import (

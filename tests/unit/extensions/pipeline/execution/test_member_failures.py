@@ -15,11 +15,11 @@ from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
 from swarmnode.extensions.pipeline.execution.relay import AgentSlots
 from swarmnode.extensions.pipeline.execution.step_barrier import counted_elsewhere
-from swarmnode.extensions.pipeline.plans.plan import Plan
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
+from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.extensions.pipeline.stages.objectives import LossInputs
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.wire.hop_messages import Finished
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from tests.unit.extensions.pipeline.members import (

@@ -13,10 +13,10 @@ import torch
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.hop_checks import hop_fault
 from swarmnode.extensions.pipeline.execution.member_records import Assignment
-from swarmnode.extensions.pipeline.plans.plan import Plan, digest
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
-from swarmnode.extensions.pipeline.stages.stage import StageWorker
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import Finished, ForwardHop
 from swarmnode.extensions.pipeline.wire.refusals import Refusal

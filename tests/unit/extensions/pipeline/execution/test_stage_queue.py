@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue, TaskOrder, task_sort_key
-from swarmnode.extensions.pipeline.plans.instance import Instance
-from swarmnode.extensions.pipeline.plans.plan import Plan, Policy
-from swarmnode.extensions.pipeline.plans.simulator import Kind, simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy
+from swarmnode.extensions.pipeline.scheduling.simulator import Kind, simulate
 
 LINK = ((0.0, 1.0), (1.0, 0.0))
 PLAN = Plan(

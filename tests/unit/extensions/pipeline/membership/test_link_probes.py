@@ -16,11 +16,11 @@ from swarmnode.extensions.pipeline.membership.link_probes import (
     ProbeSettings,
     time_stage,
 )
-from swarmnode.extensions.pipeline.plans.costs import MAX_AGE_S
+from swarmnode.extensions.pipeline.plans.member_costs import MAX_AGE_S
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.memory_network import MemoryNetwork
 
 
 class Clock:

@@ -29,15 +29,15 @@ from swarmnode.extensions.pipeline.membership.control import (
 )
 from swarmnode.extensions.pipeline.membership.known_members import PING_AGAIN_S, MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership import Membership
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, Observation
-from swarmnode.extensions.pipeline.plans.plan import violations
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings
+from swarmnode.extensions.pipeline.scheduling.plan import violations
 from swarmnode.extensions.pipeline.wire.frames import VERSION, AnswerFrame, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from tests.unit.extensions.pipeline import pretend_members as pretend
 from tests.unit.extensions.pipeline import raw_wire

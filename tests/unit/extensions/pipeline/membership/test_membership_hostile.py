@@ -23,10 +23,10 @@ from swarmnode.extensions.pipeline.membership.convener import OutbidReports
 from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower, TakeJob
 from swarmnode.extensions.pipeline.membership.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
 from swarmnode.extensions.pipeline.membership.proposal_round import ProposalRound
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, StageTiming, forward_s
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, StageTiming, forward_s
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanInputs, compute_plan
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from tests.unit.extensions.pipeline import pretend_members as pretend
 from tests.unit.extensions.pipeline.membership.test_membership import (
     KEYS,

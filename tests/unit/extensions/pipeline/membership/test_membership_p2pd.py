@@ -13,9 +13,10 @@ from swarmnode.extensions.pipeline.membership.known_members import MembershipSet
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
-from swarmnode.identity import keys
-from swarmnode.network.daemon.p2pd import P2pdHost
-from swarmnode.network.daemon.p2pd_control import find_daemon
+from swarmnode.identity import key_file
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.daemon.hivemind_wheel import find_daemon
+from swarmnode.network.daemon.p2pd_host import P2pdHost
 from tests.unit.extensions.pipeline import pretend_members as pretend
 
 QUICK = MembershipSettings("home", "big", at_least=3, ping_s=0.3, silence_s=3.0, settle_s=1.0, poll_s=0.1)
@@ -32,7 +33,7 @@ class Place:
 
 
 def member(
-    host: P2pdHost, streams: MemberStreams, key: keys.NodeKey, place: Place, names: list[str]
+    host: P2pdHost, streams: MemberStreams, key: NodeKey, place: Place, names: list[str]
 ) -> Membership:
     return Membership(
         host,
@@ -65,7 +66,7 @@ async def test_three_daemons_agree_and_two_go_on(tmp_path: Path):
     except NetworkError as error:
         pytest.skip(str(error))
     paths = [tmp_path / f"{number}.key" for number in range(3)]
-    mine = [keys.load_or_create(path) for path in paths]
+    mine = [key_file.load_or_create(path) for path in paths]
     names = [key.peer_id for key in mine]
     places = [Place() for _ in mine]
     async with AsyncExitStack() as most, AsyncExitStack() as last:

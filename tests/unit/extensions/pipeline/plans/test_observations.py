@@ -2,7 +2,7 @@
 
 import msgspec
 
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, Observation, corrected_costs
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation, corrected_costs
 from swarmnode.extensions.pipeline.plans.observations import (
     ENOUGH,
     LONE,

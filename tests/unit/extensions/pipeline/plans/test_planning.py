@@ -8,8 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.extensions.pipeline.plans.costs import CostAnnouncement, MemberCosts
-from swarmnode.extensions.pipeline.plans.plan import violations
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, MemberCosts
 from swarmnode.extensions.pipeline.plans.planning import (
     AgreedPlan,
     FormerStages,
@@ -19,6 +18,7 @@ from swarmnode.extensions.pipeline.plans.planning import (
     must_load,
     plan_terms,
 )
+from swarmnode.extensions.pipeline.scheduling.plan import violations
 from tests.unit.extensions.pipeline import pretend_members as pretend
 from tests.unit.extensions.pipeline.pretend_members import MB
 

@@ -8,9 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.extensions.pipeline.plans.instance import Instance
-from swarmnode.extensions.pipeline.plans.placement import first_plan
-from swarmnode.extensions.pipeline.plans.plan import Plan
 from swarmnode.extensions.pipeline.plans.recovery import (
     deadline_s,
     neighbour_of,
@@ -18,7 +15,10 @@ from swarmnode.extensions.pipeline.plans.recovery import (
     predicted_s,
     repaired_path,
 )
-from swarmnode.extensions.pipeline.plans.simulator import simulate
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.placement import first_plan
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
 
 def instance(

@@ -30,9 +30,10 @@ from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.identity import keys
-from swarmnode.identity.keys import NodeKey, seal
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.identity import key_file
+from swarmnode.identity.envelope import seal
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from tests.contracts.hosts import p2pd_hosts
 from tests.unit.extensions.pipeline import raw_wire
@@ -496,7 +497,7 @@ async def test_over_the_daemon_replicas_combine_and_compare(tmp_path: Path) -> N
         exchanges: list[ReplicaExchange] = []
         for number, host in enumerate(hosts):
             streams = await stack.enter_async_context(MemberStreams(host))
-            exchange = ReplicaExchange(streams, keys.load(tmp_path / f"{number}.key"))
+            exchange = ReplicaExchange(streams, key_file.load(tmp_path / f"{number}.key"))
             exchanges.append(await stack.enter_async_context(exchange))
             exchange.admit(peer_ids)
         own = [GradientSum({"w": torch.full((300_000,), 2.0**n)}, 10, 1) for n in range(3)]

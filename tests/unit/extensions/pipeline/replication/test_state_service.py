@@ -29,7 +29,7 @@ from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from tests.unit.extensions.pipeline import raw_wire
 

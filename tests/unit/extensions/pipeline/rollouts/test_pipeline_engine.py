@@ -21,8 +21,8 @@ from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.testing.local_chain import LocalChain
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.network.daemon.p2pd_control import find_daemon
-from swarmnode.network.in_memory import MemoryNetwork
+from swarmnode.network.daemon.hivemind_wheel import find_daemon
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.streams import StreamHost
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, Sampled, SamplingParams
 from swarmnode.types import Span

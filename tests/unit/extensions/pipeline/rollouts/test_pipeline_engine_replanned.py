@@ -29,7 +29,7 @@ from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments, StageCa
 from swarmnode.extensions.pipeline.rollouts.tracing import MAX_BROKEN_OFF
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.rollout.engine import Output, Request
 from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.rollouts.test_pipeline_engine import (

@@ -6,8 +6,9 @@ import pytest
 from swarmnode.errors import CheckpointError
 from swarmnode.exchange.messages import Answer, Body
 from swarmnode.rollout.engine import Output, Sampled, SamplingParams
-from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup, as_open_group
-from swarmnode.rollout.schedule.state import LengthEstimates, decode, encode
+from swarmnode.rollout.schedule.length_estimates import LengthEstimates
+from swarmnode.rollout.schedule.open_group import OpenCompletion, OpenGroup, as_open_group
+from swarmnode.rollout.schedule.scheduler_state import decode, encode
 from swarmnode.types import Example, ExampleKey, one_span
 
 PATH = (0, 2, 1)

@@ -32,7 +32,7 @@ from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberSt
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, tiny_model

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
+from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
-from swarmnode.extensions.pipeline.plans.costs import MemberCosts, StageTiming
+from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
+from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts, StageTiming
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.extensions.pipeline.runtime.data_roles import TextRole
@@ -20,13 +22,12 @@ from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, DataRol
 from swarmnode.extensions.pipeline.runtime.pipeline_link import RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import plan_settings
-from swarmnode.extensions.pipeline.runtime.stage_holder import AssignedStageSettings
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
-from swarmnode.extensions.pipeline.stages.weight_sources import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.finding.discovery import Discovery, PeerBook
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.peer_book import PeerBook
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.showing.board import Watchers
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.settings.config import Config
@@ -94,7 +95,7 @@ class _Gated:
     async def run(self) -> str:
         node = self._node
         while not (self._stopped or node.done):
-            agreed = node.assigned_stage.agreed
+            agreed = node.own_stage.agreed
             if agreed is None or agreed.stage_of(node.peer_id) != 0:
                 raise RoleChanged("other members start the micro-batches now")
             if node.member.iteration >= self._gate.iterations:
@@ -173,7 +174,7 @@ class Member:
     @property
     def layers(self) -> tuple[int, int] | None:
         """First and end, of the stage that is held."""
-        part = self.node.assigned_stage.part if self.up.is_set() else None
+        part = self.node.own_stage.part if self.up.is_set() else None
         return (part.first_layer, part.end_layer) if part is not None else None
 
     @property
@@ -182,7 +183,7 @@ class Member:
 
     def weights(self) -> dict[str, Tensor]:
         """What its stage has learnt."""
-        model = self.node.assigned_stage.model
+        model = self.node.own_stage.model
         assert model is not None
         return {name: p.detach().clone() for name, p in model.trainable().items()}
 
@@ -219,7 +220,7 @@ class Home:
             discovery=Discovery(host, PeerBook(), seeds, "home"),
             plan=plan_settings(config, self.whole),
             membership=quick_membership(config),
-            assigned_stage=AssignedStageSettings(
+            own_stage=OwnStageSettings(
                 stage=StageSettings(trainable=config.pipeline.trainable, adapter=config.policy, device=CPU),
                 learning_rate=config.training.learning_rate,
                 max_tokens=256,

@@ -10,7 +10,7 @@ import pytest
 
 from swarmnode.errors import ConfigError, ModelError, TaskError
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import ExchangeSettings
+from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
 from swarmnode.extensions.pipeline.runtime import idle_rollouts
 from swarmnode.extensions.pipeline.runtime.idle_rollouts import (
@@ -21,11 +21,11 @@ from swarmnode.extensions.pipeline.runtime.idle_rollouts import (
 )
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import check_idle
 from swarmnode.extensions.pipeline.runtime.run_pipeline import left_for_stage
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
-from swarmnode.network.in_memory import MemoryHost
+from swarmnode.network.memory_network import MemoryHost
 from swarmnode.rollout.engine import Output, Request
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.task import Task
 from swarmnode.testing import FakeEngine, FakeTask, MemoryNetwork

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, LossSums
+from swarmnode.extensions.pipeline.own_stage.collected_state import WholeState
 from swarmnode.extensions.pipeline.replication.checkpoints import single_machine_tensors
-from swarmnode.extensions.pipeline.runtime.collected_state import WholeState
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
@@ -25,7 +25,7 @@ from swarmnode.model.policy import Policy
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.engine import Request
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.loader import load_tasks

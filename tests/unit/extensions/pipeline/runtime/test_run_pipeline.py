@@ -24,7 +24,7 @@ from swarmnode.extensions.pipeline.runtime.run_pipeline import _earlier, _put_as
 from swarmnode.extensions.pipeline.stages.packed_state import pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.settings.config import Config

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
 from swarmnode.extensions.pipeline.stages.loading import INDEX_FILE, SINGLE_FILE, WeightFolder, load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, SETTINGS, saved, tiny_config, tiny_model
 
 CUT = try_cut(tiny_config())

@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import Gemma2Config, GPT2Config, GraniteConfig, Qwen2Config
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
 from swarmnode.extensions.pipeline.stages.stage_model import (
     PEFT_PREFIX,
     StageCut,
@@ -19,6 +18,7 @@ from swarmnode.extensions.pipeline.stages.stage_model import (
     adapter_start,
     build_stage,
 )
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.model.attention import packed_layout
 from tests.unit.extensions.pipeline.tiny_models import (
     ADAPTER,

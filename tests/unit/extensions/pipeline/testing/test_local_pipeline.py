@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.cut_test import try_cut
-from swarmnode.extensions.pipeline.stages.objectives import (
+from swarmnode.extensions.pipeline.feeds.objectives import (
     LossInputs,
     Objective,
     cross_entropy,
     policy_gradient,
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.model.policy import Policy
 from swarmnode.registry import SEAMS
@@ -27,7 +27,7 @@ from swarmnode.training.forward import Forward, completion_logprobs
 from swarmnode.training.losses import StepSize
 from swarmnode.training.packing import completion_tokens
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
-from swarmnode.training.trainer import train_round
+from swarmnode.training.trainer import train_together
 from tests.unit.extensions.pipeline.tiny_models import (
     LAYERS,
     SETTINGS,
@@ -147,7 +147,7 @@ def step_of_single_machine(policy: Policy, config: TrainingConfig) -> dict[str, 
     before = {name: p.detach().clone() for name, p in policy.trainable().items()}
     optimizer = torch.optim.SGD(policy.trainable().values(), lr=1.0)
     forward = Forward(policy, config, temperature=0.9, top_p=0.8)
-    train_round(RoundOfPolicy(policy, optimizer, config, forward, 16, [samples()], MeasuredRound()))
+    train_together([RoundOfPolicy(policy, optimizer, config, forward, 16, [samples()], MeasuredRound())])
     return {name: before[name] - p.detach() for name, p in policy.trainable().items()}
 
 

@@ -14,7 +14,7 @@ from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply,
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberMessage, MemberService
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from tests.unit.extensions.pipeline import raw_wire
 

@@ -37,7 +37,7 @@ from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.extensions.pipeline.wire.transport import MAX_PLANS, TensorTransport
-from swarmnode.network.in_memory import MemoryHost, MemoryNetwork
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 
 PLAN, NEXT_PLAN = "ab" * 32, "cd" * 32

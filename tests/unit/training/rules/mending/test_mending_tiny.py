@@ -9,7 +9,7 @@ import pytest
 
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import draw_train

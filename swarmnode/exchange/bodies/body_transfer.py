@@ -1,0 +1,340 @@
+"""Bodies on the wire: served to whoever asks, fetched by their hash.
+
+choose -> [BodyTransfer.fetch] -> stream /swarmnode/rollouts/3 -> [answer] of another node -> check_body
+                                                                      `-> holder.py -> the author
+
+A body comes from its author or from anyone who has it, or is connected to its author (holder.py). Request:
+the 32 bytes of a hash and the author's peer id. Response: the body, or nothing at all for "not here" and "not
+now". The hash is checked before a body is looked into, so it does not matter who gave it. We ask no peer for
+more than it would ask of us: its own limits need not refuse us.
+
+An author that we are not connected to is dialled; when that takes long, peers that we are connected to are
+asked meanwhile (routes.py). Where dialling failed they are asked first, for some minutes.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, Rejected, RequestTimeout
+from swarmnode.exchange.bodies.body_store import BodyStore
+from swarmnode.exchange.bodies.holder import PULL_S, Holder
+from swarmnode.exchange.bodies.routes import Routes
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.limits import MAX_OWN_BODIES, PROTOCOL, VAIN_ASKS_BURST, VAIN_ASKS_PER_S
+from swarmnode.exchange.messages import Announcement, hash_body
+from swarmnode.exchange.peers.ledger import Ledger
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.network.host import Host
+from swarmnode.network.multiaddr import MAX_PEER_ID_CHARS, check_peer_id
+
+logger = logging.getLogger(__name__)
+
+BODY_PROTOCOL = f"/swarmnode/rollouts/{PROTOCOL}"
+
+HASH_BYTES = 32
+
+MAX_REQUEST_BYTES = HASH_BYTES + MAX_PEER_ID_CHARS
+
+HEAD_START_S = 0.5
+"""How long only the author is asked, where it has to be dialled first: who answers does so sooner."""
+
+HOLDERS_ASKED = 4
+"""Connected peers that are asked for one body, one after the other. None is waited for: the next is asked
+when one takes longer than HEAD_START_S and what a slow line needs for the body."""
+
+LOOK_AGAIN_S = 0.2
+"""Who is connected is looked up once more, this long after the last time, where a body cannot be had for want
+of it: a home asks and announces in the second in which it comes, and is not to be told "not here"."""
+
+SLOW_LINE_BYTES_PER_S = 256.0 * 1024
+"""What a narrow line of a home carries. To ask another for what is on its way would make it narrower."""
+
+UPLOAD_BURST_S = 4.0
+"""Seconds' worth of upload that may be used at once: after a round everybody asks at the same time."""
+
+FOREIGN_PART = 4
+"""Others' bodies may take up a quarter of what our own may: ours are asked for more often."""
+
+
+class BodyTransfer:
+    """Serves the bodies we have, fetches those we want, and hands on those of peers that nobody can dial."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: ExchangeSettings,
+        ledger: Ledger,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        in_library: Callable[[bytes], bytes | None] = lambda body_hash: None,
+    ) -> None:
+        """`in_library`: returns a body of the library by its hash (library/shelf.py)."""
+        self._host = host
+        self._ledger = ledger
+        self._clock = clock
+        self._rng = rng
+        self._in_library = in_library
+        self.own = BodyStore(max_bytes=settings.store_bytes, max_bodies=MAX_OWN_BODIES)
+        self.foreign = BodyStore(max_bytes=settings.store_bytes // FOREIGN_PART, max_bodies=MAX_OWN_BODIES)
+        self.holder = Holder(self._pull)
+        self.routes = Routes()
+        self._upload = TokenBucket(
+            rate_per_s=settings.upload_bytes_per_s, burst=settings.upload_bytes_per_s * UPLOAD_BURST_S
+        )
+        self._kept_for_givers = settings.upload_bytes_per_s * UPLOAD_BURST_S / 2
+        self._vain_asks = TokenBucket(rate_per_s=VAIN_ASKS_PER_S, burst=VAIN_ASKS_BURST)
+        self._looking = asyncio.Lock()
+        self._looked_at = 0.0
+        """When we learnt who is connected, on the loop's clock."""
+
+    async def serve(self) -> bool:
+        """Start to answer requests; False when the host is down."""
+        try:
+            await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=MAX_REQUEST_BYTES)
+        except NetworkError as error:
+            logger.info("not yet serving rollouts: %s", error)
+            return False
+        return True
+
+    def is_connected_to(self, peers: Collection[str]) -> None:
+        """Take note of the peers that we hold a connection to."""
+        self._looked_at = asyncio.get_running_loop().time()
+        self.routes.connected = frozenset(peers)
+        self.holder.is_connected_to(peers)
+
+    async def _look_again(self) -> None:
+        """See who has come since somebody looked: once, however many want to know."""
+        loop = asyncio.get_running_loop()
+        wanted_at = loop.time()
+        async with self._looking:
+            await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_S - loop.time()))
+            if self._looked_at >= wanted_at:
+                return
+            try:
+                self.is_connected_to(await self._host.peers())
+            except NetworkError as error:
+                logger.debug("could not look who is connected: %s", error)
+
+    async def answer(self, peer: str, request: bytes) -> bytes:
+        """Return the body that a peer asks for, or nothing."""
+        now, reputation = self._clock(), self._ledger.reputation
+        if not self.hears(peer):
+            return b""
+        try:
+            body_hash, author = read_request(request)
+        except Rejected as rejected:
+            self._ledger.drop(rejected.reason, peer)
+            return b""
+        body = self._held(body_hash)
+        # Nothing is fetched for whom we could not hand it to: the cap of our upload bounds that, too.
+        if not self._may_take(peer, 0 if body is None else len(body)):
+            return b""
+        if body is None and author != peer and not reputation.is_banned(author, now):
+            if author not in self.routes.connected:
+                await self._look_again()
+            body = await self.holder.pull(author, body_hash)
+        if body is None:
+            return b""
+        given = self.give(peer, body)
+        self._ledger.served += bool(given)
+        return given
+
+    def hears(self, peer: str) -> bool:
+        """Return True if this peer may ask us something now, and use up one of its requests. Else it is
+        counted why not."""
+        now, reputation = self._clock(), self._ledger.reputation
+        if reputation.is_banned(peer, now):
+            self._ledger.drop(Reason.BANNED, peer)
+            return False
+        if not reputation.may_request(peer, now):
+            self._ledger.drop(Reason.TOO_MANY_REQUESTS, peer)
+            return False
+        return True
+
+    def give(self, peer: str, data: bytes) -> bytes:
+        """Return what a peer is to have, out of the cap of our upload; nothing where that is used up."""
+        if not self._may_take(peer, len(data)):
+            return b""
+        self._upload.owe(len(data))
+        self._ledger.reputation.took(peer, len(data))
+        self._ledger.bytes_out += len(data)
+        return data
+
+    async def fetch_from(self, peer: str, announcement: Announcement, *, timeout_s: float) -> bytes:
+        """Return the body of a header as this peer has it, its hash checked. Raises Rejected (unavailable,
+        timeout) and HostDown."""
+        header = announcement.header
+        held = self._held(header.body_hash)
+        if held is not None:
+            return held
+        try:
+            body = await self._request(
+                peer, announcement.author, header.body_hash, header.body_bytes, timeout_s
+            )
+        except RequestTimeout as error:
+            raise Rejected(Reason.TIMEOUT) from error
+        if body is None:
+            raise Rejected(Reason.UNAVAILABLE)
+        self._ledger.fetched += 1
+        self._ledger.bytes_in += len(body)
+        self._ledger.reputation.gave(peer, len(body))
+        return body
+
+    async def fetch(self, announcement: Announcement, *, timeout_s: float) -> bytes:
+        """Return the body of a header, its hash checked: from its author, or from who else has it.
+
+        Raises Rejected (unavailable, timeout) and HostDown.
+        """
+        held = self._held(announcement.header.body_hash)
+        if held is not None:
+            return held
+        if not self.routes.connected:
+            await self._look_again()
+        search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
+        body = await self._find(search)
+        if body is None and search.host_down is not None:
+            raise search.host_down
+        if body is None:
+            raise Rejected(Reason.TIMEOUT if search.timed_out else Reason.UNAVAILABLE)
+        self._ledger.fetched += 1
+        self._ledger.bytes_in += len(body)
+        return body
+
+    def _may_take(self, peer: str, size_bytes: int) -> bool:
+        """Return True if our upload is not used up, or count that it is. What is left of it when much is used
+        is for those who give something, too."""
+        reserve = 0.0 if self._ledger.reputation.gives(peer) else self._kept_for_givers
+        if self._upload.has(size_bytes + reserve, now=self._clock()):
+            return True
+        self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
+        return False
+
+    def _held(self, body_hash: bytes) -> bytes | None:
+        found = self.own.get(body_hash) or self.foreign.get(body_hash)
+        return self._in_library(body_hash) if found is None else found
+
+    async def _find(self, search: "_Search") -> bytes | None:
+        """Ask the author where it can be dialled, and peers that we are connected to, the likeliest first.
+
+        Who takes long is not waited for: the next is asked meanwhile, and whoever gives the body first has.
+        """
+        author, size_bytes = search.announcement.author, search.announcement.header.body_bytes
+        connected = author in self.routes.connected
+        direct = self.routes.is_direct(author, self._clock())
+        newcomer = self._ledger.reputation.trust_of(author) == "newcomer"
+        left = self.routes.holders(author, self._rng)[:HOLDERS_ASKED]
+        asked: dict[asyncio.Task[bytes | None], str] = {}
+        async with asyncio.TaskGroup() as tasks:
+
+            def ask(peer: str) -> None:
+                asked[tasks.create_task(self._ask(peer, search, search.left_s))] = peer
+
+            if direct:
+                ask(author)
+                await asyncio.wait(asked, timeout=None if connected else HEAD_START_S)
+            while (giver := next((task for task in asked if task.done() and task.result()), None)) is None:
+                # Names of authors that nobody can reach cost nothing; what is asked in vain is bounded.
+                if left and not (newcomer and not self._vain_asks.has(now=self._clock())):
+                    self._vain_asks.owe(float(newcomer))
+                    ask(left.pop(0))
+                else:
+                    left = []
+                running = [task for task in asked if not task.done()]
+                if not running:
+                    break
+                patience_s = HEAD_START_S + size_bytes / SLOW_LINE_BYTES_PER_S if left else None
+                await asyncio.wait(running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in asked:
+                task.cancel()
+        if direct and not connected and (giver is None or asked[giver] != author):
+            self.routes.cannot_dial(author, self._clock())
+        if giver is None:
+            return None
+        body, peer = giver.result(), asked[giver]
+        if body is not None and peer != author:
+            self._vain_asks.owe(-float(newcomer))
+            before = itertools.takewhile(lambda one: one != peer, asked.values())
+            self.routes.led_to(author, peer, rather_than=[one for one in before if one != author])
+            self._ledger.through_holders += 1
+            self._ledger.reputation.gave(peer, len(body))
+        return body
+
+    async def _ask(self, peer: str, search: "_Search", patience_s: float) -> bytes | None:
+        """Ask one peer. Notes in `search` why there is no body."""
+        header, author = search.announcement.header, search.announcement.author
+        try:
+            return await self._request(peer, author, header.body_hash, header.body_bytes, patience_s)
+        except HostDown as error:
+            search.host_down = error
+        except RequestTimeout:
+            search.timed_out = True
+        return None
+
+    async def _pull(self, author: str, body_hash: bytes, size_bytes: int) -> bytes | None:
+        """Fetch a body that others want from its author, and keep it for them."""
+        try:
+            body = await self._request(author, author, body_hash, size_bytes, PULL_S)
+        except (HostDown, RequestTimeout):
+            return None
+        if body is not None:
+            self._ledger.bytes_in += len(body)
+            self._ledger.reputation.gave(author, len(body))
+            self.foreign.put(body_hash, body)
+        return body
+
+    async def _request(
+        self, peer: str, author: str, body_hash: bytes, size_bytes: int, timeout_s: float
+    ) -> bytes | None:
+        """Return the body as one peer gives it, or None. Raises HostDown, RequestTimeout."""
+        if timeout_s <= 0 or not self._ledger.reputation.ask(peer, self._clock()):
+            return None
+        request = body_hash + author.encode()
+        try:
+            body = await self._host.request(
+                peer, BODY_PROTOCOL, request, timeout_s=timeout_s, max_response_bytes=size_bytes
+            )
+        except (HostDown, RequestTimeout):
+            raise
+        except MessageTooLarge:
+            # An author may announce another size to us than to who holds its body, who is not to blame.
+            if peer == author:
+                self._ledger.drop(Reason.WRONG_BODY, peer)
+            return None
+        except NetworkError as error:
+            logger.debug("no body from %s: %s", peer, error)
+            return None
+        if not body:
+            return None
+        if hash_body(body) != body_hash:
+            self._ledger.drop(Reason.WRONG_BODY, peer)
+            return None
+        return body
+
+
+@dataclass(slots=True)
+class _Search:
+    """What became of the search for one body so far."""
+
+    announcement: Announcement
+    deadline: float
+    timed_out: bool = False
+    host_down: HostDown | None = None
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - asyncio.get_running_loop().time()
+
+
+def read_request(request: bytes) -> tuple[bytes, str]:
+    """Return the hash and the author of a request. Raises Rejected: bad_request."""
+    try:
+        author = check_peer_id(request[HASH_BYTES:].decode("ascii"))
+    except (UnicodeDecodeError, NetworkError) as error:
+        raise Rejected(Reason.BAD_REQUEST, "it is not a hash and a peer id") from error
+    return request[:HASH_BYTES], author

@@ -1,0 +1,488 @@
+"""Keeps the buffer filled: selects headers, fetches their bodies, has them judged, accepts the groups.
+
+pool -> choose -> [Fetcher]: BodyTransfer.fetch -> Judge -> buffer -> Exchange.collect
+
+It fetches as many groups as somebody waits for and no more, and at most one at a time from each author: a
+silent peer delays itself, and all who are new or slow delay only one another (selection.py). What comes from
+a policy of this process is chosen likewise, and is there already.
+"""
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from swarmnode.errors import HostDown, Rejected
+from swarmnode.exchange.bodies.body_transfer import BodyTransfer
+from swarmnode.exchange.bodies.replay_buffer import Accepted, ReplayBuffer
+from swarmnode.exchange.bodies.selection import (
+    Candidate,
+    author_share,
+    choose,
+    choose_header,
+    drawable,
+    is_fresh,
+    newcomer_share,
+    slots_of,
+)
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_context import ExchangeContext
+from swarmnode.exchange.gossip.header_pool import HeaderPool
+from swarmnode.exchange.limits import (
+    LOOK_S,
+    MAX_ANSWERED,
+    MAX_BUFFER_BYTES,
+    MAX_CLOCK_SKEW_S,
+    MAX_SEEN,
+    MAX_STUCK_JUDGEMENTS,
+    NEWCOMER_PATIENCE_S,
+    PLAY_S,
+    SLOW_S,
+    UNFIT_S,
+    VAIN_BYTES_BURST,
+    VAIN_BYTES_PER_S,
+    VAIN_DIALS_BURST,
+    VAIN_DIALS_PER_S,
+)
+from swarmnode.exchange.messages import Announcement, Arrival, Given
+from swarmnode.exchange.peers.recently_seen import RecentlySeen
+from swarmnode.exchange.peers.reputation import Trust
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.exchange.validation.body_check import BodyRules, CheckedBody, check_body, require_advantage
+from swarmnode.exchange.validation.judge import Judge
+from swarmnode.exchange.validation.judge_time import JudgeTime
+from swarmnode.exchange.validation.unfit_tasks import UnfitTasks
+from swarmnode.exchange.wide_groups import narrowed
+from swarmnode.types import ExampleKey, RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+"""How often we look for stale headers and for peers whose pause is over, when nothing else happens."""
+
+FETCHES_OF_PROVEN = 2
+"""Fetches from one proven author at the same time. Behind routers a body takes twice as many steps, and in a
+swarm of two there is nobody else to ask meanwhile."""
+
+RECENT_S = 300.0
+"""An author who gave us a group within this time counts among those we share a draw between."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """A group that is fetched or judged."""
+
+    announcement: Announcement
+    trust: Trust
+    """Its author's when the fetch began."""
+    began: float
+    """On the loop's clock."""
+
+
+class Fetcher:
+    """Fetches and judges the groups of waiting headers until they are accepted or dropped."""
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        bodies: BodyTransfer,
+        pool: HeaderPool,
+        buffer: ReplayBuffer,
+        rules: BodyRules,
+        on_accepted: Callable[[Announcement, bytes], None],
+    ) -> None:
+        """`on_accepted` is called with the header and the body of each group that entered the buffer."""
+        self._context, self._settings, self._ledger = context, context.settings, context.ledger
+        self._bodies, self._pool, self._buffer, self._rules = bodies, pool, buffer, rules
+        self._on_accepted = on_accepted
+        self._judge = Judge(self._settings.score_timeout_s)
+        self._judge_time = JudgeTime(self._ledger.reputation)
+        self._unfit = UnfitTasks()
+        self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=self._settings.max_age_s + MAX_CLOCK_SKEW_S)
+        self.needs: Mapping[str, float] = {}
+        """How much we need a task, by its name (selection.choose_header)."""
+        self.answered: OrderedDict[ExampleKey, None] = OrderedDict()
+        """Examples that we have answered, or are about to, the last MAX_ANSWERED of them."""
+        self._target = min(self._settings.prefetch_groups, buffer.capacity)
+        self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
+        """Bytes that newcomers may still give us in vain."""
+        self._vain_dials = TokenBucket(rate_per_s=VAIN_DIALS_PER_S, burst=VAIN_DIALS_BURST)
+        """How many newcomers may still be asked in vain whom we hold no connection to."""
+        self._fetching: dict[Fetch, None] = {}
+        self._gave_at: dict[str, float] = {}
+        """When an author gave us a group, for those who did lately."""
+        self._swept_at = 0.0
+        self._woken = asyncio.Event()
+        self._progress = asyncio.Event()
+
+    @property
+    def judgements_stuck(self) -> int:
+        return self._judge.stuck
+
+    def wake(self) -> None:
+        """Look at the pool again: it or the demand has changed."""
+        self._woken.set()
+
+    def has_answered(self, examples: Iterable[ExampleKey]) -> None:
+        """Take note of examples that we answered, or are about to."""
+        self.answered.update((key, None) for key in examples)
+        while len(self.answered) > MAX_ANSWERED:
+            self.answered.popitem(last=False)
+
+    def want(self, groups: int) -> None:
+        """Keep this many groups in the buffer from now on, and a few ahead; none at all for 0."""
+        ahead = groups + self._settings.prefetch_groups if groups else 0
+        self._target = min(ahead, self._buffer.capacity)
+        self.wake()
+
+    async def wait_for(self, groups: int) -> None:
+        """Return once so many groups could be drawn, or as many as the shares of those we know allow, or
+        nothing more is on its way.
+
+        Without the last, nodes that are equally fast would wait for each other's next round.
+        """
+        self._drop_stale_groups()
+        while self.drawable(groups) < self._within_reach(groups):
+            self._progress.clear()
+            patience_s = None if self._something_is_coming() else self._settings.patience_s
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._progress.wait()
+            except TimeoutError:
+                return
+
+    def drawable(self, groups: int) -> int:
+        """How many of so many groups a draw would give now."""
+        return drawable(self._buffer.by_author, self._context.trust_of, groups, len(self._known()))
+
+    def draw(self, groups: int) -> list[RolloutGroup]:
+        """Take up to so many groups out of the buffer, each author within its share."""
+        self._drop_stale_groups()
+        return self._buffer.draw(
+            groups, self._context.rng, trust_of=self._context.trust_of, known=len(self._known())
+        )
+
+    def _within_reach(self, groups: int) -> int:
+        known = self._known()
+        if not known:
+            return groups
+        return drawable(dict.fromkeys(known, groups), self._context.trust_of, groups, len(known))
+
+    def _known(self) -> set[str]:
+        """Authors that groups were accepted from and that are heard now, or gave us one lately."""
+        now, givers = self._context.clock(), self._ledger.reputation.givers
+        self._gave_at = {author: at for author, at in self._gave_at.items() if now - at <= RECENT_S}
+        heard = (author for author in self._pool.waiting if author in givers)
+        return {*self._gave_at, *self._buffer.by_author, *heard}
+
+    def _something_is_coming(self) -> bool:
+        return bool(self._fetching) or bool(self._candidates())
+
+    async def run(self) -> None:
+        """Fetch until cancelled."""
+        async with asyncio.TaskGroup() as fetches:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        await self._woken.wait()
+                self._woken.clear()
+                self._drop_stale()
+                if self._context.host.status().state == "up":
+                    self._start_fetches(fetches)
+                self._progress.set()
+
+    def _start_fetches(self, fetches: asyncio.TaskGroup) -> None:
+        slots = self._settings.fetch_concurrency
+        while self._has_room():
+            chosen = choose(self._candidates(), self._running(), slots, self._context.rng)
+            if chosen is None:
+                return
+            headers = self._usable(chosen.author)
+            # What others answered to an example of ours says most about our own answers to it.
+            headers = [one for one in headers if one.header.key in self.answered] or headers
+            tasks = [waiting.header.task for waiting in headers]
+            announcement = headers[choose_header(tasks, self.needs, self._context.rng)]
+            self._pool.remove(announcement)
+            known = self._context.trust_of(chosen.author) != "newcomer"
+            self._unfit.tried(announcement.header.task, self._context.clock(), known=known)
+            if announcement.given is not None:
+                self._take_over(announcement, announcement.given)
+                continue
+            fetch = Fetch(announcement, chosen.trust, _now_s())
+            self._fetching[fetch] = None
+            fetches.create_task(self._acquire(fetch), name=f"fetch from {announcement.author}")
+
+    def _take_over(self, announcement: Announcement, given: Given) -> None:
+        try:
+            group = narrowed(given.group, self._settings.answers_per_group, self._context.rng)
+            self._keep(announcement, given.body, CheckedBody(group, given.fingerprint))
+        except Rejected as rejected:
+            self._ledger.let_go(Reason(rejected.reason))
+
+    def _running(self) -> "Counter[Trust]":
+        """Fetches under way. One of a proven author that takes long counts as that of a slow one: others need
+        not wait until it is given up."""
+        now = _now_s()
+        return Counter(
+            "slow" if fetch.trust == "proven" and now - fetch.began > SLOW_S else fetch.trust
+            for fetch in self._fetching
+        )
+
+    def _has_room(self) -> bool:
+        """Whether to fetch one more. What newcomers and slow authors are fetched for may never come, so it
+        does not count as being there."""
+        if self._judge.stuck >= MAX_STUCK_JUDGEMENTS:
+            return False
+        running = self._running()
+        if running.total() >= 2 * self._settings.fetch_concurrency:
+            return False
+        return self.drawable(self._target) + running["proven"] < self._target
+
+    def _candidates(self) -> list[Candidate]:
+        """Authors with headers waiting who may be asked now."""
+        slots, running, known = self._settings.fetch_concurrency, self._running(), len(self._known())
+        full = {trust for trust, count in running.items() if count >= slots_of(trust, slots)}
+        full |= {trust for trust in ("slow", "newcomer", "proven") if not self._may_judge(trust)}
+        if not self._hears_newcomers():
+            full.add("newcomer")
+        share = author_share(self._target, known)
+        reputation = self._ledger.reputation
+        waiting = list(self._pool.waiting)
+        # A crowd of them is not looked at one by one, hundreds of times a second.
+        if "newcomer" in full:
+            waiting = [
+                one for one in waiting if one in reputation.givers or one in self._context.neighbourhood
+            ]
+        elif not self._vain_dials.has(now=self._context.clock()):
+            waiting = [
+                one
+                for one in waiting
+                if one in reputation.givers
+                or self._bodies.routes.leads_to(one)
+                or one in self._context.neighbourhood
+            ]
+        return [
+            Candidate(
+                author,
+                trust,
+                reputation.failures(author),
+                reputation.accepted(author),
+                self._bodies.routes.leads_to(author),
+                reputation.judge_s(author),
+            )
+            for author in waiting
+            if (trust := self._context.trust_of(author)) not in full
+            and self._may_ask(author, trust, share)
+            and self._usable(author)
+        ]
+
+    def _usable(self, author: str) -> Sequence[Announcement]:
+        """An author's headers of tasks that are not given up."""
+        headers = self._pool.waiting[author]
+        trust = self._context.trust_of(author)
+        if trust == "neighbour":
+            return headers
+        unfit = self._unfit.tasks(self._context.clock(), known=trust != "newcomer")
+        return [one for one in headers if one.header.task not in unfit] if unfit else headers
+
+    def _may_judge(self, trust: Trust) -> bool:
+        return self._judge_time.is_left(trust, _now_s())
+
+    def _hears_newcomers(self) -> bool:
+        """Whether there is room for a group of theirs, and they have not given us too much in vain."""
+        waiting = self._buffer.by_author
+        trusts = {author: self._context.trust_of(author) for author in waiting}
+        held = sum(waiting[author] for author, trust in trusts.items() if trust == "newcomer")
+        proven = any(trust != "newcomer" for trust in trusts.values())
+        room = newcomer_share(self._target, anybody_proven=proven)
+        return held < room and self._vain.has(now=self._context.clock())
+
+    def _may_ask(self, author: str, trust: Trust, share: int) -> bool:
+        under_way = sum(fetch.announcement.author == author for fetch in self._fetching)
+        at_once = FETCHES_OF_PROVEN if trust == "proven" else 1
+        if under_way >= at_once or not self._buffer.has_room_for(author, coming=under_way):
+            return False
+        if trust == "neighbour":
+            return True
+        now = self._context.clock()
+        reputation = self._ledger.reputation
+        return (
+            self._buffer.by_author[author] + under_way < share
+            and reputation.may_be_asked(author, now)
+            and reputation.has_judge_time(author, _now_s())
+            and not self._judge.is_stuck_on(author)
+            and not reputation.is_banned(author, now)
+        )
+
+    async def judged(
+        self,
+        announcement: Announcement,
+        body: bytes,
+        took: Callable[[float], None],
+    ) -> CheckedBody:
+        """Return what a body holds, drawn again, read and scored here. `took` is called with the seconds that
+        this took. Raises Rejected."""
+        (found,) = await self.judged_together([(announcement, body)], took, payer=announcement.author)
+        if isinstance(found, Rejected):
+            raise found
+        return found
+
+    async def judged_together(
+        self,
+        groups: Sequence[tuple[Announcement, bytes]],
+        took: Callable[[float], None],
+        *,
+        payer: str | None,
+    ) -> list[CheckedBody | Rejected]:
+        """Return what came of the first of these headers and bodies, of as many as LOOK_S has room for. The
+        seconds come out of the judge's time for `payer`; None: they are our own. Raises Rejected where the
+        judge gives nothing at all."""
+
+        def judged(seconds: float) -> None:
+            took(seconds)
+            if payer is not None:
+                self._judge_time.took(payer, self._context.trust_of(payer), seconds, _now_s())
+
+        found = await self._judge.run(lambda: _checked(groups, self._rules), judged, author=payer or "")
+        for (announcement, _), checked in zip(groups, found, strict=False):
+            if isinstance(checked, CheckedBody):
+                self._unfit.fitted(announcement.header.task, self._context.clock())
+        return found
+
+    def may_be_judged(self, payer: str) -> bool:
+        """Return True if our judge has time left for this peer."""
+        return (
+            self._may_judge(self._context.trust_of(payer))
+            and self._ledger.reputation.has_judge_time(payer, _now_s())
+            and self._judge.stuck < MAX_STUCK_JUDGEMENTS
+            and not self._judge.is_stuck_on(payer)
+        )
+
+    async def _acquire(self, fetch: Fetch) -> None:
+        """The whole way of one group. The peer boundary: nothing that happens here reaches anything else."""
+        announcement, reputation = fetch.announcement, self._ledger.reputation
+        author = announcement.author
+        began, body, took_s = _now_s(), b"", 0.0
+
+        def took(seconds: float) -> None:
+            nonlocal took_s
+            took_s += seconds
+
+        try:
+            body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
+            took_s = _now_s() - began
+            checked = await self.judged(announcement, body, took)
+            self._accept(announcement, body, checked)
+            reputation.did_deliver(author, took_s)
+        except Rejected as rejected:
+            if rejected.reason == Reason.PLAY_TIMEOUT:
+                self._overran(announcement)
+            self._was_in_vain(author, rejected.reason, len(body))
+            self._ledger.drop(rejected.reason, author, str(rejected))
+        except HostDown:
+            # Nobody's fault and nothing lost: the header waits for the host to come back.
+            await asyncio.sleep(TICK_S)
+            self._pool.add(announcement)
+        except Exception:
+            logger.exception("a group of %s could not be handled", author)
+            self._was_in_vain(author, Reason.INTERNAL, len(body))
+            self._ledger.drop(Reason.INTERNAL, author)
+        finally:
+            del self._fetching[fetch]
+            self._progress.set()
+            self.wake()
+
+    def _overran(self, announcement: Announcement) -> None:
+        task, author = announcement.header.task, announcement.author
+        known = self._context.trust_of(author) != "newcomer"
+        if self._unfit.overran(task, author, self._context.clock(), known=known):
+            logger.warning(
+                "episodes of %s take longer here than strangers' may (%g s a group): next to no groups of it"
+                " are fetched from %s for %g s",
+                task,
+                PLAY_S,
+                "anybody" if known else "newcomers",
+                UNFIT_S,
+            )
+
+    def _patience_s(self, author: str) -> float:
+        """How long a fetch from this author may take."""
+        if self._context.trust_of(author) != "newcomer":
+            return self._settings.fetch_timeout_s
+        tried = min(self._ledger.reputation.failures(author), 16)
+        return min(self._settings.fetch_timeout_s, NEWCOMER_PATIENCE_S * 2.0**tried)
+
+    def _was_in_vain(self, author: str, reason: str, size_bytes: int) -> None:
+        """A fetch gave us nothing: pause before the next, and count what it cost."""
+        if reason in (Reason.JUDGE_STUCK, Reason.JUDGE_BUSY):
+            return
+        if self._context.trust_of(author) == "newcomer":
+            self._vain.owe(size_bytes)
+            self._vain_dials.owe(not self._bodies.routes.leads_to(author))
+        # Of a wide group we look at a part: its answers may be equal although those of the whole are not.
+        mishap = reason in (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.ZERO_ADVANTAGE)
+        self._ledger.reputation.did_not_deliver(author, self._context.clock(), mishap=mishap)
+
+    def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
+        author = announcement.author
+        if checked.false_claim:
+            self._ledger.drop(Reason.FALSE_CLAIM, author, "its rewards are not ours")
+        require_advantage(checked.group)
+        self._keep(announcement, body, checked)
+
+    def _keep(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
+        now = self._context.clock()
+        # A checkpoint holds what was seen and not drawn: it is still to come.
+        if not self.seen.add(checked.fingerprint, now) and not announcement.restored:
+            raise Rejected(Reason.COPIED, "the same answers came before")
+        self._bodies.foreign.put(announcement.header.body_hash, body)
+        displaced = self._buffer.add(Accepted(announcement, body, checked.group))
+        if displaced is not None:
+            self._ledger.let_go(displaced)
+        self._ledger.let_go(Reason.CROWDED_OUT, self._buffer.keep_within(MAX_BUFFER_BYTES))
+        self._ledger.accept(announcement.author)
+        self._on_accepted(announcement, body)
+        self._gave_at[announcement.author] = now
+
+    def _drop_stale(self) -> None:
+        """Once a tick, because it looks at every header in the pool and every group in the buffer."""
+        now = self._context.arrive()
+        if now.at < self._swept_at + TICK_S:
+            return
+        self._swept_at = now.at
+        stale = self._pool.keep_only(lambda waiting: self._is_fresh(waiting.arrival, now))
+        self._ledger.let_go(Reason.STALE, stale)
+        self._drop_stale_groups()
+
+    def _drop_stale_groups(self) -> None:
+        now = self._context.arrive()
+        self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(now.at, now.policy_version))
+
+    def _is_fresh(self, arrival: Arrival, now: Arrival) -> bool:
+        return is_fresh(
+            arrival,
+            now.at,
+            now.policy_version,
+            max_age_s=self._settings.max_age_s,
+            max_age_versions=self._settings.max_age_versions,
+        )
+
+
+def _checked(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> list[CheckedBody | Rejected]:
+    """Blocks while the tasks work."""
+    found: list[CheckedBody | Rejected] = []
+    began = rules.clock()
+    for announcement, body in groups:
+        if found and rules.clock() - began > LOOK_S:
+            break
+        try:
+            found.append(check_body(body, announcement, rules))
+        except Rejected as rejected:
+            found.append(rejected)
+    return found
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,225 @@
+"""Bodies that a node hands on: content is reachable, the machine it comes from need not be.
+
+gossip -> [Holder.heard] who announced what
+request -> BodyTransfer.answer -> [Holder.pull] -> the author, over the connection that it opened -> store
+
+Two homes behind their routers cannot dial each other, but both have dialled somebody: a seed, or a node with
+a forwarded port. A connection has two directions, so whoever is connected to both can fetch a body from its
+author and hand it to who asks. A body is fetched when it is first asked for, once however many ask, and kept
+in a bounded store. Its hash is checked here and again by whoever gets it, so a holder need not be believed.
+
+A holder dials nobody on behalf of others, and fetches only what the author itself announced lately: names
+that somebody makes up cost one look into a table. What one author can make us remember is bounded, and only
+of peers that we are connected to is anything remembered at all. Announcing costs nothing and an identity
+neither, so authors who announce and do not deliver keep from others neither memory nor places: those who gave
+us a body have most of the places, and nobody has more time of them than its own allowance.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+
+import msgspec
+
+from swarmnode.errors import Rejected
+from swarmnode.exchange.limits import MAX_HEADER_BYTES, SLOW_S
+from swarmnode.exchange.messages import decode_header
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.identity.envelope import Envelope
+from swarmnode.network.host import Message
+
+logger = logging.getLogger(__name__)
+
+MAX_ANNOUNCED_PER_AUTHOR = 128
+"""Bodies of one author that may be asked of us: some rounds' worth. Older headers are hardly selected."""
+
+MAX_AUTHORS = 512
+"""Connected authors whose announcements are remembered, some 8 MiB when all of them announce without end."""
+
+MAX_EARLY = 256
+"""Announcements of peers that, as far as we know, are not connected: who has just come announces, too."""
+
+PULL_S = 5.0
+"""How long an author may take to give us a body that others ask us for. Who asked may have gone by then: the
+body is there when it asks again."""
+
+MAX_PULLS = 64
+"""Bodies that are fetched for others at the same time: 2 MiB of usual ones."""
+
+MAX_PULLS_OF_STRANGERS = 16
+"""So many of them from authors that have not given us a body yet, one from each."""
+
+MAX_PULLS_PER_AUTHOR = 4
+"""Bodies fetched at the same time from one author that has given us one."""
+
+WAITS_S_PER_S = 0.5
+"""Seconds that we wait for one author in vain, or longer than SLOW_S for what it gives, in each second."""
+
+WAITS_BURST_S = PULL_S
+"""It may be let down by its line once; then others are served first."""
+
+MAX_TRIES = 2
+"""Vain tries to fetch one body: nobody may have us ask an author in vain for ever."""
+
+Pull = Callable[[str, bytes, int], Awaitable[bytes | None]]
+"""Fetches the body with a hash and a size from its author; None where there is none."""
+
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+@dataclass(slots=True)
+class Announced:
+    """A body that its author announced."""
+
+    size_bytes: int
+    created_ms: int
+    """By the author's clock."""
+    tries: int = MAX_TRIES
+    """Vain tries that are left."""
+
+
+@dataclass(slots=True)
+class Author:
+    """A connected peer that announces."""
+
+    bodies: dict[bytes, Announced] = field(default_factory=dict[bytes, Announced])
+    pulls: int = 0
+    """Under way."""
+    gave: bool = False
+    """We have had a body of it."""
+    waits: TokenBucket = field(
+        default_factory=lambda: TokenBucket(rate_per_s=WAITS_S_PER_S, burst=WAITS_BURST_S)
+    )
+    """Seconds that we may still wait for it in vain."""
+
+    def remember(self, body_hash: bytes, announced: Announced) -> None:
+        """Keep one more body. The oldest by the author's own clock leaves: anybody may send old headers of
+        others again, and they must not displace new ones."""
+        self.bodies.setdefault(body_hash, announced)
+        if len(self.bodies) > MAX_ANNOUNCED_PER_AUTHOR:
+            del self.bodies[min(self.bodies, key=lambda one: self.bodies[one].created_ms)]
+
+
+class Holder:
+    """Knows what connected authors announced, and fetches it from them when others ask."""
+
+    def __init__(self, pull: Pull) -> None:
+        self._pull = pull
+        self._connected: frozenset[str] = frozenset()
+        self._authors: OrderedDict[str, Author] = OrderedDict()
+        self._early: deque[Message] = deque(maxlen=MAX_EARLY)
+        self._pulls: dict[tuple[str, bytes], asyncio.Task[bytes | None]] = {}
+        self._pulls_of_strangers = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self.pulled = 0
+        """Bodies that we fetched because others asked for them."""
+
+    def is_connected_to(self, peers: Collection[str]) -> None:
+        """Take note of the peers that we hold a connection to. What others announced is forgotten."""
+        came, self._connected = frozenset(peers) - self._connected, frozenset(peers)
+        for author in self._authors.keys() - self._connected:
+            del self._authors[author]
+        early = tuple(self._early)
+        self._early.clear()
+        for message in early:
+            if message.sender in came:
+                self.heard(message)
+
+    def heard(self, message: Message) -> None:
+        """Remember the body that a gossiped header announces, if we could fetch it.
+
+        The signature inside is not checked: the network has checked that the sender is who it says, and what
+        is fetched must have the hash that it announced.
+        """
+        author = message.sender
+        if len(message.data) > MAX_HEADER_BYTES:
+            return
+        if author not in self._connected:
+            self._early.append(message)
+            return
+        try:
+            envelope = _decoder.decode(message.data)
+            header = decode_header(envelope.payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError, Rejected):
+            return
+        if envelope.author != author:
+            return
+        known = self._authors.setdefault(author, Author())
+        self._authors.move_to_end(author)
+        known.remember(header.body_hash, Announced(header.body_bytes, header.created_ms))
+        if len(self._authors) > MAX_AUTHORS:
+            # Who gave something stays; strangers displace each other.
+            strangers = (name for name, one in self._authors.items() if not one.gave)
+            del self._authors[next(strangers, next(iter(self._authors)))]
+
+    async def run(self) -> None:
+        """Fetch for others until cancelled. While it does not run, nothing is fetched for anybody."""
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
+
+    async def pull(self, author: str, body_hash: bytes) -> bytes | None:
+        """Return the body that `author` announced under this hash, or None where we cannot get it."""
+        known = self._authors.get(author)
+        announced = None if known is None else known.bodies.get(body_hash)
+        if known is None or announced is None or not announced.tries:
+            return None
+        running = self._pulls.get((author, body_hash))
+        if running is None:
+            if self._tasks is None or not self._has_place(known):
+                return None
+            running = self._begin(self._tasks, author, known, body_hash, announced)
+        # Who asked may go away; the others, and whoever asks next, still want it. And where we stop, it is us
+        # who stop, not they.
+        await asyncio.wait([running])
+        return None if running.cancelled() else running.result()
+
+    def _has_place(self, author: Author) -> bool:
+        if len(self._pulls) >= MAX_PULLS or not author.waits.has(0.0, now=_now_s()):
+            return False
+        if author.gave:
+            return author.pulls < MAX_PULLS_PER_AUTHOR
+        return author.pulls == 0 and self._pulls_of_strangers < MAX_PULLS_OF_STRANGERS
+
+    def _begin(
+        self, tasks: asyncio.TaskGroup, name: str, author: Author, body_hash: bytes, announced: Announced
+    ) -> "asyncio.Task[bytes | None]":
+        stranger = not author.gave
+
+        def end(task: "asyncio.Task[bytes | None]") -> None:
+            author.pulls -= 1
+            self._pulls_of_strangers -= stranger
+            del self._pulls[name, body_hash]
+
+        author.pulls += 1
+        self._pulls_of_strangers += stranger
+        task = self._pulls[name, body_hash] = tasks.create_task(
+            self._fetch(name, author, body_hash, announced)
+        )
+        task.add_done_callback(end)
+        return task
+
+    async def _fetch(self, name: str, author: Author, body_hash: bytes, announced: Announced) -> bytes | None:
+        body, began = None, _now_s()
+        try:
+            body = await self._pull(name, body_hash, announced.size_bytes)
+        except Exception:
+            # The peer boundary: whatever one author does to us, we go on fetching from the others.
+            logger.exception("a body of %s could not be fetched for others", name)
+        took_s = _now_s() - began
+        if body is None:
+            announced.tries -= 1
+            author.waits.owe(took_s)
+        else:
+            author.gave = True
+            author.waits.owe(max(0.0, took_s - SLOW_S))
+            self.pulled += 1
+        return body
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,172 @@
+"""The replay buffer: accepted groups wait here until the trainer draws them.
+
+Fetcher -> [ReplayBuffer] -> Exchange.collect -> trainer
+
+A group enters once, ages by our policy version and by time, and leaves drawn, stale or displaced: the methods
+say how many left and why, so that nothing leaves silently.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from swarmnode.errors import CheckpointError
+from swarmnode.exchange.bodies.selection import draw, is_fresh
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.limits import MAX_AUTHOR_SHARE, MAX_BODY_BYTES, MAX_HEADER_BYTES, MIN_AUTHOR_GROUPS
+from swarmnode.exchange.messages import Announcement, Arrival
+from swarmnode.exchange.peers.reputation import Trust
+from swarmnode.types import RolloutGroup
+
+SNAPSHOT_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A group that passed every check, with what is needed to check it again after a restart."""
+
+    announcement: Announcement
+    body: bytes
+    group: RolloutGroup
+
+    @property
+    def author(self) -> str:
+        return self.announcement.author
+
+
+class SavedGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One group of a snapshot: wire bytes and not results, because it will be checked and scored again."""
+
+    header: Annotated[bytes, msgspec.Meta(max_length=MAX_HEADER_BYTES)]
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
+    arrived_at: float
+    arrived_version: int
+
+    @property
+    def arrival(self) -> Arrival:
+        return Arrival(self.arrived_at, self.arrived_version)
+
+
+class BufferSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    format: int
+    policy_version: int
+    """Ours at that moment: what is heard between a restart and its first round is as old as that."""
+    groups: tuple[SavedGroup, ...]
+
+
+class ReplayBuffer:
+    """Accepted groups until they are drawn: at most `capacity`, and not too many of them by one author."""
+
+    def __init__(self, capacity: int, *, max_age_s: float, max_age_versions: int) -> None:
+        self.capacity = capacity
+        self._max_per_author = min(capacity, max(MIN_AUTHOR_GROUPS, int(capacity * MAX_AUTHOR_SHARE)))
+        self._max_age_s = max_age_s
+        self._max_age_versions = max_age_versions
+        self._groups: list[Accepted] = []
+        self._by_author: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def by_author(self) -> "Counter[str]":
+        """How many groups of each author wait here."""
+        return self._by_author
+
+    def add(self, accepted: Accepted) -> Reason | None:
+        """Put a group in; returns why another left for it, if one did: the oldest of its author or of all."""
+        self._groups.append(accepted)
+        self._by_author[accepted.author] += 1
+        if self._by_author[accepted.author] > self._max_per_author:
+            self._let_go(next(one for one in self._groups if one.author == accepted.author))
+            return Reason.OVER_SHARE
+        if len(self._groups) > self.capacity:
+            self._let_go(self._groups[0])
+            return Reason.CROWDED_OUT
+        return None
+
+    def keep_within(self, size_bytes: int) -> int:
+        """Let go of groups until their bodies take no more; returns how many. Each time the oldest one of the
+        author who takes most: wide groups of one do not displace those of others."""
+        before = len(self._groups)
+        while (sizes := self._bytes_by_author()).total() > size_bytes:
+            largest = sizes.most_common(1)[0][0]
+            self._let_go(next(one for one in self._groups if one.author == largest))
+        return before - len(self._groups)
+
+    def has_room_for(self, author: str, *, coming: int = 0) -> bool:
+        """Whether one more group of this author would not displace another of the same author, `coming` ones
+        included."""
+        return self._by_author[author] + coming < self._max_per_author
+
+    def drop_stale(self, now: float, policy_version: int) -> int:
+        """Let go of groups that are too old for this policy version; returns how many."""
+        before = len(self._groups)
+        self._keep([one for one in self._groups if self._is_fresh(one, now, policy_version)])
+        return before - len(self._groups)
+
+    def draw(
+        self, count: int, rng: random.Random, *, trust_of: Callable[[str], Trust], known: int
+    ) -> list[RolloutGroup]:
+        """Take out up to `count` groups, as `selection.draw` has it."""
+        authors = [accepted.author for accepted in self._groups]
+        drawn = set(draw(authors, trust_of, count, known, rng))
+        groups = [accepted.group for place, accepted in enumerate(self._groups) if place in drawn]
+        self._keep([accepted for place, accepted in enumerate(self._groups) if place not in drawn])
+        return groups
+
+    def snapshot(self, policy_version: int) -> bytes:
+        """The waiting groups as bytes, for a checkpoint."""
+        saved = (
+            SavedGroup(
+                accepted.announcement.sealed,
+                accepted.body,
+                accepted.announcement.arrival.at,
+                accepted.announcement.arrival.policy_version,
+            )
+            for accepted in self._groups
+        )
+        return msgspec.msgpack.encode(BufferSnapshot(SNAPSHOT_FORMAT, policy_version, tuple(saved)))
+
+    def _bytes_by_author(self) -> "Counter[str]":
+        sizes: Counter[str] = Counter()
+        for accepted in self._groups:
+            sizes[accepted.author] += len(accepted.body)
+        return sizes
+
+    def _let_go(self, accepted: Accepted) -> None:
+        self._groups.remove(accepted)
+        self._by_author -= Counter((accepted.author,))
+
+    def _keep(self, groups: list[Accepted]) -> None:
+        if len(groups) < len(self._groups):
+            self._groups = groups
+            self._by_author = Counter(accepted.author for accepted in groups)
+
+    def _is_fresh(self, accepted: Accepted, now: float, policy_version: int) -> bool:
+        return is_fresh(
+            accepted.announcement.arrival,
+            now,
+            policy_version,
+            max_age_s=self._max_age_s,
+            max_age_versions=self._max_age_versions,
+        )
+
+
+def read_snapshot(data: bytes) -> BufferSnapshot:
+    """What `snapshot` wrote; an empty one for no bytes. Raises CheckpointError."""
+    if not data:
+        return BufferSnapshot(SNAPSHOT_FORMAT, 0, ())
+    try:
+        snapshot = msgspec.msgpack.decode(data, type=BufferSnapshot)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"the saved external groups are damaged: {error}") from error
+    if snapshot.format != SNAPSHOT_FORMAT:
+        raise CheckpointError(
+            f"the saved external groups have format {snapshot.format}, this version reads {SNAPSHOT_FORMAT}"
+        )
+    return snapshot

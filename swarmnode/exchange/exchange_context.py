@@ -1,0 +1,56 @@
+"""The ground that the parts of an exchange share: who we are, on what terms, and what we know of others.
+
+Exchange -> [ExchangeContext] -> Publisher (what goes out), Inbox (what is heard), Fetcher (what is fetched)
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from swarmnode.errors import NetworkError
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
+from swarmnode.exchange.messages import Arrival
+from swarmnode.exchange.peers.ledger import Ledger
+from swarmnode.exchange.peers.reputation import Trust
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.host import Host
+from swarmnode.tasks.task import Task
+
+
+@dataclass(slots=True)
+class ExchangeContext:
+    """One of an exchange. Its policy version moves with every `collect`; all else stays as it is."""
+
+    host: Host
+    key: NodeKey
+    tasks: Mapping[str, Task]
+    settings: ExchangeSettings
+    ledger: Ledger
+    clock: Callable[[], float]
+    rng: random.Random
+    neighbourhood: Neighbourhood
+    """Exchanges of the other policies of this process."""
+    policy_version: int = 0
+    """Version of our own policy, by which the age of groups is counted."""
+
+    def arrive(self) -> Arrival:
+        """Returns the stamp of what comes in now."""
+        return Arrival(self.clock(), self.policy_version)
+
+    def trust_of(self, author: str) -> Trust:
+        """Returns what an author has shown of itself; policies of this process need not show anything."""
+        return "neighbour" if author in self.neighbourhood else self.ledger.reputation.trust_of(author)
+
+    def is_banned(self, peer: str) -> bool:
+        return self.ledger.reputation.is_banned(peer, self.clock())
+
+    def has_neighbours(self) -> bool:
+        return self.neighbourhood.has_others(self.key.peer_id)
+
+    async def is_anybody_there(self) -> bool:
+        """Returns True if somebody could hear us: a policy of this process, or a connected peer."""
+        try:
+            return self.has_neighbours() or bool(await self.host.peers())
+        except NetworkError:
+            return False

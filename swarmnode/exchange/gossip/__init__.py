@@ -1,0 +1,1 @@
+"""Headers: announced to everybody, heard from everybody, pooled until one is chosen; and asking for help."""

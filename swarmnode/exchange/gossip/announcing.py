@@ -1,0 +1,199 @@
+"""Own groups, packed and signed for the swarm, or as policies of this process have them.
+
+trainer's groups -> [compose] -> header, body -> gossip, unless nobody hears it but those policies; store
+                 -> [give] -> Neighbourhood.hand
+
+This is the sending half of validation/. What no peer could use is not announced: groups that are
+unfinished, unscored or without advantage, and texts that exceed the wire's bounds. The reason is counted like
+those of strangers.
+"""
+
+import random
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from swarmnode.errors import Rejected
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.limits import (
+    MAX_COMPLETION_CHARS,
+    MAX_EPISODE_TURNS,
+    MAX_GROUP_SIZE,
+    MAX_HEADER_BYTES,
+    MIN_GROUP_SIZE,
+    PROTOCOL,
+)
+from swarmnode.exchange.messages import (
+    Answer,
+    Body,
+    Given,
+    Header,
+    encode_body,
+    encode_header,
+    fingerprint,
+    hash_body,
+)
+from swarmnode.exchange.validation.body_check import require_advantage
+from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
+from swarmnode.exchange.wide_groups import narrowed
+from swarmnode.identity.envelope import seal
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.tasks.task import MAX_ABS_REWARD
+from swarmnode.types import Completion, RolloutGroup, one_span
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLabel:
+    """What others are told of our policy; for their curiosity, nothing is decided by it."""
+
+    family: str
+    size: int | None
+    """Parameters; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A group ready to be announced."""
+
+    header: Header
+    sealed: bytes
+    body: bytes
+
+
+def compose(
+    group: RolloutGroup,
+    key: NodeKey,
+    *,
+    swarm: str,
+    model: ModelLabel,
+    now: float,
+    in_turns: bool = False,
+    for_library: bool = False,
+) -> Composed:
+    """Pack and sign a group of ours. Raises Rejected with the reason why it cannot be shared. `in_turns`: its
+    task is an environment, and its texts are transcripts. `for_library`: it is not announced, and needs no
+    advantage."""
+    if group.author != key.peer_id:
+        raise Rejected(Reason.NOT_OURS)
+    if in_turns:
+        group = _that_ended(group)
+    if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
+        raise Rejected(Reason.GROUP_SIZE)
+    if not for_library:
+        require_advantage(group)
+    group, body = _packed(group, in_turns)
+    header = _header(group, body, swarm=swarm, model=model, now=now)
+    sealed = seal(key, HEADER_CONTEXT, encode_header(header))
+    if len(sealed) > MAX_HEADER_BYTES:
+        raise Rejected(Reason.TOO_LARGE, f"a header of {len(sealed)} bytes")
+    return Composed(header, sealed, body)
+
+
+def resealed(header: Header, body: bytes, key: NodeKey, *, now: float) -> Composed:
+    """A header of ours signed anew, for whoever did not hear it when it was."""
+    header = msgspec.structs.replace(header, created_ms=int(now * 1000))
+    return Composed(header, seal(key, HEADER_CONTEXT, encode_header(header)), body)
+
+
+def give(group: RolloutGroup, composed: Composed, *, in_turns: bool = False) -> Given:
+    """A group of ours as the other policies of this process train on it: with the tokens that were sampled,
+    their tokenizer being ours, but as of another policy, whose log-probabilities are not theirs."""
+    completions = tuple(
+        replace(
+            completion,
+            logprobs=None,
+            spans=one_span(group.policy_version, len(completion.token_ids)),
+            path=(),
+        )
+        for completion in group.completions
+    )
+    return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group, in_turns)))
+
+
+def _that_ended(group: RolloutGroup) -> RolloutGroup:
+    """An environment's group without the episodes that were cut or could not be judged: no receiver would
+    play them to an end."""
+    ended = [
+        place
+        for place, completion in enumerate(group.completions)
+        if completion.finish != "length" and group.scores[place]
+    ]
+    return replace(
+        group,
+        completions=tuple(group.completions[place] for place in ended),
+        scores=tuple(group.scores[place] for place in ended),
+    )
+
+
+def _packed(group: RolloutGroup, in_turns: bool) -> tuple[RolloutGroup, bytes]:
+    """A group and its body. Of one that fits into no body those answers that tell most: half of them, or half
+    of these. Raises Rejected."""
+    while True:
+        try:
+            return group, encode_body(_body(group, in_turns))
+        except Rejected as rejected:
+            half = len(group.completions) // 2
+            if rejected.reason != Reason.TOO_LARGE or half < MIN_GROUP_SIZE:
+                raise
+            group = narrowed(group, half, random.Random(0))
+
+
+def _body(group: RolloutGroup, in_turns: bool) -> Body:
+    key = group.example.key
+    return Body(
+        author=group.author,
+        task=key.task,
+        version=key.version,
+        seed=key.seed,
+        index=key.index,
+        answers=tuple(_answer(completion, in_turns) for completion in group.completions),
+    )
+
+
+def _answer(completion: Completion, in_turns: bool) -> Answer:
+    if completion.finish == "abort":
+        raise Rejected(Reason.UNFINISHED)
+    text = _said(completion.text) if in_turns else completion.text
+    if (sum(map(len, text)) if in_turns else len(text)) > MAX_COMPLETION_CHARS:
+        raise Rejected(Reason.TOO_LONG)
+    return Answer(text, completion.finish)
+
+
+def _said(text: str) -> tuple[str, ...]:
+    """What the policy said in a transcript, turn by turn. Raises Rejected."""
+    from swarmnode.chat import turns_of
+
+    try:
+        saids = tuple(turn.said for turn in turns_of(text))
+    except ValueError as error:
+        raise Rejected(Reason.UNFINISHED, str(error)) from error
+    if not 1 <= len(saids) <= MAX_EPISODE_TURNS:
+        raise Rejected(Reason.UNPLAYABLE, f"{len(saids)} turns")
+    return saids
+
+
+def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, now: float) -> Header:
+    key = group.example.key
+    return Header(
+        protocol=PROTOCOL,
+        swarm=swarm,
+        body_hash=hash_body(body),
+        body_bytes=len(body),
+        task=key.task,
+        version=key.version,
+        seed=key.seed,
+        index=key.index,
+        group_size=len(group.completions),
+        reward_mean=_claimable(group.reward_mean),
+        reward_std=_claimable(group.reward_std),
+        model_family=model.family,
+        model_size=model.size,
+        policy_version=group.policy_version,
+        created_ms=int(now * 1000),
+    )
+
+
+def _claimable(reward: float | None) -> float | None:
+    if reward is not None and abs(reward) > MAX_ABS_REWARD:
+        raise Rejected(Reason.TOO_LARGE, f"a reward of {reward}")
+    return reward

@@ -1,0 +1,255 @@
+"""Asking for help: who is never right says so, and who knows better announces it again or tries.
+
+node (0 of 16 on an example, 0 of 4096 on a task) -> [Helping.ask] -> topic /swarmnode/3/<swarm>/help/<shard>
+that topic -> [Helping.hear] -> own finds of that example or task -> [Helping.answers] -> announced again
+                            `-> examples of others -> [Helping.to_try] -> Node -> the learner tries them
+
+A request is a signed header of its own kind on a topic of its own: nodes that do not know it are not on that
+topic, hear nothing and punish nobody. It promises nothing and earns nothing. What it can cost us is bounded:
+
+- An author has one example with us at a time, and so many requests a second; all together have so many
+  repeated headers of ours a second.
+- What is tried is drawn from our own copy of the task, is never held out, and is at most `exchange.help` of a
+  round's examples; which, is decided by lot among authors.
+- What comes back to the asker is a header as any other: fetched, drawn again and judged as always, under the
+  shares of authors and newcomers (selection.py).
+
+A header that is repeated is signed anew for the same body, so whoever has it knows it already.
+"""
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from swarmnode.errors import Rejected
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.exchange_stats import HelpStats
+from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, PROTOCOL
+from swarmnode.exchange.messages import Count, Header, Index, Name, Seed
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.identity.envelope import seal, unseal
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.host import Message
+from swarmnode.tasks.task import Task, may_be_exchanged
+from swarmnode.types import ExampleKey, RolloutGroup
+
+CONTEXT = f"swarmnode/{PROTOCOL}/help-wanted"
+
+MAX_REQUEST_BYTES = 512
+"""A signed request, whole."""
+
+MAX_AGE_S = 120.0
+"""The oldest request that is heard: by then its author has asked again."""
+
+AGAIN_S = 20.0
+"""How long we wait before we ask for the same again, and before we repeat the same header."""
+
+MAX_ASKED = 4096
+"""Our own requests, and headers that we repeated, that are remembered."""
+
+ASKS_PER_S, ASKS_BURST = 1.0, 8.0
+"""Requests of one author that are heard, and that we send."""
+
+ANSWERS_PER_S, ANSWERS_BURST = 4.0, 16.0
+"""Headers that we repeat, for all authors together: well under what we may announce."""
+
+ANSWERS_A_REQUEST = 16
+
+FINDS_PER_TASK = 64
+"""Our newest groups with a right answer that are remembered, by task."""
+
+MAX_ASKERS = 256
+"""Authors whose requests wait, the oldest out."""
+
+
+class HelpWanted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+    """Somebody has answered a task, or one example of it, so many times and was never right."""
+
+    protocol: int
+    swarm: Name
+    task: Name
+    version: Name
+    answers: Annotated[int, Meta(ge=1, le=2**53)]
+    seed: Seed | None
+    """With `index`, the example. None: the whole task."""
+    index: Index | None
+    created_ms: Count
+
+    @property
+    def example(self) -> ExampleKey | None:
+        """The example that is asked for; None: any of the task."""
+        if self.seed is None or self.index is None:
+            return None
+        return ExampleKey(self.task, self.version, self.seed, self.index)
+
+
+Value = TypeVar("Value")
+
+_encoder = msgspec.msgpack.Encoder()
+
+_decoder = msgspec.msgpack.Decoder(HelpWanted)
+
+
+def help_topic_of(swarm: str, shard: int) -> str:
+    """Returns the topic on which help is asked for with tasks of a shard.
+
+    >>> help_topic_of("commons", 0)
+    '/swarmnode/3/commons/help/0'
+    """
+    return f"/swarmnode/{PROTOCOL}/{swarm}/help/{shard}"
+
+
+class Helping:
+    """What is asked of us and by us. Pure: messages go in and out as values."""
+
+    def __init__(
+        self,
+        key: NodeKey,
+        settings: ExchangeSettings,
+        tasks: Mapping[str, Task],
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._key = key
+        self._settings = settings
+        self._tasks = tasks
+        self._clock = clock
+        self._rng = rng
+        self._repeated: OrderedDict[bytes, float] = OrderedDict()
+        self._finds: dict[str, deque[Header]] = {}
+        self._asked: OrderedDict[object, float] = OrderedDict()
+        self._own_pace = TokenBucket(rate_per_s=ASKS_PER_S, burst=ASKS_BURST)
+        self._answers_pace = TokenBucket(rate_per_s=ANSWERS_PER_S, burst=ANSWERS_BURST)
+        self._allowances: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._wanted: OrderedDict[str, ExampleKey] = OrderedDict()
+        self._to_answer: OrderedDict[str, HelpWanted] = OrderedDict()
+        self.asked = self.heard = self.answered = self.tried = self.dropped = 0
+
+    def found(self, group: RolloutGroup, header: Header) -> None:
+        """Remember a group of ours that was announced and has a right answer in it."""
+        if any(reward is not None and reward > 0 for reward in group.rewards):
+            self._finds.setdefault(header.task, deque(maxlen=FINDS_PER_TASK)).append(header)
+
+    def ask(self, task: str, version: str, answers: int, example: ExampleKey | None = None) -> bytes | None:
+        """A sealed request; None: it was made a moment ago, too many were, or the task is not exchanged."""
+        now, what = self._clock(), example or (task, version)
+        known = self._tasks.get(task)
+        if known is None or not may_be_exchanged(known) or now - self._asked.get(what, -AGAIN_S) < AGAIN_S:
+            return None
+        if not self._own_pace.take(now=now):
+            return None
+        self._asked[what] = now
+        self._asked.move_to_end(what)
+        if len(self._asked) > MAX_ASKED:
+            self._asked.popitem(last=False)
+        self.asked += 1
+        wanted = HelpWanted(
+            protocol=PROTOCOL,
+            swarm=self._settings.swarm,
+            task=task,
+            version=version,
+            answers=answers,
+            seed=None if example is None else example.seed,
+            index=None if example is None else example.index,
+            created_ms=int(now * 1000),
+        )
+        return seal(self._key, CONTEXT, _encoder.encode(wanted))
+
+    def hear(self, message: Message, *, banned: Callable[[str], bool]) -> None:
+        """Take in a request, or count that it was dropped: none costs its author anything."""
+        try:
+            wanted = self._checked(message, banned)
+        except Rejected:
+            self.dropped += 1
+            return
+        self.heard += 1
+        _remember(self._to_answer, message.sender, wanted)
+        if (example := wanted.example) is not None:
+            _remember(self._wanted, message.sender, example)
+
+    def answers(self) -> list[Header]:
+        """Takes out the headers of ours that those who asked could use, to be signed anew."""
+        found: list[Header] = []
+        while self._to_answer:
+            _, wanted = self._to_answer.popitem(last=False)
+            finds = [one for one in self._finds.get(wanted.task, ()) if one.version == wanted.version]
+            if (example := wanted.example) is not None:
+                finds = [one for one in finds if one.key == example] or finds
+            now = self._clock()
+            finds = [one for one in finds if now - self._repeated.get(one.body_hash, -AGAIN_S) >= AGAIN_S]
+            for header in self._rng.sample(finds, min(len(finds), ANSWERS_A_REQUEST)):
+                if self._answers_pace.take(now=now):
+                    self._repeated[header.body_hash] = now
+                    self._repeated.move_to_end(header.body_hash)
+                    found.append(header)
+            while len(self._repeated) > MAX_ASKED:
+                self._repeated.popitem(last=False)
+        self.answered += len(found)
+        return found
+
+    def to_try(self, count: int, taken: Container[ExampleKey]) -> list[ExampleKey]:
+        """Takes out at most `count` examples that others could not answer, one of an author; none that we
+        have answered."""
+        for author in [author for author, key in self._wanted.items() if key in taken]:
+            del self._wanted[author]
+        authors = self._rng.sample(sorted(self._wanted), min(count, len(self._wanted)))
+        found = list(dict.fromkeys(self._wanted.pop(author) for author in authors))
+        self.tried += len(found)
+        return found
+
+    def stats(self) -> HelpStats:
+        return HelpStats(self.asked, self.heard, self.answered, self.tried, self.dropped)
+
+    def _checked(self, message: Message, banned: Callable[[str], bool]) -> HelpWanted:
+        """Raises Rejected."""
+        author, now = message.sender, self._clock()
+        if author == self._key.peer_id or banned(author):
+            raise Rejected(Reason.BANNED)
+        if message.oversized or len(message.data) > MAX_REQUEST_BYTES:
+            raise Rejected(Reason.GOSSIP_TOO_LARGE)
+        allowance = self._allowances.setdefault(author, TokenBucket(rate_per_s=ASKS_PER_S, burst=ASKS_BURST))
+        self._allowances.move_to_end(author)
+        if len(self._allowances) > MAX_ASKERS:
+            self._allowances.popitem(last=False)
+        if not allowance.take(now=now):
+            raise Rejected(Reason.RATE_LIMITED)
+        envelope = unseal(message.data, CONTEXT, max_bytes=MAX_REQUEST_BYTES)
+        if envelope.author != author:
+            raise Rejected(Reason.SENDER_MISMATCH)
+        if self._settings.publishers is not None and author not in self._settings.publishers:
+            raise Rejected(Reason.NOT_A_PUBLISHER)
+        try:
+            wanted = _decoder.decode(envelope.payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Rejected(Reason.MALFORMED, str(error)) from error
+        task = self._tasks.get(wanted.task)
+        if wanted.protocol != PROTOCOL or wanted.swarm != self._settings.swarm:
+            raise Rejected(Reason.OTHER_SWARM)
+        if task is None or task.version != wanted.version or not may_be_exchanged(task):
+            raise Rejected(Reason.OTHER_TASK)
+        created_s = wanted.created_ms / 1000
+        if not now - MAX_AGE_S <= created_s <= now + MAX_CLOCK_SKEW_S:
+            raise Rejected(Reason.EXPIRED)
+        return wanted
+
+
+def _remember(waiting: "OrderedDict[str, Value]", author: str, value: Value) -> None:
+    """One of an author, the newest; the author heard of last at the end."""
+    waiting[author] = value
+    waiting.move_to_end(author)
+    if len(waiting) > MAX_ASKERS:
+        waiting.popitem(last=False)
+
+
+def rarely_right(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """The groups of a round in which no answer was right, though rewards are known."""
+    return [
+        group
+        for group in groups
+        if (rewards := [one for one in group.rewards if one is not None]) and max(rewards) <= 0
+    ]

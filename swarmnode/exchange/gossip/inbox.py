@@ -1,0 +1,159 @@
+"""The entrance of every gossiped header.
+
+HeaderGossip --> [Inbox.hear] -+-> HeaderPool -> choose -> Fetcher -> ReplayBuffer -> Exchange.collect
+Neighbourhood -> [Inbox.take] -+
+
+The inbox refuses what is cheap to refuse, then checks, and the order matters. Who may not speak is turned
+away before a byte is decoded; nothing is remembered of a header until its signature has been checked; and an
+author pays only for what it said itself and lately. Anybody can send a signed message of another again once
+gossip has forgotten it, so what we have heard before costs nobody anything, and what is old comes out of a
+small allowance of all authors together.
+"""
+
+from collections.abc import Callable
+
+from swarmnode.errors import Rejected
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_context import ExchangeContext
+from swarmnode.exchange.gossip.header_pool import HeaderPool
+from swarmnode.exchange.limits import (
+    LATE_HEADERS_BURST,
+    LATE_HEADERS_PER_S,
+    LATE_S,
+    MAX_CLOCK_SKEW_S,
+    MAX_SEEN,
+    TOTAL_HEADERS_BURST,
+    TOTAL_HEADERS_PER_S,
+)
+from swarmnode.exchange.messages import Announcement, Arrival, Given, Header
+from swarmnode.exchange.peers.recently_seen import RecentlySeen, key_of
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.exchange.validation.header_check import check_fits, check_gossip
+from swarmnode.network.host import Message
+
+
+class Inbox:
+    """Hears messages, and admits to the pool what is sound and new."""
+
+    def __init__(
+        self, context: ExchangeContext, pool: HeaderPool, on_admitted: Callable[[Announcement], None]
+    ) -> None:
+        """`on_admitted` is called with each header that entered the pool. What a neighbour announces does not
+        come from the network but to `take`."""
+        self._context, self._settings, self._ledger = context, context.settings, context.ledger
+        self._pool = pool
+        self._on_admitted = on_admitted
+        self._everybody = {
+            proven: TokenBucket(rate_per_s=TOTAL_HEADERS_PER_S, burst=TOTAL_HEADERS_BURST)
+            for proven in (False, True)
+        }
+        self._late = TokenBucket(rate_per_s=LATE_HEADERS_PER_S, burst=LATE_HEADERS_BURST)
+        # A header stays valid for max_age_s by its author's clock, which may be ahead of ours.
+        ttl_s = context.settings.max_age_s + MAX_CLOCK_SKEW_S
+        self._heard = RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s)
+        """Messages whose signature was checked, whatever became of them."""
+        self.seen = {proven: RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s) for proven in (False, True)}
+        """Headers that were admitted, by whether their author was proven: a flood of new names must not make
+        us forget what we heard from those we know."""
+        self.born_at = 0.0
+        """Nothing older is taken from the network: our life before a restart may have heard it."""
+
+    def hear(self, message: Message) -> None:
+        """Take in one gossip message, or count why not."""
+        if message.sender in self._context.neighbourhood:
+            return
+        self._ledger.headers_seen += 1
+        self._ledger.bytes_in += len(message.data)
+        try:
+            self._hear(message, self._context.arrive())
+        except Rejected as rejected:
+            self._ledger.drop(rejected.reason, message.sender, str(rejected))
+
+    def take(self, author: str, header: Header, sealed: bytes, given: Given) -> None:
+        """Take in a group of another policy of this process, if it is of use to us."""
+        self._ledger.headers_seen += 1
+        try:
+            check_fits(header, self._settings, self._context.tasks)
+            self.admit(Announcement(author, header, sealed, self._context.arrive(), given))
+        except Rejected as rejected:
+            self._ledger.let_go(Reason(rejected.reason))
+
+    def admit(self, announcement: Announcement) -> None:
+        """Put a checked header into the pool. Raises Rejected: duplicate."""
+        self._check_new(announcement)
+        self.remember(announcement)
+        self._ledger.headers_accepted += 1
+        self._ledger.let_go(Reason.CROWDED_OUT, self._pool.add(announcement))
+        self._on_admitted(announcement)
+
+    def remember(self, announcement: Announcement) -> None:
+        """Do not take this header again, from now on for as long as what it announces is remembered: its
+        author may announce it once more because somebody asks, and is not to be blamed for a copy."""
+        seen = self.seen[self._is_proven(announcement.author)]
+        seen.renew(_identity(announcement), self._context.arrive().at)
+
+    def _hear(self, message: Message, arrival: Arrival) -> None:
+        sender, reputation = message.sender, self._ledger.reputation
+        if reputation.is_banned(sender, arrival.at):
+            raise Rejected(Reason.BANNED)
+        if message.oversized:
+            raise Rejected(Reason.GOSSIP_TOO_LARGE, "a gossip message over the bound of the network")
+        digest = key_of(message.data)
+        if digest in self._heard:
+            raise Rejected(Reason.DUPLICATE)
+        if not reputation.may_announce(sender, arrival.at):
+            raise Rejected(Reason.RATE_LIMITED)
+        if not self._everybody[self._is_proven(sender)].take(now=arrival.at):
+            raise Rejected(Reason.OVER_CAPACITY)
+        try:
+            announcement = check_gossip(
+                message.data, sender, arrival, settings=self._settings, tasks=self._context.tasks
+            )
+        except Rejected as rejected:
+            reputation.announced(sender, arrival.at)
+            if rejected.reason in _SIGNED:
+                self._heard.add(digest, arrival.at)
+            raise
+        self._heard.add(digest, arrival.at)
+        self._check_new(announcement)
+        self._charge(announcement)
+        self.admit(announcement)
+
+    def _charge(self, announcement: Announcement) -> None:
+        """Take a new header from the allowance that it belongs to. Raises Rejected."""
+        now, created_s = announcement.arrival.at, announcement.header.created_s
+        if created_s < self.born_at:
+            raise Rejected(Reason.BEFORE_OUR_TIME, f"{self.born_at - created_s:.0f} s before we started")
+        if created_s >= now - LATE_S:
+            self._ledger.reputation.announced(announcement.author, now)
+        elif not self._late.take(now=now):
+            raise Rejected(Reason.OVER_CAPACITY, "too many old headers")
+
+    def _check_new(self, announcement: Announcement) -> None:
+        identity = _identity(announcement)
+        for seen in self.seen.values():
+            seen.forget(announcement.arrival.at)
+        if any(identity in seen for seen in self.seen.values()):
+            raise Rejected(Reason.DUPLICATE)
+
+    def _is_proven(self, author: str) -> bool:
+        return self._context.trust_of(author) != "newcomer"
+
+
+_SIGNED = frozenset(
+    {
+        Reason.NOT_A_PUBLISHER,
+        Reason.OTHER_PROTOCOL,
+        Reason.OTHER_SWARM,
+        Reason.OTHER_TASK,
+        Reason.NOT_EXCHANGED,
+        Reason.NO_SPREAD,
+        Reason.OVERSIZED,
+        Reason.EXPIRED,
+    }
+)
+"""Reasons that are found after the signature was, and that stay true of the same bytes."""
+
+
+def _identity(announcement: Announcement) -> bytes:
+    return key_of(announcement.author.encode(), announcement.header.body_hash)

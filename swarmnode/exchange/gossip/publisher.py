@@ -1,0 +1,175 @@
+"""The voice of an exchange: own groups go out, and again to those who ask for help; own requests go out, too.
+
+Exchange.publish -> [Publisher.publish] -> neighbours, library, BodyStore, HeaderGossip
+Exchange.ask_for_help -> [Publisher.ask_for_help] -> topic of requests -> [hear_request] of others
+                                                                       -> [run] announces again what helps
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from swarmnode.errors import NetworkError, Rejected
+from swarmnode.exchange.bodies.body_store import BodyStore
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_context import ExchangeContext
+from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose, give, resealed
+from swarmnode.exchange.gossip.header_gossip import HeaderGossip, shard_of
+from swarmnode.exchange.gossip.helping import Helping, help_topic_of, rarely_right
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.signed_group import SignedGroup
+from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, PACE
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.exchange.validation.header_check import require_exchanged
+from swarmnode.network.host import Message
+from swarmnode.tasks.task import is_environment, may_be_exchanged
+from swarmnode.types import RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Announces groups of ours within the pace that others listen to, and asks for help."""
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        headers: HeaderGossip,
+        bodies: BodyStore,
+        shelf: Shelf | None,
+        model: ModelLabel,
+    ) -> None:
+        """`bodies`: where others find ours. `shelf`: the library's; None: there is none."""
+        self._context, self._settings, self._ledger = context, context.settings, context.ledger
+        self._headers, self._bodies, self._shelf, self._model = headers, bodies, shelf, model
+        self._pace = TokenBucket(rate_per_s=PACE * HEADERS_PER_S, burst=PACE * HEADERS_BURST)
+        self._host_was_down = False
+        self.helping = Helping(context.key, context.settings, context.tasks, context.clock, context.rng)
+        self._asked_for_help = asyncio.Event()
+
+    async def publish(self, groups: Sequence[RolloutGroup]) -> None:
+        """Announces own groups, and hands them to the other policies of this process: where nobody else is,
+        that is all. What cannot be announced is counted."""
+        outside = not groups or await self._is_heard_outside()
+        for group in groups:
+            try:
+                composed = self._composed(group)
+                self._shelve(composed)
+                if outside:
+                    await self._announce(composed)
+                    self.helping.found(group, composed.header)
+                self._ledger.published += 1
+            except Rejected as rejected:
+                self._ledger.unpublished[rejected.reason] += 1
+                if rejected.reason == Reason.ZERO_ADVANTAGE:
+                    self._shelve_what_is_right(group)
+            except NetworkError as error:
+                self._ledger.unpublished[Reason.HOST_DOWN] += 1
+                self._note_host(error)
+            else:
+                self._note_host(None)
+
+    async def ask_for_help(self, groups: Sequence[RolloutGroup]) -> set[str]:
+        """Asks the swarm about tasks, by one example of each of which no answer in these groups was right.
+
+        Returns the tasks that it asked about: none where nobody would hear it."""
+        asked = set[str]()
+        if self._settings.private or not groups or not await self._context.is_anybody_there():
+            return asked
+        by_task: dict[str, list[RolloutGroup]] = {}
+        for group in rarely_right(groups):
+            by_task.setdefault(group.example.key.task, []).append(group)
+        for task, stuck in by_task.items():
+            answers = sum(len(group.completions) for group in stuck)
+            example = self._context.rng.choice(stuck).example.key
+            sealed = self.helping.ask(task, example.version, answers, example)
+            if sealed is None:
+                continue
+            topic = help_topic_of(self._settings.swarm, shard_of(task, self._settings.shards))
+            with suppress(NetworkError):  # Whoever finds no network is told so when it announces.
+                await self._context.host.publish(topic, sealed)
+                self._ledger.bytes_out += len(sealed)
+                asked.add(task)
+        return asked
+
+    def hear_request(self, message: Message) -> None:
+        """Takes in somebody's request for help."""
+        self._ledger.bytes_in += len(message.data)
+        self.helping.hear(message, banned=self._context.is_banned)
+        self._asked_for_help.set()
+
+    async def run(self) -> None:
+        """Announces again, signed anew, what those who asked for help could use, until cancelled."""
+        while await self._asked_for_help.wait():
+            self._asked_for_help.clear()
+            for header in self.helping.answers():
+                body = self._bodies.get(header.body_hash)
+                if body is None:
+                    continue
+                with suppress(NetworkError, Rejected):
+                    await self._announce(resealed(header, body, self._context.key, now=self._context.clock()))
+
+    def _composed(self, group: RolloutGroup) -> Composed:
+        """Returns a group ready to be announced, which the policies of this process have already."""
+        composed = self._compose(group)
+        if self._context.has_neighbours():
+            given = give(group, composed, in_turns=self._is_in_turns(group))
+            own = self._context.key.peer_id
+            self._context.neighbourhood.hand(own, composed.header, composed.sealed, given)
+        return composed
+
+    def _compose(self, group: RolloutGroup, *, for_library: bool = False) -> Composed:
+        return compose(
+            group,
+            self._context.key,
+            swarm=self._settings.swarm,
+            model=self._model,
+            now=self._context.clock(),
+            in_turns=self._is_in_turns(group),
+            for_library=for_library,
+        )
+
+    def _is_in_turns(self, group: RolloutGroup) -> bool:
+        return is_environment(self._context.tasks.get(group.example.key.task))
+
+    def _shelve(self, composed: Composed) -> None:
+        """Keeps a group of ours for the library, where it may leave this node at all."""
+        header, task = composed.header, self._context.tasks.get(composed.header.task)
+        if self._shelf is None or self._settings.private or not (task is None or may_be_exchanged(task)):
+            return
+        self._shelf.offer(SignedGroup(self._context.key.peer_id, header, composed.sealed, composed.body))
+
+    def _shelve_what_is_right(self, group: RolloutGroup) -> None:
+        """Keeps a group whose answers are all right: it sets nothing apart and is not announced, and teaches
+        who is new all the same."""
+        if group.reward_mean and self._shelf is not None:
+            with suppress(Rejected):
+                self._shelve(self._compose(group, for_library=True))
+
+    async def _announce(self, composed: Composed) -> None:
+        require_exchanged(self._context.tasks.get(composed.header.task))
+        if self._settings.private:
+            raise Rejected(Reason.PRIVATE, "it stays at home")
+        if not self._pace.take(now=self._context.clock()):
+            raise Rejected(Reason.PACED, "others would not hear more of us in this time")
+        self._bodies.put(composed.header.body_hash, composed.body)
+        await self._headers.announce(composed.header.task, composed.sealed)
+        self._ledger.bytes_out += len(composed.sealed)
+
+    async def _is_heard_outside(self) -> bool:
+        if not self._context.has_neighbours():
+            return True
+        try:
+            peers = await self._context.host.peers()
+        except NetworkError:
+            return True  # the announcement tells what is wrong
+        return self._context.neighbourhood.is_heard_outside(self._context.key.peer_id, peers)
+
+    def _note_host(self, error: NetworkError | None) -> None:
+        """Says once that the network went away, and once that it is back."""
+        if error is not None and not self._host_was_down:
+            logger.warning("rollouts are not announced until the network is back: %s", error)
+        elif error is None and self._host_was_down:
+            logger.info("the network is back: rollouts are announced again")
+        self._host_was_down = error is not None

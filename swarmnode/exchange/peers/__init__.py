@@ -1,0 +1,1 @@
+"""What is remembered of peers: allowances, scores, bans, what was seen; and the ledger of what happened."""

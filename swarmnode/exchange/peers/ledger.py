@@ -1,0 +1,74 @@
+"""The ledger: it counts everything, and is the one place where a Reason has consequences.
+
+gossip, bodies, exchange -> [Ledger] -> Reputation;   ExchangeStats -> status, metrics, log
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.peers.reputation import BAN_BELOW, Reputation
+from swarmnode.identity.memorable_name import memorable_name
+
+logger = logging.getLogger(__name__)
+
+_KNOWN = frozenset(Reason)
+
+
+class Ledger:
+    """Counters and reputations, brought together."""
+
+    def __init__(
+        self,
+        reputation: Reputation,
+        clock: Callable[[], float],
+        *,
+        on_ban: Callable[[str], None] = lambda peer: None,
+    ) -> None:
+        """`on_ban` is called with each peer that gets banned."""
+        self.reputation = reputation
+        self._on_ban = on_ban
+        self._clock = clock
+        self.dropped: Counter[str] = Counter()
+        self.unpublished: Counter[str] = Counter()
+        self.headers_seen = 0
+        self.headers_accepted = 0
+        self.fetched = 0
+        self.accepted = 0
+        self.drawn = 0
+        self.published = 0
+        self.served = 0
+        self.through_holders = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    def drop(self, reason: str, peer: str, detail: str = "") -> None:
+        """Count something that was not used, and take its price from the peer it came from."""
+        # A task may raise Rejected with words of its own.
+        known = Reason(reason) if reason in _KNOWN else Reason.INTERNAL
+        self.dropped[known] += 1
+        penalty = PENALTIES.get(known)
+        if penalty is None:
+            return
+        now = self._clock()
+        newly_banned = self.reputation.punish(peer, penalty, now)
+        logger.debug("%s from %s (score %.0f): %s", known, peer, self.reputation.score(peer, now), detail)
+        if newly_banned:
+            logger.warning(
+                "%s (%s) is banned for now: its score fell below %.0f, at last for %s",
+                memorable_name(peer),
+                peer,
+                BAN_BELOW,
+                known,
+            )
+            self._on_ban(peer)
+
+    def let_go(self, reason: Reason, count: int = 1) -> None:
+        """Count what left the pool or the buffer without being used; nobody is to blame."""
+        if count:
+            self.dropped[reason] += count
+
+    def accept(self, peer: str) -> None:
+        self.accepted += 1
+        self.reputation.was_accepted(peer)

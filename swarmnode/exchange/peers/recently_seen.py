@@ -1,0 +1,75 @@
+"""What was seen lately, remembered for as long as it could come again, within a bound.
+
+Inbox, Fetcher -> [RecentlySeen] -> pool, buffer
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+
+KEY_BYTES = 16
+"""Bytes kept of a digest: nobody finds two with one among the few thousand that are remembered."""
+
+
+def key_of(*parts: bytes) -> bytes:
+    """A short key for what may be long. Parts of fixed length cannot be cut elsewhere into another key.
+
+    >>> len(key_of(b"author", b"hash"))
+    16
+    """
+    return hashlib.blake2b(b"".join(parts), digest_size=KEY_BYTES).digest()
+
+
+class RecentlySeen:
+    """A set of keys that forgets each after `ttl_s`, and the oldest when there are more than `max_keys`.
+
+    >>> seen = RecentlySeen(max_keys=2, ttl_s=60.0)
+    >>> seen.add(b"one", now=0.0), seen.add(b"one", now=1.0), seen.add(b"one", now=61.0)
+    (True, False, True)
+    """
+
+    def __init__(self, *, max_keys: int, ttl_s: float) -> None:
+        self._max_keys = max_keys
+        self._ttl_s = ttl_s
+        self._seen_at: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen_at)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._seen_at
+
+    def items(self) -> list[tuple[bytes, float]]:
+        """Keys and when each was seen first, oldest first."""
+        return list(self._seen_at.items())
+
+    def restore(self, items: Iterable[tuple[bytes, float]]) -> None:
+        """Take up what was remembered before a restart, as older than all that was added since."""
+        since = self._seen_at
+        self._seen_at = OrderedDict(sorted(items, key=lambda item: item[1]))
+        self._seen_at.update(since)
+        while len(self._seen_at) > self._max_keys:
+            self._seen_at.popitem(last=False)
+
+    def add(self, key: bytes, now: float) -> bool:
+        """Remember a key; False when it was known already."""
+        self.forget(now)
+        if key in self._seen_at:
+            return False
+        self._seen_at[key] = now
+        if len(self._seen_at) > self._max_keys:
+            self._seen_at.popitem(last=False)
+        return True
+
+    def renew(self, key: bytes, now: float) -> None:
+        """Remember a key as seen now, known or not."""
+        self._seen_at.pop(key, None)
+        self.add(key, now)
+
+    def forget(self, now: float) -> None:
+        """Let go of what was seen too long ago."""
+        while self._seen_at:
+            key, seen_at = next(iter(self._seen_at.items()))
+            if now - seen_at < self._ttl_s:
+                return
+            del self._seen_at[key]

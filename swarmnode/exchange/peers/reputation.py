@@ -1,0 +1,281 @@
+"""The standings of peers: how much each may still say, how well it behaved, and whether it answers.
+
+gossip, bodies -> [Reputation] -> listen or ignore, ask or wait
+
+It is pure: time is handed in. The score falls with each invalid message (drop_reasons.py) and recovers
+slowly, so that a broken peer is heard again once it is mended. A fetch that gave us nothing is no offence; it
+only makes us wait before we ask again, and ask others first. The number of peers is bounded: whoever was not
+heard of for longest is forgotten, strangers before those who ever gave us a group, so that names without end
+displace each other.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarmnode.exchange.limits import (
+    AUTHOR_JUDGE_BURST_S,
+    AUTHOR_JUDGE_S_PER_S,
+    HEADERS_BURST,
+    HEADERS_PER_S,
+    MAX_TRACKED_PEERS,
+    PACE,
+    PROVEN_AFTER,
+    REQUESTS_BURST,
+    REQUESTS_PER_S,
+    SLOW_S,
+    TAKEN_PER_GIVEN,
+)
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+
+Trust = Literal["neighbour", "proven", "slow", "newcomer"]
+"""neighbour: a policy of this process, of which nothing has to be fetched. The others: see above."""
+
+FULL_SCORE = 100.0
+
+BAN_BELOW = 20.0
+"""Five forgeries, or nine false claims, in short order."""
+
+FORGIVE_AT = 50.0
+"""A banned peer is heard again from here on: half an hour after its last offence."""
+
+RECOVERY_PER_S = 1.0 / 60.0
+
+FIRST_PAUSE_S = 5.0
+"""Time before we fetch again from a peer that gave us nothing; doubled each time it happens again."""
+
+GIVER_PAUSE_S = 1.0
+"""The first such time for a proven author, after what may happen to anybody: a hiccup of its line, or of who
+hands on its groups, is no reason for a swarm of two to stay apart for many rounds."""
+
+LONGEST_PAUSE_S = 300.0
+
+
+def _header_bucket() -> TokenBucket:
+    return TokenBucket(rate_per_s=HEADERS_PER_S, burst=HEADERS_BURST)
+
+
+def _request_bucket() -> TokenBucket:
+    return TokenBucket(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_BURST)
+
+
+def _ask_bucket() -> TokenBucket:
+    return TokenBucket(rate_per_s=PACE * REQUESTS_PER_S, burst=PACE * REQUESTS_BURST)
+
+
+def _judge_bucket() -> TokenBucket:
+    return TokenBucket(rate_per_s=AUTHOR_JUDGE_S_PER_S, burst=AUTHOR_JUDGE_BURST_S)
+
+
+@dataclass(slots=True)
+class Standing:
+    """What is remembered of one peer."""
+
+    score: float = FULL_SCORE
+    scored_at: float = 0.0
+    banned: bool = False
+    failures: int = 0
+    """Fetches in a row that gave us nothing of use."""
+    ask_again_at: float = 0.0
+    slow: bool = False
+    """Its last group was long in coming, or in being judged."""
+    judge_s: float = 0.0
+    """What judging one of its groups takes, the last ones counting most."""
+    accepted: int = 0
+    headers: TokenBucket = field(default_factory=_header_bucket)
+    requests: TokenBucket = field(default_factory=_request_bucket)
+    """What it may still ask of us."""
+    asks: TokenBucket = field(default_factory=_ask_bucket)
+    """What we may still ask of it, by the same rule and a little less: it need not refuse us."""
+    judging: TokenBucket = field(default_factory=_judge_bucket)
+    """Seconds that our judge may still spend on it."""
+    gave_bytes: float = 0.0
+    """Bodies that came from it, its own and those that it handed on."""
+    took_bytes: float = 0.0
+
+
+class Reputation:
+    """The standings of at most `max_peers` peers."""
+
+    def __init__(self, *, max_peers: int = MAX_TRACKED_PEERS) -> None:
+        self._max_peers = max_peers
+        self.doubted: Collection[str] = frozenset()
+        """Authors that count as newcomers, whatever was accepted from them: what they teach does not go our
+        way (training/rules/teachers.py)."""
+        self._givers: OrderedDict[str, Standing] = OrderedDict()
+        """Peers that a group was accepted from, and all others:"""
+        self._strangers: OrderedDict[str, Standing] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._givers) + len(self._strangers)
+
+    # ---- what a peer may do ----
+
+    def may_announce(self, peer: str, now: float) -> bool:
+        """Whether there is anything left of the peer's allowance of headers."""
+        return self._of(peer).headers.has(now=now)
+
+    def announced(self, peer: str, now: float) -> None:
+        """Use up one header of the peer's allowance."""
+        self._of(peer).headers.take(now=now)
+
+    def may_request(self, peer: str, now: float) -> bool:
+        """Use up one body request of the peer's allowance."""
+        return self._of(peer).requests.take(now=now)
+
+    # ---- how it behaves ----
+
+    def is_banned(self, peer: str, now: float) -> bool:
+        standing = self._of(peer)
+        if standing.banned:
+            standing.banned = self._recover(standing, now) < FORGIVE_AT
+        return standing.banned
+
+    def punish(self, peer: str, penalty: float, now: float) -> bool:
+        """Lower a peer's score; True when this one gets it banned."""
+        standing = self._of(peer)
+        standing.score = max(0.0, self._recover(standing, now) - penalty)
+        newly_banned = not standing.banned and standing.score < BAN_BELOW
+        standing.banned = standing.banned or newly_banned
+        return newly_banned
+
+    def score(self, peer: str, now: float) -> float:
+        """What is left of a peer's score."""
+        return self._recover(self._of(peer), now)
+
+    def banned_for_s(self, peer: str, now: float) -> float:
+        """How long a ban will last if nothing more happens; 0 for who is not banned."""
+        standing = self._of(peer)
+        return (FORGIVE_AT - self._recover(standing, now)) / RECOVERY_PER_S if standing.banned else 0.0
+
+    def banned_peers(self) -> tuple[str, ...]:
+        return tuple(peer for peer, standing in self.standings() if standing.banned)
+
+    # ---- what it gives and takes ----
+
+    def gave(self, peer: str, size_bytes: int) -> None:
+        """Take note of a body that came from this peer, whoever made it."""
+        self._of(peer).gave_bytes += size_bytes
+
+    def took(self, peer: str, size_bytes: int) -> None:
+        """Take note of a body that this peer had from us."""
+        self._of(peer).took_bytes += size_bytes
+
+    def gives(self, peer: str) -> bool:
+        """Return True if something came from the peer, and it did not take much more from us."""
+        standing = self._of(peer)
+        return standing.took_bytes < TAKEN_PER_GIVEN * standing.gave_bytes
+
+    # ---- what it is worth to us ----
+
+    def trust_of(self, peer: str) -> Trust:
+        """What the peer has shown of itself as an author; asking does not count as hearing of it."""
+        standing = self._known(peer)
+        if standing is None or standing.accepted < PROVEN_AFTER or peer in self.doubted:
+            return "newcomer"
+        return "slow" if standing.slow or standing.failures else "proven"
+
+    def failures(self, peer: str) -> int:
+        """Fetches in a row from this author that gave us nothing."""
+        standing = self._known(peer)
+        return 0 if standing is None else standing.failures
+
+    def accepted(self, peer: str) -> int:
+        """Groups that were accepted from this author."""
+        standing = self._known(peer)
+        return 0 if standing is None else standing.accepted
+
+    @property
+    def givers(self) -> Collection[str]:
+        """Authors of whom a group was accepted."""
+        return self._givers.keys()
+
+    def may_be_asked(self, peer: str, now: float) -> bool:
+        """Whether the pause after its last failure is over, and it would not have to refuse us."""
+        standing = self._known(peer)
+        return standing is None or (now >= standing.ask_again_at and standing.asks.has(now=now))
+
+    def has_judge_time(self, author: str, now: float) -> bool:
+        """Whether our judge has time left for this author."""
+        standing = self._known(author)
+        return standing is None or standing.judging.has(0.0, now=now)
+
+    def was_judged(self, author: str, took_s: float, now: float) -> None:
+        """Judging a group of this author took so long, whatever came of it."""
+        standing = self._of(author)
+        standing.judging.has(0.0, now=now)  # The time until now is made up for first.
+        standing.judging.owe(took_s)
+        standing.judge_s = (standing.judge_s + took_s) / 2 if standing.judge_s else took_s
+
+    def judge_s(self, author: str) -> float:
+        """What judging one of this author's groups takes. 0: none was judged yet."""
+        standing = self._known(author)
+        return 0.0 if standing is None else standing.judge_s
+
+    def ask(self, peer: str, now: float) -> bool:
+        """Use up one of the requests that we may make of this peer; False when there is none left."""
+        return self._of(peer).asks.take(now=now)
+
+    def did_not_deliver(self, author: str, now: float, *, mishap: bool = False) -> None:
+        """A fetch from this author gave us nothing of use, whosever fault it was. `mishap`: it may happen to
+        anybody."""
+        standing = self._of(author)
+        if now < standing.ask_again_at:
+            return  # It was asked before the pause began, for several at once: that is one mishap.
+        first_s = GIVER_PAUSE_S if mishap and standing.accepted >= PROVEN_AFTER else FIRST_PAUSE_S
+        pause_s = min(LONGEST_PAUSE_S, first_s * 2.0 ** min(standing.failures, 16))
+        standing.failures += 1
+        standing.ask_again_at = now + pause_s
+
+    def did_deliver(self, author: str, took_s: float) -> None:
+        """A fetch from this author gave us a group, after so long."""
+        standing = self._of(author)
+        standing.failures = 0
+        standing.ask_again_at = 0.0
+        standing.slow = took_s > SLOW_S
+
+    def was_accepted(self, peer: str) -> None:
+        standing = self._of(peer)
+        standing.accepted += 1
+        if peer in self._strangers:
+            self._givers[peer] = self._strangers.pop(peer)
+            if len(self._givers) > self._max_peers // 2:
+                self._givers.popitem(last=False)
+
+    def accepted_by_peer(self) -> dict[str, int]:
+        """Groups accepted from each peer that is still remembered."""
+        return {peer: standing.accepted for peer, standing in self._givers.items()}
+
+    # ---- memory ----
+
+    def standings(self) -> Iterator[tuple[str, Standing]]:
+        """All of them; those heard of last come last."""
+        yield from self._strangers.items()
+        yield from self._givers.items()
+
+    def restore(self, peer: str, standing: Standing) -> None:
+        """Take up what was remembered of a peer before a restart."""
+        kind = self._givers if standing.accepted else self._strangers
+        if len(self) < self._max_peers:
+            kind[peer] = standing
+
+    def _known(self, peer: str) -> Standing | None:
+        return self._givers.get(peer) or self._strangers.get(peer)
+
+    def _of(self, peer: str) -> Standing:
+        if peer in self._givers:
+            self._givers.move_to_end(peer)
+            return self._givers[peer]
+        standing = self._strangers.setdefault(peer, Standing())
+        self._strangers.move_to_end(peer)
+        if len(self) > self._max_peers:
+            self._strangers.popitem(last=False)
+        return standing
+
+    def _recover(self, standing: Standing, now: float) -> float:
+        """Bring the score up to now."""
+        elapsed_s = max(0.0, now - standing.scored_at)
+        standing.score = min(FULL_SCORE, standing.score + elapsed_s * RECOVERY_PER_S)
+        standing.scored_at = now
+        return standing.score

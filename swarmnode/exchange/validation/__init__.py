@@ -1,0 +1,1 @@
+"""From untrusted bytes to a group that was drawn, tokenized and scored on this machine."""

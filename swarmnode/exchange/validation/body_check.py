@@ -1,0 +1,249 @@
+"""Checks of bodies: drawn again, tokenized and scored on this machine.
+
+BodyTransfer -> Judge.run([check_body]) -> buffer -> trainer
+
+They call the task and the tokenizer, so they run in a thread with a deadline (judge.py): no answer can stall
+the event loop. All is looked at before anything is kept; Rejected names the Reason.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swarmnode.errors import JudgementOverran, Rejected, TaskError
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.limits import CLAIM_TOLERANCE, LOOK_S, MAX_CHARS_PER_TOKEN, MAX_GROUP_SIZE
+from swarmnode.exchange.messages import Announcement, Answer, Body, Header, decode_body, fingerprint
+from swarmnode.exchange.validation.episode_reader import EncodeTurns
+from swarmnode.exchange.wide_groups import narrowed, parts
+from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
+from swarmnode.types import Completion, Example, FinishReason, RolloutGroup, Scores, one_span
+
+Encode = Callable[[str, FinishReason], tuple[int, ...]]
+"""The local policy's tokens of a completion; with its EOS token when the finish is "stop", which is never
+claimed of a stranger's."""
+
+PromptIds = Callable[[str], tuple[int, ...]]
+"""The local policy's tokens of a prompt, chat template and all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRules:
+    """What check_body judges by: our tasks, our tokenizer, our limits."""
+
+    tasks: Mapping[str, Task]
+    encode: Encode
+    prompt_ids: PromptIds
+    max_prompt_tokens: int
+    max_completion_tokens: int
+    answers_per_group: int = MAX_GROUP_SIZE
+    """Most answers of a group that are looked at at once, and kept."""
+    encode_turns: "EncodeTurns | None" = None
+    """The local policy's tokens of an episode. None: nothing of environments is used."""
+    look_s: float = LOOK_S
+    rng: random.Random = field(default_factory=random.Random)
+    """Seeded by nothing that an author could know."""
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBody:
+    """A group ready for training, and the fingerprint of its answers."""
+
+    group: RolloutGroup
+    """The group; of a wide one, its most telling answers."""
+    fingerprint: bytes
+    """Fingerprint of all its answers."""
+    false_claim: bool = False
+    """Its author announced other rewards than our judge gives."""
+
+
+def open_body(data: bytes, author: str, header: Header) -> Body:
+    """Return a body that belongs to the header of this author. Raises Rejected."""
+    body = decode_body(data)
+    if (body.author, body.key, len(body.answers)) != (author, header.key, header.group_size):
+        raise Rejected(Reason.BODY_MISMATCH, "the body belongs to another header")
+    return body
+
+
+def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> CheckedBody:
+    """Redraw the example, tokenize and score the answers. Raises Rejected; blocks while the task works."""
+    header = announcement.header
+    body = open_body(data, announcement.author, header)
+    task = rules.tasks[header.task]
+    try:
+        group = _judged(body.answers, task, announcement, rules)
+    except JudgementOverran as error:
+        if not is_environment(task):
+            raise
+        # It may be slow for everybody, and its author need not know.
+        raise Rejected(Reason.PLAY_TIMEOUT, error.message) from error
+    if all(reward is None for reward in group.rewards):
+        raise Rejected(Reason.JUDGE_BUSY, "our judge gave none of its answers a score")
+    kept = narrowed(group, rules.answers_per_group, rules.rng)
+    return CheckedBody(kept, fingerprint(body), is_false_claim(header, group))
+
+
+def _judged(
+    answers: Sequence[Answer], task: Task, announcement: Announcement, rules: BodyRules
+) -> RolloutGroup:
+    header = announcement.header
+    example = _redraw(task, header)
+    _check_prompt(example.prompt, rules)
+    completions, scores = _look_at(answers, task, example, header.policy_version, rules)
+    return RolloutGroup(example, completions, scores, announcement.author, header.policy_version)
+
+
+def require_advantage(group: RolloutGroup) -> None:
+    """SAPO's filter: a group whose rewards are all equal teaches nothing. Raises Rejected."""
+    if not group.has_gradient:
+        raise Rejected(Reason.ZERO_ADVANTAGE)
+
+
+def is_false_claim(header: Header, group: RolloutGroup) -> bool:
+    """Whether the author announced other rewards than our judge gives. `group` has the answers that were
+    judged: where these are not all, or our judge had no time for some, whether no rewards of the others could
+    make the claim true."""
+    if len(group.completions) < header.group_size or None in group.rewards:
+        return _contradicts(header, group)
+    return _differ(header.reward_mean, group.reward_mean) or _differ(header.reward_std, group.reward_std)
+
+
+def _differ(claimed: float | None, own: float | None) -> bool:
+    if claimed is None or own is None:
+        return claimed is not own
+    return abs(claimed - own) > CLAIM_TOLERANCE * max(1.0, abs(own))
+
+
+def _contradicts(header: Header, group: RolloutGroup) -> bool:
+    """Whether the judged part rules the claimed mean and spread out. The others' deviations from that mean
+    must sum to the opposite of the part's, with the squares that it leaves of all: Cauchy and Schwarz say
+    whether so many numbers can. What an honest author claims is never ruled out."""
+    rewards = [reward for reward in group.rewards if reward is not None]
+    if header.reward_mean is None or header.reward_std is None:
+        return bool(rewards)
+    # Whether its author's judge scored those that ours did not, nobody knows here.
+    scored = header.group_size
+    deviations = [reward - header.reward_mean for reward in rewards]
+    std = header.reward_std + CLAIM_TOLERANCE * max(1.0, header.reward_std)
+    rounding = len(rewards) * CLAIM_TOLERANCE * max(1.0, abs(header.reward_mean))
+    left = scored * std**2 - sum(deviation**2 for deviation in deviations)
+    opposite = max(0.0, abs(sum(deviations)) - rounding)
+    return left < 0 or opposite**2 > (scored - len(rewards)) * left
+
+
+def _redraw(task: Task, header: Header) -> Example:
+    try:
+        return redraw(task, header.key)
+    except TaskError as error:
+        raise Rejected(Reason.NOT_DRAWABLE, error.message) from error
+
+
+def _check_prompt(prompt: str, rules: BodyRules) -> None:
+    # Its author's policy may take longer prompts than ours, or its tokenizer may need fewer tokens for them.
+    length = len(rules.prompt_ids(prompt))
+    if length > rules.max_prompt_tokens:
+        raise Rejected(Reason.LONG_PROMPT, f"a prompt of {length} tokens, we take {rules.max_prompt_tokens}")
+
+
+def _look_at(
+    answers: Sequence[Answer], task: Task, example: Example, policy_version: int, rules: BodyRules
+) -> tuple[tuple[Completion, ...], tuple[Scores, ...]]:
+    """The answers in our tokens, and their scores: those of the first part, and of further ones as long as
+    there is time. A group that is one part is looked at whole, in its order.
+
+    Answers that are too long for us are left out, as nobody knows the tokens of others: an honest policy that
+    samples half a character is longer when its text is read again. Where they are half of what was looked at
+    or more, the author makes us read for nothing. Raises Rejected.
+    """
+    completions: list[Completion] = []
+    scores: list[Scores] = []
+    began, unfit = rules.clock(), 0
+    reader = _reader(task, example, policy_version, rules)
+    for part in parts(len(answers), rules.answers_per_group, rules.rng):
+        if completions and rules.clock() - began > rules.look_s:
+            break
+        read = reader.read([answers[place] for place in part])
+        fitting = [completion for completion in read if completion is not None]
+        unfit += len(read) - len(fitting)
+        completions += fitting
+        if unfit >= len(completions):
+            raise Rejected(
+                reader.refusal, f"{unfit} of {unfit + len(completions)} answers are none that we take"
+            )
+        scores += _score(task, example, fitting) if fitting else ()
+    if not any(completion.token_ids for completion in completions):
+        raise Rejected(Reason.NO_TOKENS, "answers without a token")
+    return tuple(completions), tuple(scores)
+
+
+class _Reader(Protocol):
+    """Reads the answers to one example."""
+
+    refusal: Reason
+    """Why it left answers out."""
+
+    def read(self, answers: Sequence[Answer]) -> Sequence[Completion | None]:
+        """Answers in our tokens, as many as there was time for. None: one that we do not take."""
+        ...
+
+
+@dataclass(slots=True)
+class _TextReader:
+    policy_version: int
+    rules: BodyRules
+    refusal: Reason = Reason.TOO_LONG
+
+    def read(self, answers: Sequence[Answer]) -> list[Completion | None]:
+        return [_completion(answer, self.policy_version, self.rules) for answer in answers]
+
+
+def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules) -> _Reader:
+    """How answers to an example are read: those of an environment are played again."""
+    if not is_environment(task):
+        return _TextReader(policy_version, rules)
+    if rules.encode_turns is None:
+        raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
+    from swarmnode.exchange.validation.episode_reader import EpisodeReader
+
+    longest = rules.max_completion_tokens
+    return EpisodeReader(task, example, policy_version, rules.encode_turns, longest, rules.clock)
+
+
+def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion | None:
+    """A stranger's answer in our tokens, without the end that it claims. None: it is too long for us.
+
+    Text can be judged again here, `finish` cannot. Right answers marked "length" and wrong ones marked "stop"
+    would make EOS the token that tells them apart, and unlearn it: a tiny policy fell from 0.73 to 0.44 in 90
+    s. Other rules that were tried leave a lever. To believe `finish` in groups where all claim "stop", or to
+    end every answer with EOS since our judge saw the text end there, makes the credit on EOS sum to zero over
+    the group; but only for losses that weigh tokens alike (one that divides by length weighs the EOS of short
+    answers more, and authors choose lengths), and where an answer fills our limit there is no room for it. To
+    mark as ended only what is right would teach to stop early. Where our policy stops it learns from its own
+    answers, half of each batch or more, which know. Under the attack (16 own and 16 such groups a round, 24
+    rounds) held-out reward was 0.24 with the claim believed, 0.39 with EOS everywhere, 0.56 with none; among
+    three honest nodes 0.61, 0.67 and 0.67. (That is for groups that are trained on as they are. Behind single
+    answers that our judge gave full marks our own end may be taught, whatever was claimed: book_rule.py.)
+
+    So `finish` is "length" here: it says that no EOS is among the tokens, as everywhere. Shaping for length
+    (training/shaping.py) counts tokens and asks `finish` only about "abort", which does not travel. An answer
+    that is nothing but its end has no tokens: it counts in its group's mean and is not trained on.
+    """
+    if not isinstance(answer.text, str):
+        raise Rejected(Reason.MALFORMED_BODY, "turns of a task that does not answer back")
+    if len(answer.text) > rules.max_completion_tokens * MAX_CHARS_PER_TOKEN:
+        return None  # without being tokenized, which would take seconds
+    token_ids = rules.encode(answer.text, "length")
+    if len(token_ids) > rules.max_completion_tokens:
+        return None
+    spans = one_span(policy_version, len(token_ids))
+    return Completion(answer.text, token_ids, None, spans, "length")
+
+
+def _score(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
+    try:
+        return score_strictly(task, example, [completion.text for completion in completions])
+    except TaskError as error:
+        raise Rejected(Reason.UNSCORABLE, error.message) from error

@@ -1,0 +1,99 @@
+"""Checks of headers: signed by their author, in time, and of use to us.
+
+gossip -> [check_gossip] -> pool;   library -> [check_header] -> Borrower
+
+All checks are pure: they look at everything before anything is kept, and raise Rejected with a Reason. They
+take a tenth of a millisecond and run on the event loop.
+"""
+
+from collections.abc import Mapping
+
+from swarmnode.errors import Rejected
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.limits import MAX_BYTES_PER_TOKEN, MAX_CLOCK_SKEW_S, MAX_HEADER_BYTES, PROTOCOL
+from swarmnode.exchange.messages import Announcement, Arrival, Header, decode_header
+from swarmnode.identity.envelope import unseal
+from swarmnode.tasks.task import Task, may_be_exchanged
+from swarmnode.types import MIN_REWARD_SPREAD
+
+HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
+
+BODY_OVERHEAD_BYTES = 1024
+"""Bytes of a body besides its answers: names, their framing, the frame of zstd."""
+
+
+def check_gossip(
+    data: bytes, sender: str, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task]
+) -> Announcement:
+    """The announcement in a gossip message: sent by its author, in time, sound in itself. Raises Rejected."""
+    announcement = check_header(data, arrival, settings=settings, tasks=tasks)
+    if announcement.author != sender:
+        raise Rejected(Reason.SENDER_MISMATCH, f"{sender} sent a header of {announcement.author}")
+    _check_time(announcement.header, arrival.at, settings.max_age_s)
+    return announcement
+
+
+def check_header(
+    data: bytes,
+    arrival: Arrival,
+    *,
+    settings: ExchangeSettings,
+    tasks: Mapping[str, Task],
+    in_library: bool = False,
+) -> Announcement:
+    """The announcement in a sealed header: signed, well-formed and of use to us. `in_library`: it is of a
+    group that somebody keeps for its right answers (library/). Raises Rejected."""
+    author, header = open_header(data)
+    if settings.publishers is not None and author not in settings.publishers:
+        raise Rejected(Reason.NOT_A_PUBLISHER)
+    check_fits(header, settings, tasks, in_library=in_library)
+    require_exchanged(tasks[header.task])
+    return Announcement(author, header, data, arrival)
+
+
+def open_header(data: bytes) -> tuple[str, Header]:
+    """Return the author and the header of a sealed one: signed and well-formed. Raises Rejected."""
+    envelope = unseal(data, HEADER_CONTEXT, max_bytes=MAX_HEADER_BYTES)
+    return envelope.author, decode_header(envelope.payload)
+
+
+def check_fits(
+    header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task], *, in_library: bool = False
+) -> None:
+    """Raises Rejected for what is of no use to us, whoever announces it. `in_library`: right answers are what
+    counts, not what sets them apart from wrong ones."""
+    if header.protocol != PROTOCOL:
+        raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}")
+    if header.swarm != settings.swarm:
+        raise Rejected(Reason.OTHER_SWARM)
+    task = tasks.get(header.task)
+    if task is None or task.version != header.version:
+        raise Rejected(Reason.OTHER_TASK)
+    if not in_library and (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD):
+        raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
+    if header.body_bytes > largest_body(header.group_size, settings.max_completion_tokens):
+        raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes can only hold answers too long for us")
+
+
+def require_exchanged(task: Task | None) -> None:
+    """The one rule of which tasks' groups go to other nodes and come from them; policies of one process are
+    one node. A vote among a stranger's answers, for one, is the stranger's own word. Raises Rejected."""
+    if task is not None and not may_be_exchanged(task):
+        raise Rejected(Reason.NOT_EXCHANGED, f"what is answered to {task.name} stays at home")
+
+
+def largest_body(group_size: int, max_completion_tokens: int) -> int:
+    """Bytes of a compressed body whose answers we could train on.
+
+    >>> largest_body(8, 10), largest_body(8, 1024)
+    (2304, 132096)
+    """
+    return BODY_OVERHEAD_BYTES + group_size * max_completion_tokens * MAX_BYTES_PER_TOKEN
+
+
+def _check_time(header: Header, now: float, max_age_s: float) -> None:
+    if header.created_s > now + MAX_CLOCK_SKEW_S:
+        raise Rejected(Reason.FROM_THE_FUTURE, f"by {header.created_s - now:.0f} s")
+    if header.created_s < now - max_age_s:
+        raise Rejected(Reason.EXPIRED, f"{now - header.created_s:.0f} s old")

@@ -1,0 +1,101 @@
+"""The thread in which bodies of strangers are judged, with a deadline.
+
+Fetcher, Borrower -> [Judge.run] -> check_body in a thread -> a group, or Rejected
+
+One judgement at a time: scoring must not take the cores from training. The rule is the one by which a node
+judges its own rollouts (tasks/judging/own_judge.py), with less patience: the code of task files runs in a
+process that is ended at its deadline, and what else overruns in a thread is left behind and counted; with
+too many stuck, nothing is judged until one returns. The process is not the one that judges our own rollouts.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from swarmnode.errors import JudgementLost, JudgementOverran, Rejected, StillLoading
+from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.limits import MAX_STUCK_JUDGEMENTS
+
+T = TypeVar("T")
+
+
+class Judge:
+    """`await judge.run(work)` gives what `work()` returns or raises, or Rejected after `timeout_s`."""
+
+    def __init__(self, timeout_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._stuck: Counter[str] = Counter()
+
+    @property
+    def stuck(self) -> int:
+        """Threads that overran and still run."""
+        return self._stuck.total()
+
+    def is_stuck_on(self, author: str) -> bool:
+        """True while a thread that overran on a group of this author still runs."""
+        return self._stuck[author] > 0
+
+    async def run(
+        self,
+        work: Callable[[], T],
+        took: Callable[[float], None] = lambda seconds: None,
+        *,
+        author: str = "",
+    ) -> T:
+        """`took` is called with the seconds that the work took, without those that it waited for others; not
+        where a process was still being loaded, which is nobody's work."""
+        async with self._turn:
+            if self.stuck >= MAX_STUCK_JUDGEMENTS:
+                raise Rejected(Reason.JUDGE_STUCK, f"{self.stuck} judgements never ended")
+            began, loading = self._clock(), False
+            try:
+                return await self._run_in_thread(work, author)
+            except Rejected as rejected:
+                loading = isinstance(rejected.__cause__, StillLoading)
+                raise
+            finally:
+                if not loading:
+                    took(self._clock() - began)
+
+    async def _run_in_thread(self, work: Callable[[], T], author: str) -> T:
+        from swarmnode.tasks.deadlines.daemon_threads import SHORTEST_WAIT_S, in_daemon_thread
+        from swarmnode.tasks.deadlines.task_lock import leave_behind
+
+        judged = in_daemon_thread(work, self._timeout_s)
+        waited = asyncio.wrap_future(judged)
+        # What is wrong with an answer is told below: asyncio need not log it as something nobody looked at.
+        waited.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            while not judged.done() and (left_s := judged.clock.left_s) > 0:
+                await asyncio.wait([waited], timeout=max(left_s, SHORTEST_WAIT_S))
+        finally:
+            if not judged.done():
+                leave_behind(judged.thread)
+                self._count_until_it_returns(judged, author)
+        if not judged.done():
+            raise Rejected(Reason.SCORE_TIMEOUT, f"no result after {self._timeout_s:g} s")
+        try:
+            return judged.result()
+        except JudgementOverran as error:
+            raise Rejected(Reason.SCORE_TIMEOUT, error.message) from error
+        except JudgementLost as error:
+            # A process that is still being started, or that died, is no peer's fault.
+            raise Rejected(Reason.UNSCORABLE, error.message) from error
+
+    def _count_until_it_returns(self, judged: "Future[Any]", author: str) -> None:
+        loop = asyncio.get_running_loop()
+
+        def returned(_: "Future[Any]") -> None:
+            # The loop is closed when the node has ended meanwhile; then nobody counts any more.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._stuck.subtract, (author,))
+
+        self._stuck = +self._stuck  # Names that are stuck on nothing any more go.
+        self._stuck[author] += 1
+        judged.add_done_callback(returned)

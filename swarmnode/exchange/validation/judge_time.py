@@ -1,0 +1,29 @@
+"""The time that our judge may still work for strangers.
+
+Fetcher -> [JudgeTime] -> Reputation
+"""
+
+from swarmnode.exchange.limits import JUDGE_BURST_S, JUDGE_S_PER_S
+from swarmnode.exchange.peers.reputation import Reputation, Trust
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+
+
+class JudgeTime:
+    """What the judge may still work for strangers: for proven authors together, for all others together, and
+    for each alone. Time is handed in, by a clock that nobody sets."""
+
+    def __init__(self, reputation: Reputation) -> None:
+        self.reputation = reputation
+        self._left = {
+            proven: TokenBucket(rate_per_s=JUDGE_S_PER_S, burst=JUDGE_BURST_S) for proven in (False, True)
+        }
+
+    def is_left(self, trust: Trust, now: float) -> bool:
+        """Whether authors of this kind may have a group judged now."""
+        return trust == "neighbour" or self._left[trust == "proven"].has(0.0, now=now)
+
+    def took(self, author: str, trust: Trust, seconds: float, now: float) -> None:
+        """A judgement of this author's took so long, whatever came of it."""
+        self.is_left(trust, now)  # The time until now is made up for first.
+        self._left[trust == "proven"].owe(seconds)
+        self.reputation.was_judged(author, seconds, now)

@@ -1,0 +1,116 @@
+"""Losses at the end of a path through the stages: cross-entropy of text, or the trainer's own of rollouts.
+
+rollout_feed.py, text_feed.py -> LossInputs, [Objective] -> iteration_driver.py -> StageWorker.loss
+                                                |
+                                      training/objective.py
+
+The path is part of the policy: hidden states that took another one are those of another policy. So all
+log-probabilities of a micro-batch, those before the update and those of the base too, are taken along the
+path that its loss takes, and `LossInputs` carries it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.model.head import TokenLogprobs, head_logprobs
+from swarmnode.settings.config import TrainingConfig
+from swarmnode.training.losses import LossOutput, StepSize
+from swarmnode.training.objective import MeasuredTokens, ScoredTokens, objective, shares_of
+from swarmnode.training.packing import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """A micro-batch with the inputs of its loss, all of it along one path."""
+
+    batch: MicroBatch
+    path: StagePath
+    prox_N: Tensor | None = None
+    """Log-probabilities under the policy before the round's first update. None if the policy has not moved
+    since."""
+    reference_N: Tensor | None = None
+    """Log-probabilities under the base model. None if they are not wanted."""
+    weight: int | None = None
+    """Divisor that turns a sum over the micro-batch, together with the others of the step, into a mean: its
+    answers for a loss over answers. None: its tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """The weight of the micro-batch: its tokens, or answers, that are learned from."""
+        return len(self.batch.targets_N) if self.weight is None else self.weight
+
+
+Objective = Callable[[StageModel, Tensor, LossInputs], LossOutput]
+"""(data stage, hidden states [B, T, D] at the end of the path, inputs) -> a loss with its graph."""
+
+
+def batch_logprobs(
+    stage: StageModel,
+    hidden_BTD: Tensor,
+    batch: MicroBatch,
+    temperature: float | Tensor = 1.0,
+    *,
+    top_p: float = 1.0,
+    entropy_gradient: bool = False,
+) -> TokenLogprobs:
+    """Return log-probabilities of the N completion tokens from hidden states at a path's end. On the data
+    stage."""
+    predictors_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
+    return head_logprobs(
+        stage.head,
+        stage.final_norm(predictors_ND),
+        batch.targets_N,
+        temperature,
+        top_p=top_p,
+        entropy_gradient=entropy_gradient,
+    )
+
+
+def cross_entropy(step_tokens: int) -> Objective:
+    """Return the loss: minus the mean log-probability over the completion tokens of a step of `step_tokens`,
+    in nats."""
+
+    def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
+        found = batch_logprobs(stage, hidden_BTD, inputs.batch)
+        value = -found.logprobs_N.sum() / step_tokens
+        return LossOutput(value, torch.zeros((), dtype=torch.long), None, found.entropy_N.detach().sum())
+
+    return loss
+
+
+Measure = Callable[[LossInputs, LossOutput, MeasuredTokens], None]
+"""Called with the measurements of a micro-batch, each time its loss is computed."""
+
+
+def policy_gradient(
+    step: StepSize,
+    config: TrainingConfig,
+    *,
+    temperature: float,
+    top_p: float = 1.0,
+    version: int,
+    measure: Measure | None = None,
+) -> Objective:
+    """Return the trainer's own objective (training/objective.py) of one policy, at the end of a path.
+
+    `step`: size of the whole optimizer step. `version`: newest version of the policy, from which the age of a
+    token counts.
+    """
+
+    def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
+        batch, wanted = inputs.batch, config.entropy_coef > 0
+        found = batch_logprobs(stage, hidden_BTD, batch, temperature, top_p=top_p, entropy_gradient=wanted)
+        prox_N = found.logprobs_N.detach() if inputs.prox_N is None else inputs.prox_N
+        scored = ScoredTokens(found, prox_N, inputs.reference_N)
+        (share,) = shares_of(batch)  # A pipeline has one policy.
+        output, measured = objective(batch, share, scored, step, config, version=version)
+        if measure is not None:
+            measure(inputs, output, measured)
+        return output
+
+    return loss

@@ -1,0 +1,194 @@
+"""Micro-batches of rollouts for one iteration of a data node: groups, each along a path of its own.
+
+rollout groups -> samples (training/round.py) -> [RolloutFeed] -> iteration_driver.py -> TrainReport
+
+The path is part of the policy, so a group is trained along the stages that sampled it: the ratio to what
+sampled it then starts at 1. Where a plan no longer has that path, the group takes the most similar one, and
+the weights of objective.py account for the difference, as for a token of an older version.
+
+A feed is one optimizer step: the policy does not move between the first micro-batch and the last, so "prox"
+is the policy itself and needs no forward pass of its own.
+"""
+
+import logging
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, policy_gradient
+from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
+from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+from swarmnode.settings.config import TrainingConfig
+from swarmnode.training.losses import LossOutput, StepSize, loss_of
+from swarmnode.training.objective import MeasuredTokens
+from swarmnode.training.packing import MicroBatch, TrainingSample, completion_tokens, micro_batches
+from swarmnode.training.records import TrainReport
+from swarmnode.training.round import MeasuredRound, StepSums
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PathSamples:
+    """The samples of one group and the stages that sampled it; an empty path for a stranger's group."""
+
+    path: StagePath
+    samples: Sequence[TrainingSample]
+
+
+class RolloutFeed:
+    """A `Feed` of rollouts: micro-batches of groups by path, and the loss that they are trained with.
+
+    >>> feed = RolloutFeed(groups, plan_paths, config, temperature=1.0, ...)   # doctest: +SKIP
+    >>> report = await member.train(feed)                                      # doctest: +SKIP
+    >>> feed.report(weight=report.weight, grad_norm=report.grad_norm)          # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[PathSamples],
+        paths: Mapping[int, StagePath],
+        waves: int,
+        config: TrainingConfig,
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        max_tokens: int,
+        version: int,
+        micro_batch_tokens: int,
+        device: torch.device,
+        packed: bool,
+        seed: int,
+        choose_path: ChoosePath,
+        measured: MeasuredRound | None = None,
+    ) -> None:
+        """`paths`: of each own agent under the plan, which makes `waves` micro-batches. `choose_path`:
+        chooses the path of a prompt that no member here has sampled for. `max_tokens`: longest completion
+        that the sampler allows. `version`: of the policy. `seed`: for the choice of groups that are left out
+        if not all fit."""
+        self._config = config
+        self.objective = policy_gradient(
+            StepSize(sequences=1, tokens=1, max_tokens=max_tokens),
+            config,
+            temperature=temperature,
+            top_p=top_p,
+            version=version,
+            measure=self._measure,
+        )
+        """The loss, undivided: a sum over what is learned from."""
+        self._micro_batch_tokens = micro_batch_tokens
+        self._measured = measured or MeasuredRound()
+        self._sums: dict[int, StepSums] = {}
+        """Sums of each micro-batch, by its id()."""
+        self._taken: list[MicroBatch] = []
+        """Micro-batches that were taken, kept so that no id() occurs twice."""
+        self.rerouted = 0
+        """Groups whose path is not in the plan."""
+        self.tokens = 0
+        self._paths = paths
+        by_path: defaultdict[StagePath, list[PathSamples]] = defaultdict(list)
+        for group in groups:
+            wanted = group.path or choose_path(group.samples[0].prompt_ids)
+            path = nearest_path(wanted, list(paths.values()))
+            self.rerouted += path != wanted
+            by_path[path].append(group)
+        self._waiting: dict[StagePath, deque[MicroBatch]] = {}
+        self.left_out = 0
+        """Groups that the plan has no room for in one iteration."""
+
+        def pack(some: Sequence[PathSamples]) -> list[MicroBatch]:
+            samples = [sample for group in some for sample in group.samples]
+            return list(micro_batches(samples, micro_batch_tokens, device, packed=packed))
+
+        chance = random.Random(f"{seed}/{version}")
+        for path, mates in by_path.items():
+            room = waves * sum(each == path for each in paths.values())
+            kept, batches = groups_that_fit(mates, room, pack, chance)
+            self._waiting[path] = deque(batches)
+            self.left_out += len(mates) - len(kept)
+            self.tokens += sum(completion_tokens(group.samples) for group in kept)
+        if self.left_out:
+            logger.warning(
+                "%d groups do not fit into this iteration and are left out; raise pipeline.waves,"
+                " pipeline.slots or pipeline.micro_batch_tokens, on all members alike",
+                self.left_out,
+            )
+
+    def take(self, agent: int, wave: int, path: StagePath) -> LossInputs | None:
+        """Return the next micro-batch for an agent; None if there is none.
+
+        If a member was lost, the agent comes with another path than the plan's, and gets the micro-batch for
+        the planned path.
+        """
+        waiting = self._waiting.get(self._paths[agent])
+        if not waiting:
+            return None
+        batch = waiting.popleft()
+        self._taken.append(batch)
+        return LossInputs(batch, path, weight=weight_of(batch, self._config))
+
+    def _measure(self, inputs: LossInputs, output: LossOutput, measured: MeasuredTokens) -> None:
+        """Record the sums of a micro-batch, once however often it is tried."""
+        sums = StepSums()
+        sums.add(output, len(inputs.batch.targets_N), measured)
+        self._sums[id(inputs.batch)] = sums
+
+    def report(self, *, weight: int, grad_norm: float | None) -> TrainReport:
+        """Return the report of the step. `weight`: of all micro-batches in it. `grad_norm`: of this stage,
+        None if no step was taken."""
+        total = StepSums()
+        for sums in self._sums.values():
+            total.loss = total.loss + sums.loss / max(weight, 1)
+            total.clipped = total.clipped + sums.clipped
+            total.entropy = total.entropy + sums.entropy
+            total.reference_kl = total.reference_kl + sums.reference_kl
+            total.tokens += sums.tokens
+            total.own_tokens += sums.own_tokens
+        if grad_norm is not None:
+            self._measured.steps.append(total)
+            self._measured.norms.append(grad_norm)
+        return self._measured.report(self.tokens, self._micro_batch_tokens, with_reference=False)
+
+
+def weight_of(batch: MicroBatch, config: TrainingConfig) -> int:
+    """Return the weight of a micro-batch in the loss's mean: its answers, or their tokens."""
+    answers, tokens = len(batch.completion_lengths), len(batch.targets_N)
+    return loss_of(config.loss).counted(answers=answers, tokens=tokens)
+
+
+def groups_that_fit(
+    groups: Sequence[PathSamples],
+    room: int,
+    pack: Callable[[Sequence[PathSamples]], list[MicroBatch]],
+    chance: random.Random,
+) -> tuple[Sequence[PathSamples], list[MicroBatch]]:
+    """Return as many groups as fit into `room` micro-batches, and their micro-batches.
+
+    Whole groups are left out at random: leaving out the short answers, or parts of a group, would teach
+    something else.
+    """
+    batches = pack(groups)
+    if len(batches) <= room:
+        return groups, batches
+    order = list(groups)
+    chance.shuffle(order)
+    least, most = 0, len(order) - 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        if len(pack(order[:middle])) <= room:
+            least = middle
+        else:
+            most = middle - 1
+    return order[:least], pack(order[:least])
+
+
+def nearest_path(wanted: StagePath, paths: Sequence[StagePath]) -> StagePath:
+    """Return the path with most of the wanted stages, then with fewest others, then the smallest.
+
+    >>> nearest_path((0, 1, 3), [(0, 2, 3), (0, 1, 2), (0, 1)])
+    (0, 1)
+    """
+    return min(paths, key=lambda path: (-len(set(path) & set(wanted)), len(path), path))

@@ -1,0 +1,355 @@
+"""The stage that the plan assigns to this member: its layers in memory, with what has been learned.
+
+membership.py (AgreedPlan) -> [OwnStage.take] -> PipelineMember.assign, DecodeNode
+every step -> [OwnStage] -> own state for others, a copy at a neighbour, checkpoints
+
+Weights come from the model's folder; what was learnt comes from whoever holds the layers now, from the copy
+at a neighbour of a member that is gone, or from this member's own checkpoints of an earlier run.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+
+from swarmnode.errors import CheckpointError, NetworkError, StorageError
+from swarmnode.extensions.pipeline.execution.member import PipelineMember
+from swarmnode.extensions.pipeline.execution.member_records import Assignment
+from swarmnode.extensions.pipeline.own_stage.collected_state import WholeState, stage_state, whole_state
+from swarmnode.extensions.pipeline.own_stage.plan_views import (
+    former_holders,
+    holders_of,
+    keeper_of,
+    part_of,
+    scope_of,
+)
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
+from swarmnode.extensions.pipeline.replication.holdings import HeldState
+from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
+from swarmnode.extensions.pipeline.replication.state_service import StateService
+from swarmnode.extensions.pipeline.rollouts.stage_cache import StageCaches
+from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
+from swarmnode.extensions.pipeline.stages.loading import load_stage
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel, StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.stage_worker import Activations, StageWorker
+from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.training.adam import adam
+
+logger = logging.getLogger(__name__)
+
+SMALL_STATE_BYTES = 64 * 2**20
+"""Size up to which a copy is made after every step. A larger one (full training) is made every tenth."""
+RARE_STEPS = 10
+
+COPY_TRIES = 4
+COPY_PAUSE_S = 0.5
+"""Pause between tries: a neighbour takes its stage under a new plan a moment after us, and keeps no copy of
+ours before."""
+COPY_S = 60.0
+"""Limit of the time in which a neighbour fetches a copy: the next step has another."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnStageSettings:
+    """Settings of this member's stage."""
+
+    stage: StageSettings
+    learning_rate: float
+    max_tokens: int
+    """Bound of the tokens of one micro-batch, pads included."""
+    activations: Activations
+    free_bytes: int
+    """Bytes for stages: the next one is loaded beside the present one if both fit."""
+    cache_bytes: int
+    """Bytes for keys and values of generation."""
+    checkpoint_every: int
+    """Optimizer steps between checkpoints of the stage."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A stage in memory."""
+
+    part: StagePart
+    model: StageModel
+    optimizer: torch.optim.Optimizer
+    iteration: int | None = None
+    """Optimizer steps in the weights; None if they come straight from the model's folder."""
+    is_known: bool = True
+    """True if the weights are those that the pipeline had learned by then. If False, it may have learned
+    more."""
+    newest: HeldState | None = None
+    """The state that was last offered to others."""
+
+
+class OwnStage:
+    """Takes the assignments of this member, one at a time, and holds the stage that is assigned."""
+
+    def __init__(
+        self,
+        whole: WholeModel,
+        settings: OwnStageSettings,
+        peer_id: str,
+        *,
+        member: PipelineMember,
+        decode: DecodeNode,
+        states: StateService,
+        averager: ReplicaExchange,
+        checkpoints: StageCheckpoints,
+        living: Callable[[], Collection[str]],
+    ) -> None:
+        """`living`: returns the members that answer, with or without a stage."""
+        self._whole = whole
+        self._settings = settings
+        self._peer_id = peer_id
+        self._member = member
+        self._decode = decode
+        self._states = states
+        self._averager = averager
+        self._checkpoints = checkpoints
+        self._living = living
+        self._held: _Held | None = None
+        self._next: _Held | None = None
+        self._worker: StageWorker | None = None
+        self._held_bytes = 0
+        self.agreed: AgreedPlan | None = None
+        """The plan whose assignment we have taken."""
+        self.ready = asyncio.Event()
+        """Set while we have a stage under that plan."""
+        self.plans = 0
+        self._saved_iteration = 0
+        self._copied: tuple[int, HeldState | None] = (0, None)
+        """Number of our plan and state of the last copy."""
+
+    @property
+    def part(self) -> StagePart | None:
+        """The layers that are held here; None if there are none."""
+        return self._held.part if self._held is not None and self.ready.is_set() else None
+
+    @property
+    def model(self) -> StageModel | None:
+        return self._held.model if self._held is not None else None
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps in the weights at hand. To be read in the thread of the stage."""
+        return self._worker.version if self._worker is not None else 0
+
+    async def prepare(self, agreed: AgreedPlan) -> None:
+        """Load the layers of the next plan while training goes on under the present one. Raises
+        ModelError."""
+        self._next = None
+        part = part_of(agreed, self._peer_id)
+        if part is None or (self._held is not None and self._held.part == part):
+            return
+        planned = agreed.part_of(self._peer_id)
+        needed = planned.held_bytes if planned is not None else 0
+        if self._held is None or needed + self._held_bytes <= self._settings.free_bytes:
+            self._next = await asyncio.to_thread(self._load, part)
+
+    async def take(self, agreed: AgreedPlan) -> None:
+        """Take our assignment of a plan. Raises ModelError, CheckpointError."""
+        self.ready.clear()
+        # Rollouts that are under way do not wait for what goes by the former plan.
+        self._decode.hold(None)
+        self._averager.admit(agreed.peers, scope_of(agreed, self._peer_id))
+        self._states.admit(agreed.members, holders_of(agreed), former=former_holders(agreed))
+        self.agreed = agreed
+        self.plans += 1
+        part, node = part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
+        if part is None or node is None:
+            self._stand_by()
+            logger.info("no stage for us under plan %s: we stand by", agreed.digest[:8])
+            return
+        held = await self._holding(part)
+        worker = StageWorker(
+            held.model,
+            slots=agreed.plan.instance.memory[node],
+            max_tokens=self._settings.max_tokens,
+            activations=self._settings.activations,
+            iteration=agreed.iteration,
+        )
+        if held is self._held and self._worker is not None:
+            # Another step may have been taken since the last one that was told; who has lost track may have
+            # other weights than its replicas.
+            held.iteration = None if self._member.lost_track else self._worker.version
+        await self._bring_up_to_date(held, worker, agreed)
+        self._states.settle()
+        self._held, self._next, self._worker = held, None, worker
+        planned = agreed.part_of(self._peer_id)
+        self._held_bytes = planned.held_bytes if planned is not None else 0
+        state = await self._publish(held, worker)
+        self._member.assign(
+            Assignment(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration),
+            worker,
+            held.optimizer,
+            start=state.state if held.is_known else None,
+            offer=lambda steps, packed: self._offer(held, HeldState.of(held.part, steps, packed)),
+        )
+        self._decode.hold(StageCaches(held.model, max_bytes=self._settings.cache_bytes))
+        self._decode.adopt(PlanMembers(agreed.digest, agreed.peers, node))
+        self.ready.set()
+        logger.info(
+            "stage %d of %d (layers %d to %d) with %d others, iteration %d, plan %s: %.2f s planned",
+            agreed.plan.instance.stage_of[node], len(agreed.plan.instance.stages), part.first_layer,
+            part.end_layer - 1, len(agreed.peers) - 1, agreed.iteration, agreed.digest[:8],
+            agreed.makespan_s,
+        )  # fmt: skip
+
+    def _stand_by(self) -> None:
+        """Release the stage of the former plan."""
+        self._member.unassign()
+        self._decode.adopt(None)
+        self._held = self._next = self._worker = None
+        self._held_bytes = 0
+
+    async def stepped(self) -> str:
+        """Record that the pipeline has taken a step. Returns the digest of the weights."""
+        held, worker = self._held, self._worker
+        if held is None or worker is None:
+            return ""
+        held.iteration = await self._member.in_stage_thread(lambda: worker.version)
+        held.is_known = True
+        return self._member.digest
+
+    async def hand_on(self) -> None:
+        """Have the state after a step copied by a neighbour and, when due, write it to disk."""
+        held, worker = self._held, self._worker
+        if held is None or worker is None or held.iteration is None:
+            return
+        due = held.iteration - self._saved_iteration >= self._settings.checkpoint_every
+        state = await self._newest(held, worker) if due else held.newest
+        if state is not None and due:
+            await self.save(state)
+        # What is newer was offered in the middle of a step, which its replicas have yet to agree on.
+        if state is not None and state.holding.iteration <= held.iteration and self._is_to_be_copied(state):
+            self._copied = self.plans, state
+            await self._copy_soon(held, state)
+
+    def _is_to_be_copied(self, state: HeldState) -> bool:
+        """Return True for every small state; for large ones, for the first under a plan and then for one in
+        RARE_STEPS."""
+        plan, copied = self._copied
+        is_small = state.holding.size_bytes <= SMALL_STATE_BYTES
+        is_rare = state.holding.iteration % RARE_STEPS == 0
+        return plan != self.plans or (state is not copied and (is_small or is_rare))
+
+    async def save(self, state: HeldState) -> None:
+        """Write the state to disk. A failure is logged, and the pipeline goes on."""
+        self._saved_iteration = state.holding.iteration
+        try:
+            await asyncio.to_thread(self._checkpoints.write, state)
+        except StorageError as error:
+            logger.error("%s; the pipeline goes on", error)
+
+    async def leave(self, *, hand_over: bool) -> None:
+        """Write the state to disk. With `hand_over` have it copied by the neighbour first, since we may be
+        stopped between a step and its copy."""
+        if self._held is None or self._worker is None or self._held.iteration is None:
+            return
+        state = await self._newest(self._held, self._worker)
+        if hand_over:
+            await self._copy(state)
+        await self.save(state)
+
+    async def whole_state(self, iteration: int) -> WholeState:
+        """Return the adapters of all stages, of this iteration if all members have offered it, else of the
+        newest one that they have. Raises PipelineError."""
+        if self._settings.stage.trainable == "full" or self.agreed is None:
+            return WholeState(iteration, {}, {})
+        return await whole_state(
+            self._states, self.agreed.members, layers=self._whole.layers, iteration=iteration
+        )
+
+    async def _holding(self, part: StagePart) -> _Held:
+        for held in (self._held, self._next):
+            if held is not None and held.part == part:
+                return held
+        # The former stage goes first: there may be no memory for both.
+        self._held = self._next = self._worker = None
+        return await asyncio.to_thread(self._load, part)
+
+    def _load(self, part: StagePart) -> _Held:
+        whole = self._whole
+        model = load_stage(whole.folder, part, self._settings.stage, cut=whole.cut, weights=whole.weights)
+        parameters = list(model.trainable().values())
+        return _Held(part, model, adam(parameters, self._settings.learning_rate))
+
+    async def _bring_up_to_date(self, held: _Held, worker: StageWorker, agreed: AgreedPlan) -> None:
+        """Load the state that the pipeline has learned of these layers by `agreed.iteration`."""
+        if held.iteration == agreed.iteration or not worker.model.trainable():
+            held.iteration = agreed.iteration
+            return
+        try:
+            # A member that is left out of this plan may be the only one that has these layers.
+            found = await stage_state(
+                self._states,
+                agreed.members.union(self._living()),
+                held.part,
+                iteration=agreed.iteration,
+                layers=self._whole.layers,
+                wanted=worker.model.trainable(),
+                with_ends=self._settings.stage.trainable == "full",
+            )
+        except CheckpointError as error:
+            if agreed.iteration:
+                logger.error(
+                    "what was learnt in layers %d to %d is lost, they go on from what is at hand: %s",
+                    held.part.first_layer, held.part.end_layer - 1, error,
+                )  # fmt: skip
+            held.iteration, held.is_known = agreed.iteration, not agreed.iteration
+            return
+        await self._member.in_stage_thread(lambda: worker.load_state(found.tensors, held.optimizer))
+        held.iteration, held.is_known = agreed.iteration, found.iteration == agreed.iteration
+        if not held.is_known:
+            logger.warning(
+                "the newest state of layers %d to %d is of iteration %d, the pipeline is at %d",
+                held.part.first_layer, held.part.end_layer - 1, found.iteration, agreed.iteration,
+            )  # fmt: skip
+
+    async def _newest(self, held: _Held, worker: StageWorker) -> HeldState:
+        """Return the state that is held here now. It is packed only if the last step has not done so."""
+        version = await self._member.in_stage_thread(lambda: worker.version)
+        newest = held.newest
+        if newest is not None and newest.holding.iteration == version:
+            return newest
+        return await self._publish(held, worker)
+
+    async def _publish(self, held: _Held, worker: StageWorker) -> HeldState:
+        # Both in the thread of the stage: another step may follow at once.
+        version, packed = await self._member.in_stage_thread(
+            lambda: (worker.version, worker.state(held.optimizer))
+        )
+        return self._offer(held, HeldState.of(held.part, version, packed))
+
+    def _offer(self, held: _Held, state: HeldState) -> HeldState:
+        """Offer a state, which other members may fetch from now on."""
+        held.newest = state
+        if held.model.trainable():
+            self._states.publish(state)
+        return state
+
+    async def _copy_soon(self, held: _Held, state: HeldState) -> None:
+        """Have the neighbour keep a copy. Tried again until it does, or until there is a newer state."""
+        for _ in range(COPY_TRIES):
+            if await self._copy(state) or held.newest is not state:
+                return
+            await asyncio.sleep(COPY_PAUSE_S)
+
+    async def _copy(self, state: HeldState) -> bool:
+        """Have the neighbour that the plan gives us keep a copy. Returns False, with a line in the log, if it
+        does not."""
+        keeper = keeper_of(self.agreed, self._peer_id) if self.agreed is not None else None
+        if keeper is None:
+            return True
+        try:
+            async with asyncio.timeout(COPY_S):
+                await self._states.push_copy(keeper, state)
+        except (NetworkError, TimeoutError) as error:
+            logger.debug("no copy of our stage at %s: %s", keeper, error)
+            return False
+        return True

@@ -1,0 +1,248 @@
+"""Costs of members and links: measured, announced, checked, smoothed, and corrected by observations.
+
+link_probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> [corrected_costs] -> partition.py,
+    instance_from_costs.py
+
+A claim is used for planning and for nothing else, and for no longer than it is fresh. A member that lies
+about its speed is corrected by what the others see: each announces how much longer the member took than it
+claimed, and all members take the median over the observers, so that they still plan from the same numbers.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+from statistics import median, median_low
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.plans.partition import MAX_SPEED, MemberResources
+from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
+
+MAX_ANNOUNCEMENT_BYTES = 64 * 1024
+"""Bound of one member's claims, its links to MAX_LINKS others and its observations included."""
+MAX_TIMINGS = 16
+MAX_LAYERS = 512
+MAX_LINKS = 512
+"""Bound of the links that a member announces: as many members as an instance may have."""
+LEAST_TOKEN_S = 1e-12
+"""Lower bound of an announced time. No device is faster, and quotients by it stay finite."""
+MAX_TOKEN_S = 100.0
+"""A member that needs longer for one token of a few layers trains nothing."""
+MAX_BYTES = 2**50
+MAX_SLOTS = 1024
+MAX_LATENCY_S = 60.0
+MAX_BYTES_PER_S = 1e12
+MIN_BYTES_PER_S = 1.0
+MAX_SLOWDOWN = 1000.0
+"""Bound of an observed slowdown. A member that is slower than this by its own claim is broken, not slow."""
+MAX_AGE_S = 1800.0
+"""Claims older than this are not planned with: home machines and home links change within the hour."""
+MAX_CLOCK_SKEW_S = 120.0
+"""Tolerated clock difference, as for rollouts (exchange/limits.py): home machines without NTP drift by about
+this much."""
+RECENT = 5
+"""Samples of which the median is taken: two outliers in five leave no trace."""
+SMOOTHING = 0.3
+"""Share of the new median in the smoothed value."""
+CLAIM_WEIGHT = 4
+"""Weight of a member's own claim, in observed micro-batches."""
+
+PeerId = Annotated[str, Meta(min_length=1, max_length=MAX_PEER_ID_CHARS)]
+Seconds = Annotated[float, Meta(ge=LEAST_TOKEN_S, le=MAX_TOKEN_S)]
+
+
+class StageTiming(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Speed of a member at this number of layers at once."""
+
+    layers: Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
+    forward_s: Seconds
+    """Seconds of one token."""
+    backward_s: Seconds
+
+
+class MemberCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+    """The costs that a member claims of itself."""
+
+    peer_id: PeerId
+    free_bytes: Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+    memory_slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
+    """Micro-batches in flight that it is willing to hold, if memory allows."""
+    holds_data: bool
+    timings: Annotated[tuple[StageTiming, ...], Meta(min_length=1, max_length=MAX_TIMINGS)]
+    """Measured numbers of layers, rising."""
+    measured_at_s: Annotated[float, Meta(ge=0, le=2**40)]
+    """Seconds since the epoch, by its own clock."""
+
+
+class LinkCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Costs of one direction of a link."""
+
+    latency_s: Annotated[float, Meta(ge=0, le=MAX_LATENCY_S)]
+    """Seconds one way, for an empty message."""
+    bytes_per_s: Annotated[float, Meta(ge=MIN_BYTES_PER_S, le=MAX_BYTES_PER_S)]
+
+    def transfer_s(self, size_bytes: float) -> float:
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+class Observation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The speed of a member as another one observed it."""
+
+    slowdown: Annotated[float, Meta(ge=1 / MAX_SLOWDOWN, le=MAX_SLOWDOWN)]
+    """Observed over claimed time."""
+    micro_batches: Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class CostAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One member's contribution to planning: claims, links and observations."""
+
+    member: MemberCosts
+    links: Annotated[dict[PeerId, LinkCosts], Meta(max_length=MAX_LINKS)]
+    """Costs of the links from this member to others."""
+    observed: Annotated[dict[PeerId, Observation], Meta(max_length=MAX_LINKS)]
+
+
+_decoder = msgspec.msgpack.Decoder(CostAnnouncement)
+
+
+def encode_announcement(announcement: CostAnnouncement) -> bytes:
+    return msgspec.msgpack.encode(announcement, order="deterministic")
+
+
+def decode_announcement(data: bytes, *, author: str, now_s: float) -> CostAnnouncement:
+    """Decode another member's announcement, bounded and complete. Raises Rejected: too_large, malformed,
+    not_own, stale."""
+    if len(data) > MAX_ANNOUNCEMENT_BYTES:
+        raise Rejected("too_large", f"{len(data)} bytes, at most {MAX_ANNOUNCEMENT_BYTES}")
+    try:
+        announcement = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected("malformed", str(error)) from error
+    check(announcement, author=author, now_s=now_s)
+    return announcement
+
+
+def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
+    """Raises Rejected for contradictions that the types allow: not_own, malformed, stale. NaN and infinity
+    are outside of every bound."""
+    member = announcement.member
+    if member.peer_id != author or author in announcement.links or author in announcement.observed:
+        raise Rejected("not_own", "a member speaks for itself, and of others only")
+    if any(later.layers <= former.layers for former, later in pairwise(member.timings)):
+        raise Rejected("malformed", "timings are not by rising number of layers")
+    if not is_fresh(member, now_s):
+        raise Rejected("stale", f"measured {now_s - member.measured_at_s:.0f} s ago")
+
+
+def is_fresh(member: MemberCosts, now_s: float) -> bool:
+    """Return True if claims of this age may still be planned with."""
+    return -MAX_CLOCK_SKEW_S <= now_s - member.measured_at_s <= MAX_AGE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Smoothed:
+    """A measured quantity: exponential mean of the medians of the last RECENT samples; at first their median.
+
+    >>> level = None
+    >>> for sample in (1.0, 1.0, 1.0, 50.0, 1.0):
+    ...     level = smoothed(level, sample, at_s=0.0)
+    >>> level.value
+    1.0
+    """
+
+    recent: tuple[float, ...]
+    value: float
+    updated_at_s: float
+
+    def is_fresh(self, now_s: float) -> bool:
+        return now_s - self.updated_at_s <= MAX_AGE_S
+
+
+def smoothed(before: Smoothed | None, sample: float, *, at_s: float) -> Smoothed:
+    """Return the quantity after one more sample. A last sample that is too old is forgotten.
+
+    Raises ValueError for a sample that is negative or not finite.
+    """
+    if not (isfinite(sample) and sample >= 0):
+        raise ValueError(f"{sample} was measured, that cannot be")
+    if before is None or not before.is_fresh(at_s):
+        return Smoothed((sample,), sample, at_s)
+    recent = (*before.recent, sample)[-RECENT:]
+    # Of two samples one may be the outlier: the lower is nearer to what the link or device can do.
+    middle = median(recent) if len(recent) > 2 else min(recent)
+    if len(recent) < RECENT:
+        return Smoothed(recent, middle, at_s)
+    return Smoothed(recent, before.value + SMOOTHING * (middle - before.value), at_s)
+
+
+def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
+    """Return the members' costs, corrected by the observations of others, sorted by peer id.
+
+    The correction is the median over the observers (one vote each, whatever it says), weighed against the
+    claim while few micro-batches were observed. With fewer liars than honest observers no member can make
+    another look slow, or itself fast.
+    """
+    # Of two announcements of a member the newer counts; their bytes decide between equals.
+    ordered = sorted(announcements, key=lambda each: (each.member.measured_at_s, encode_announcement(each)))
+    by_peer = {each.member.peer_id: each for each in ordered}
+    return tuple(_corrected(by_peer[peer].member, by_peer.values()) for peer in sorted(by_peer))
+
+
+def blended_costs(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int) -> MemberCosts:
+    """Return a claim blended with `slowdowns`, one for each observer: observed over claimed time.
+
+    `micro_batches`: number that the median observer saw. Without observers the claim is returned.
+    """
+    if not slowdowns:
+        return costs
+    trust = micro_batches / (micro_batches + CLAIM_WEIGHT)
+    factor = 1.0 + (median_low(slowdowns) - 1.0) * trust
+    timings = tuple(
+        StageTiming(t.layers, min(t.forward_s * factor, MAX_TOKEN_S), min(t.backward_s * factor, MAX_TOKEN_S))
+        for t in costs.timings
+    )
+    return msgspec.structs.replace(costs, timings=timings)
+
+
+def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -> MemberCosts:
+    seen = [each.observed[member.peer_id] for each in announcements if member.peer_id in each.observed]
+    batches = median_low([each.micro_batches for each in seen]) if seen else 0
+    return blended_costs(member, [each.slowdown for each in seen], batches)
+
+
+def forward_s(member: MemberCosts, layers: int) -> float:
+    """Return the seconds of one token's forward pass through this number of layers: linear between measured
+    numbers, in proportion beyond them."""
+    return _interpolated([(t.layers, t.forward_s) for t in member.timings], layers)
+
+
+def backward_s(member: MemberCosts, layers: int) -> float:
+    """Return the seconds of one token's backward pass through this number of layers, interpolated as
+    `forward_s`."""
+    return _interpolated([(t.layers, t.backward_s) for t in member.timings], layers)
+
+
+def member_resources(costs: MemberCosts, *, layer_forward_s: float) -> MemberResources:
+    """Return the resources of a member for partition.py. `layer_forward_s`: one token, one layer, on the
+    reference device.
+
+    A claim beyond the bounds is cut to them: one member's words keep no other from planning.
+    """
+    most = costs.timings[-1]
+    speed = min(MAX_SPEED, layer_forward_s * most.layers / most.forward_s)
+    return MemberResources(costs.peer_id, costs.free_bytes, speed, costs.holds_data)
+
+
+def _interpolated(points: Sequence[tuple[int, float]], layers: int) -> float:
+    first, last = points[0], points[-1]
+    if layers <= first[0]:
+        return first[1] * layers / first[0]
+    for (fewer, low), (more, high) in pairwise(points):
+        if layers <= more:
+            # Summed, not subtracted: between very different times nothing rounds to zero.
+            return (low * (more - layers) + high * (layers - fewer)) / (more - fewer)
+    return last[1] * layers / last[0]

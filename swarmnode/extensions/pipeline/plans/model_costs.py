@@ -1,0 +1,95 @@
+"""Computes the costs of a model's layers from its shapes, before a weight is loaded.
+
+models.py (ModelCard), settings -> [model_costs] -> ModelCosts -> partition.py, planning.py
+
+The arithmetic is that of memory_plan.py, a layer at a time. Times are those of a reference device of one
+speed; what members really take is measured, and only the proportions between layers and ends count here.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from swarmnode.extensions.pipeline.plans.partition import LayerCost, ModelCosts
+from swarmnode.machine.memory_plan import (
+    ADAPTER_BYTES,
+    MOMENT_BYTES,
+    ModelCard,
+    Workload,
+    activation_bytes,
+    adapter_parameters,
+    in_flight_bytes,
+    layer_bytes,
+    logprob_bytes,
+)
+
+REFERENCE_FLOPS = 1e12
+"""FLOP/s of the device whose speed is 1."""
+
+STEP_BYTES = 4 + 4 + 4 + 12
+"""Bytes of a step for each trained number, beside itself and its moments: its gradient as a sum, as the share
+of a step and as the optimizer takes it, in float32; and a copy of number and moments while they are handed to
+other members."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTraining:
+    """The kind of training, as far as memory depends on it."""
+
+    trainable: Literal["lora", "full"]
+    rank: int
+    number_bytes: int
+    """Bytes of a weight and of an activation."""
+    micro_batch_tokens: int
+    recomputed: bool = False
+    """True if a stage keeps its input only, and all activations of just one micro-batch in its backward
+    pass."""
+
+
+def model_costs(card: ModelCard, training: StageTraining) -> ModelCosts:
+    """Return the costs of the model for partition.py.
+
+    >>> card = ModelCard("m", 3.2e6, 4, 256, 512, 4, 4, 64, vocabulary=258)
+    >>> costs = model_costs(card, StageTraining("lora", 16, 4, 1024))
+    >>> len(costs.layers), costs.layers[0] == costs.layers[3], costs.ends.activation_bytes
+    (4, True, 3072)
+    """
+    work = Workload(
+        rank=training.rank,
+        slots=0,
+        sequence_tokens=0,
+        micro_batch_tokens=training.micro_batch_tokens,
+        number_bytes=training.number_bytes,
+    )
+    numbers = card.linear_parameters / card.layers
+    kept, again = layer_bytes(card, work), 0
+    if training.recomputed:
+        kept, again = card.hidden * training.number_bytes, kept * training.micro_batch_tokens
+    layer = LayerCost(
+        held_bytes=_held_bytes(numbers, adapter_parameters(card, training.rank) / card.layers, training)
+        + again,
+        forward_s=2 * numbers / REFERENCE_FLOPS,
+        activation_bytes=kept,
+    )
+    return ModelCosts((layer,) * card.layers, _ends(card, training, work))
+
+
+def _ends(card: ModelCard, training: StageTraining, work: Workload) -> LayerCost:
+    """Return the costs of embedding, final norm, head and loss. A chunk of logits and the gradients of one
+    layer exist only for a while: they are counted once, as held."""
+    numbers = card.parameters - card.linear_parameters
+    passing = logprob_bytes(card, training.micro_batch_tokens) + in_flight_bytes(card, work)
+    # The head's backward pass comes with the loss, right behind its forward pass.
+    products = 3 if training.trainable == "full" else 2
+    return LayerCost(
+        held_bytes=_held_bytes(numbers, 0, training) + passing,
+        forward_s=2 * products * card.vocabulary * card.hidden / REFERENCE_FLOPS,
+        activation_bytes=activation_bytes(card, work) - card.layers * layer_bytes(card, work),
+    )
+
+
+def _held_bytes(numbers: float, adapter: float, training: StageTraining) -> int:
+    """Return the bytes of weights, and of training them or an adapter on them: gradient and Adam's
+    moments."""
+    trained = numbers if training.trainable == "full" else adapter
+    extra = STEP_BYTES + MOMENT_BYTES + (0 if training.trainable == "full" else ADAPTER_BYTES)
+    return round(numbers * training.number_bytes + trained * extra)

@@ -1,0 +1,247 @@
+"""First paths for all agents: always feasible, cheap to compute, good enough to search from.
+
+Instance -> agents, visits per stage -> [paths agent by agent] -> schedule.py improves them
+
+The visits of every stage are fixed first, between what it needs and what its slots and the agents allow.
+Then each agent in turn takes its cheapest path through free slots, by dynamic programming over (visits
+made, node). With visits v_s left for A agents left, completing all paths is possible exactly when every v_s
+<= A: so a stage with v_s = A must be visited by every agent from now on, and no other rule is needed. Links
+do not enter that argument, so greed cannot paint itself into a corner. Only a `max_gap` that forbids some
+sets of stages can; then the sets are found by backtracking first, and the links choose the nodes.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+
+from swarmnode.errors import ConfigError
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, least_visits
+
+MAX_BACKTRACKS = 20_000
+"""Bound of the states in the search for stage sets under a narrow `max_gap`: about a second."""
+
+Route = tuple[int, ...]
+"""Nodes of an agent, its data node first."""
+
+
+def first_paths(
+    instance: Instance, data_nodes: Sequence[int] | None = None, *, use_links: bool = True
+) -> list[Route]:
+    """Return a feasible path for every agent, in the order of `data_nodes` (default: `agents(instance)`).
+
+    `use_links` False ignores hops and speeds: visits go round robin (the baseline "link-oblivious skipping").
+    Raises ConfigError when no feasible plan exists.
+    """
+    order = list(agents(instance) if data_nodes is None else data_nodes)
+    visits = stage_visits(instance, len(order))
+    sets: list[tuple[int, ...]] | None = None
+    if instance.max_gap < len(instance.stages) - instance.path_length + 1:
+        sets = _sets_under_gap(instance, visits, len(order))
+    elif not use_links:
+        sets = _round_robin(visits, len(order))
+    routes = _Routes(instance, visits, use_links)
+    paths: dict[int, Route] = {}
+    for turn, agent in enumerate(_interleaved(order)):
+        paths[agent] = routes.next_path(order[agent], len(order) - turn, sets[turn] if sets else None)
+    return [paths[agent] for agent in range(len(order))]
+
+
+def stage_visits(instance: Instance, agent_count: int) -> list[int]:
+    """Return the visits of a wave to each stage: as many as each needs, the rest at the stages with the most
+    spare slots."""
+    visits = list(least_visits(instance, agent_count))
+    most = [min(agent_count, instance.slots(stage)) for stage in range(len(instance.stages))]
+    missing = agent_count * instance.path_length - sum(visits)
+    for _ in range(missing):
+        stage = max(range(1, len(visits)), key=lambda s: (most[s] - visits[s], -s))
+        if visits[stage] >= most[stage]:
+            raise ConfigError(
+                f"{agent_count} agents need {agent_count * (instance.path_length - 1)} slots "
+                "beyond stage 0, the stages have fewer",
+                hint="give them more memory or nodes, or skip more stages",
+            )
+        visits[stage] += 1
+    return visits
+
+
+class _Routes:
+    """The slots and visits that are left, and the next agent's cheapest path through them."""
+
+    def __init__(self, instance: Instance, visits: Sequence[int], use_links: bool) -> None:
+        self._instance = instance
+        self._visits = list(visits)
+        self._slots = list(instance.memory)
+        self._use_links = use_links
+        factor = 1 + instance.backward_factor
+        self._work_s = [factor * s + 2 * instance.gap_s for s in instance.forward_s]
+
+    def next_path(self, data_node: int, agents_left: int, stages: tuple[int, ...] | None) -> Route:
+        """Take and return the cheapest path from `data_node`, through `stages` when they are given."""
+        if self._use_links:
+            allowed, forced = self._choices(agents_left, stages)
+            path = self._cheapest(data_node, allowed, forced)
+        else:
+            path = (data_node, *(self._emptiest(stage) for stage in stages or ()))
+        stage_of = self._instance.stage_of
+        for node in path[1:]:
+            self._slots[node] -= 1
+            self._visits[stage_of[node]] -= 1
+        return path
+
+    def _choices(self, agents_left: int, stages: tuple[int, ...] | None) -> tuple[list[int], set[int]]:
+        """Return stages that may be visited, and those that must be."""
+        if stages is not None:
+            return list(stages), set(stages)
+        open_stages = [s for s in range(1, len(self._visits)) if self._visits[s]]
+        return open_stages, {s for s in open_stages if self._visits[s] == agents_left}
+
+    def _emptiest(self, stage: int) -> int:
+        return max(self._instance.stages[stage], key=lambda node: (self._slots[node], -node))
+
+    def _cheapest(self, data_node: int, allowed: list[int], forced: set[int]) -> Route:
+        """Return the shortest path with path_length - 1 visits that leaves out no forced stage."""
+        instance, wanted = self._instance, self._instance.path_length - 1
+        if wanted == 0:
+            return (data_node,)
+        # best[visits][stage]: (seconds, node, predecessor entry) of the ways that end there.
+        start = (0.0, data_node, None)
+        best: list[dict[int, list[_Way]]] = [{0: [start]}, *({} for _ in range(wanted))]
+        forced_before = [0] * (len(instance.stages) + 1)
+        for stage in range(len(instance.stages)):
+            forced_before[stage + 1] = forced_before[stage] + (stage in forced)
+        for stage in allowed:
+            nodes = [node for node in instance.stages[stage] if self._slots[node]]
+            for visits in range(wanted):
+                before = [
+                    way
+                    for former, ways in best[visits].items()
+                    if former < stage
+                    and stage - former <= instance.max_gap
+                    and forced_before[stage] == forced_before[former + 1]
+                    for way in ways
+                ]
+                if before:
+                    best[visits + 1][stage] = [self._step(before, node) for node in nodes]
+        ends = [
+            way
+            for stage, ways in best[wanted].items()
+            if forced_before[-1] == forced_before[stage + 1]
+            for way in ways
+        ]
+        hop_s = instance.hop_s
+        _, way = min((way[0] + 2 * hop_s[way[1]][data_node], i) for i, way in enumerate(ends))
+        return _nodes(ends[way])
+
+    def _step(self, before: list["_Way"], node: int) -> "_Way":
+        hop_s = self._instance.hop_s
+        cost_s, i = min((way[0] + 2 * hop_s[way[1]][node], i) for i, way in enumerate(before))
+        return cost_s + self._work_s[node], node, before[i]
+
+
+_Way = tuple[float, int, "_Way | None"]
+"""Seconds so far, the last node, and the way to it."""
+
+
+def _nodes(way: _Way) -> Route:
+    nodes: list[int] = []
+    at: _Way | None = way
+    while at is not None:
+        nodes.append(at[1])
+        at = at[2]
+    return tuple(reversed(nodes))
+
+
+def _interleaved(data_nodes: Sequence[int]) -> list[int]:
+    """Return agents in the order in which they choose: the first of every data node, then every second, and
+    so on."""
+    seen: dict[int, int] = {}
+    turns: list[tuple[int, int]] = []
+    for agent, node in enumerate(data_nodes):
+        turns.append((seen.get(node, 0), agent))
+        seen[node] = seen.get(node, 0) + 1
+    return [agent for _, agent in sorted(turns)]
+
+
+def _round_robin(visits: Sequence[int], agent_count: int) -> list[tuple[int, ...]]:
+    """Return stage sets with these visits: the sorted list of all visits, dealt out like cards."""
+    cards = [stage for stage in range(1, len(visits)) for _ in range(visits[stage])]
+    return [tuple(cards[agent::agent_count]) for agent in range(agent_count)]
+
+
+def _sets_under_gap(instance: Instance, visits: Sequence[int], agent_count: int) -> list[tuple[int, ...]]:
+    """Return stage sets with these visits and steps of at most max_gap, by backtracking stage by stage.
+    Raises ConfigError if there are none."""
+    dealt = _round_robin(visits, agent_count)
+    if all(_fits(instance, stages) for stages in dealt):
+        return dealt
+    search = _GapSearch(instance, agent_count)
+    found = search.from_stage(1, ((),) * agent_count)
+    if found is None:
+        raise ConfigError(
+            f"no set of paths steps over at most {instance.max_gap} stages at once and feeds every stage",
+            hint="raise max_gap or path_length",
+        )
+    return list(found)
+
+
+def _fits(instance: Instance, stages: Sequence[int]) -> bool:
+    steps = (0, *stages)
+    return all(b - a <= instance.max_gap for a, b in pairwise(steps))
+
+
+class _GapSearch:
+    """Searches the agents that visit each stage, most urgent first. States that failed are not entered
+    twice."""
+
+    def __init__(self, instance: Instance, agent_count: int) -> None:
+        self._instance = instance
+        self._least = least_visits(instance, agent_count)
+        self._most = [min(agent_count, instance.slots(stage)) for stage in range(len(instance.stages))]
+        self._failed: set[tuple[int, tuple[tuple[int, int], ...]]] = set()
+
+    def from_stage(self, stage: int, sets: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...] | None:
+        wanted, last = self._instance.path_length - 1, len(self._instance.stages) - 1
+        if stage > last:
+            return sets if all(len(chosen) == wanted for chosen in sets) else None
+        kinds = sorted((len(chosen), chosen[-1] if chosen else 0) for chosen in sets)
+        state = (stage, tuple(kinds))
+        if state in self._failed or len(self._failed) > MAX_BACKTRACKS:
+            return None
+        must = [a for a, chosen in enumerate(sets) if self._must(chosen, stage)]
+        may = [a for a, chosen in enumerate(sets) if len(chosen) < wanted and a not in set(must)]
+        may.sort(key=lambda a: (sets[a][-1] if sets[a] else 0, len(sets[a])))
+        for extra in self._amounts(stage, len(must), len(may)):
+            for group in self._groups(may, extra, sets):
+                going = {*must, *group}
+                grown = tuple((*c, stage) if a in going else c for a, c in enumerate(sets))
+                found = self.from_stage(stage + 1, grown)
+                if found is not None:
+                    return found
+        self._failed.add(state)
+        return None
+
+    def _must(self, chosen: tuple[int, ...], stage: int) -> bool:
+        missing = self._instance.path_length - 1 - len(chosen)
+        stages_left = len(self._instance.stages) - stage
+        due = (chosen[-1] if chosen else 0) + self._instance.max_gap == stage
+        return missing > 0 and (due or missing >= stages_left)
+
+    def _amounts(self, stage: int, must: int, may: int) -> range:
+        return range(max(self._least[stage] - must, 0), min(self._most[stage] - must, may) + 1)
+
+    def _groups(
+        self, may: list[int], extra: int, sets: tuple[tuple[int, ...], ...]
+    ) -> Iterator[tuple[int, ...]]:
+        """Yield groups of `extra` agents, most urgent first. Agents with equal last stage and length are
+        alike."""
+        alike = [list(group) for _, group in groupby(may, key=lambda a: (sets[a][-1:], len(sets[a])))]
+        return _takes(alike, extra)
+
+
+def _takes(alike: list[list[int]], wanted: int) -> Iterator[tuple[int, ...]]:
+    """Yield all ways to take `wanted` members of groups of alikes, the most of the first groups first."""
+    if wanted == 0:
+        yield ()
+    elif alike:
+        for count in range(min(wanted, len(alike[0])), -1, -1):
+            for rest in _takes(alike[1:], wanted - count):
+                yield (*alike[0][:count], *rest)

@@ -1,0 +1,228 @@
+"""Assigns nodes to stages by their links, before the paths are planned in detail.
+
+instance_from_costs.py, or a file -> Instance -> [search] -> Plan on another stage map -> schedule
+
+Replicas of a stage average gradients and neighbouring stages pass activations, so both belong behind fast
+links (Holmes, arXiv 2312.03549; DT-FM, arXiv 2206.01288). DT-FM and SkipPipe score a map by the slowest pair
+inside stages and a tour over bottleneck matchings of neighbouring stages. That overlooks that a path which
+may skip chooses its neighbours: a map is worth what its paths can do. So both are searched together:
+
+1. Anneal: swap two nodes (each takes over the other's paths), or trade places between two paths. The price is
+   cheap and incremental: the uncontended round trips of all agents (a high power mean stands in for the
+   slowest, which decides). Several starts, each from another random map.
+2. Judge: the maps found are run on the exact simulator; the best few go on.
+3. Polish: the same moves, accepted by the exact simulator.
+4. The best two are given to the scheduler for a few steps, which also chooses orders; the better one stays.
+
+Deterministic by steps: the same instance, seed and effort give the same map on every machine. Prices are
+sums, products and roots, rounded alike everywhere; a logarithm enters only where it is compared with chance.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from math import exp, inf, log
+
+from swarmnode.errors import ConfigError
+from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.placement_moves import (
+    PlacementPrice,
+    PlacementState,
+    PlacementTable,
+    Snapshot,
+)
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
+from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
+from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
+
+HOT, COLD = 0.03, 0.0005
+"""First and last temperature of annealing, in relation to the price."""
+FINALISTS = 2
+"""Maps that are given to the scheduler."""
+GENTLE = 0.004
+"""First temperature of polishing; the last is zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementEffort:
+    """Length of the search, in steps and not in seconds: members on unequal machines must agree."""
+
+    starts: int = 8
+    """Random maps to anneal from."""
+    moves: int = 20_000
+    """Annealing moves from each start."""
+    judged: int = 3
+    """Annealed maps that are polished."""
+    polish: int = 2_000_000
+    """Tasks simulated for each of them, so that larger pipelines are simulated less often."""
+    schedule: int = 1_000_000
+    """Tasks that the scheduler simulates for each of the FINALISTS."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPlan:
+    """A plan on a stage map of its own, and its exact makespan."""
+
+    plan: Plan
+    makespan_s: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> "PlacedPlan":
+        return cls(plan, Simulator(plan.instance).run(plan.paths).makespan_s)
+
+
+def search(
+    instance: Instance,
+    *,
+    seed: int,
+    effort: PlacementEffort | None = None,
+    holding: PlacementTable | None = None,
+) -> PlacedPlan:
+    """Search maps and paths together. Never worse than the given map with the first paths laid for it.
+
+    Stages keep their numbers of nodes. Without `holding`, nodes keep their speed and slots wherever they are.
+    Raises ConfigError when `holding` does not fit the instance, or the given map breaks it.
+    """
+    effort = effort or PlacementEffort()
+    table = holding or _uniform(instance)
+    _check(instance, table)
+    given = first_plan(_with_stages(instance, instance.stages, table))
+    rng = random.Random(seed)
+    found = [PlacedPlan.of(given)]
+    for start in range(effort.starts):
+        state = PlacementState.of(given, table)
+        if start:
+            _shuffle(state, rng)
+        plan = _anneal(state, rng, effort.moves)
+        # Slots change with the map, and with them how often a stage has to be visited.
+        if not violations(plan):
+            found.append(PlacedPlan.of(plan))
+    fastest = sorted(found, key=_makespan_s)[: max(1, effort.judged)]
+    polished = sorted((_polish(each, table, rng, effort.polish) for each in fastest), key=_makespan_s)
+    ordered = (_ordered(each, seed, effort.schedule) for each in polished[:FINALISTS])
+    return min((*polished, *ordered), key=_makespan_s)
+
+
+def _makespan_s(placed: PlacedPlan) -> float:
+    return placed.makespan_s
+
+
+def _ordered(candidate: PlacedPlan, seed: int, tasks: int) -> PlacedPlan:
+    """Return the same map after a short search by the scheduler."""
+    plan = candidate.plan
+    found = schedule(
+        plan.instance, seed=seed, budget=SearchBudget(steps=_simulations(plan, tasks)), start=plan
+    )
+    return PlacedPlan(found.plan, found.makespan_s)
+
+
+def _simulations(plan: Plan, tasks: int) -> int:
+    """Return the number of simulations with this number of tasks: a micro-batch has two at each stage, and
+    the loss."""
+    return max(1, tasks // (plan.micro_batches * (2 * plan.instance.path_length + 1)))
+
+
+def first_plan(instance: Instance) -> Plan:
+    """Return some paths that keep every rule. Raises ConfigError if there are none."""
+    return Plan(instance, tuple(first_paths(instance)))
+
+
+def _shuffle(state: PlacementState, rng: random.Random) -> None:
+    """Exchange nodes at random, for another start."""
+    count = state.instance.node_count
+    for _ in range(4 * count):
+        change = state.exchange(rng.randrange(count), rng.randrange(count))
+        if change is not None:
+            state.commit(change)
+
+
+def _anneal(state: PlacementState, rng: random.Random, moves: int) -> Plan:
+    """Minimise the cheap price. Returns the plan with the lowest price met."""
+    price = PlacementPrice(state)
+    best, kept = price.value, state.snapshot()
+    for move in range(moves):
+        change = state.propose(rng)
+        if change is None:
+            continue
+        after = price.after(change)
+        heat = price.value * HOT * (COLD / HOT) ** (move / moves)
+        if after <= price.value or rng.random() < exp((price.value - after) / heat):
+            state.commit(change)
+            price.commit(change)
+            if price.value < best:
+                best, kept = price.value, state.snapshot()
+    return _plan(state, kept)
+
+
+def _polish(start: PlacedPlan, table: PlacementTable, rng: random.Random, tasks: int) -> PlacedPlan:
+    """Anneal gently on the exact simulator, which gives up early on moves that would not be accepted."""
+    state, now, best = PlacementState.of(start.plan, table), start.makespan_s, start
+    placed = start.plan.instance
+    simulator = Simulator(placed)
+    simulations = _simulations(start.plan, tasks)
+    for step in range(simulations):
+        change = state.propose(rng)
+        if change is None:
+            continue
+        trial, trial_placed = simulator, placed
+        if change.nodes is not None:
+            trial_placed = _swapped(placed, change.nodes, table)
+            trial = Simulator(trial_placed)
+        paths = list(map(tuple, state.paths))
+        for agent, path in change.paths:
+            paths[agent] = path
+        heat = now * GENTLE * (1 - step / simulations)
+        limit_s = now - heat * log(1 - rng.random())
+        makespan_s = trial.run(paths, limit_s=limit_s).makespan_s
+        if makespan_s < inf:
+            state.commit(change)
+            simulator, placed, now = trial, trial_placed, makespan_s
+            plan = Plan(placed, tuple(paths))
+            if now < best.makespan_s and not violations(plan):
+                best = PlacedPlan(plan, now)
+    return best
+
+
+def _plan(state: PlacementState, kept: Snapshot) -> Plan:
+    stage_of, paths = kept
+    stages = tuple(
+        tuple(node for node, at in enumerate(stage_of) if at == stage) for stage in range(len(state.stages))
+    )
+    return Plan(_with_stages(state.instance, stages, state.table), paths)
+
+
+def _swapped(instance: Instance, nodes: tuple[int, int], table: PlacementTable) -> Instance:
+    swap = dict(zip(nodes, reversed(nodes), strict=True))
+    stages = tuple(tuple(sorted(swap.get(node, node) for node in each)) for each in instance.stages)
+    return _with_stages(instance, stages, table)
+
+
+def _with_stages(instance: Instance, stages: tuple[tuple[int, ...], ...], table: PlacementTable) -> Instance:
+    """Return the instance of another map: speeds and slots follow the stages."""
+    forward_s, memory = list(instance.forward_s), list(instance.memory)
+    for stage, nodes in enumerate(stages):
+        for node in nodes:
+            forward_s[node], memory[node] = table.forward_s[node][stage], table.memory[node][stage]
+    return replace(instance, stages=stages, forward_s=tuple(forward_s), memory=tuple(memory))
+
+
+def _uniform(instance: Instance) -> PlacementTable:
+    """Return a table in which every node has the same speed and slots in all stages."""
+    width = len(instance.stages)
+    return PlacementTable(
+        tuple((seconds,) * width for seconds in instance.forward_s),
+        tuple((slots,) * width for slots in instance.memory),
+    )
+
+
+def _check(instance: Instance, table: PlacementTable) -> None:
+    width = len(instance.stages)
+    rows = (*table.forward_s, *table.memory)
+    if len(rows) != 2 * instance.node_count or any(len(row) != width for row in rows):
+        raise ConfigError(f"a holding must have {instance.node_count} rows of {width} stages, twice")
+    for stage, nodes in enumerate(instance.stages):
+        for node in nodes:
+            if table.memory[node][stage] < 1:
+                raise ConfigError(
+                    f"{instance.names[node]} cannot hold stage {stage}, where the given map has it"
+                )

@@ -1,0 +1,165 @@
+"""The plan of an iteration, on which all members agree: the path of each micro-batch, the order at each node.
+
+schedule -> [Plan] -> simulate, stages, Gantt chart
+              |
+         violations: what the plan breaks, in words
+
+An agent is a micro-batch slot of a data node: it takes one path, and starts a new micro-batch on it when
+the former is back, `waves` times an iteration. It holds one slot at every node of its path, from before its
+forward there until after its backward. Since `violations` lets no node have more agents than slots, an
+agent never waits for a slot that another one holds: no plan can deadlock, in whatever order stages are
+visited.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from swarmnode.errors import ConfigError
+from swarmnode.extensions.pipeline.scheduling.instance import (
+    MAX_AGENTS,
+    MAX_FILE_BYTES,
+    Instance,
+    least_visits,
+)
+
+Policy = Literal["fifo", "backward_first", "ranked"]
+"""The order in which a free node takes its ready tasks. fifo: the one that came first. backward_first: a loss
+or backward before a forward, then fifo (slots get free sooner). ranked: the one whose agent has the lowest
+rank, then fifo."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Paths and orders of one iteration.
+
+    >>> link = ((0.0, 1.0), (1.0, 0.0))
+    >>> small = Instance(("a", "b"), (1.0, 1.0), link, (1, 1), ((0,), (1,)), path_length=2, waves=1)
+    >>> violations(Plan(small, paths=((0, 1),)))
+    []
+    """
+
+    instance: Instance
+    paths: tuple[tuple[int, ...], ...]
+    """Nodes of each agent in order of visit, the data node first. The agents of a data node are released in
+    this order, one forward time after the other."""
+    policies: tuple[Policy, ...] = ()
+    """Queue policy of each node. Empty: all fifo."""
+    ranks: tuple[int, ...] = ()
+    """Rank of each agent, lower first; read by nodes whose policy is "ranked". Empty unless there is one."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one iteration."""
+        return len(self.paths) * self.instance.waves
+
+    def policy(self, node: int) -> Policy:
+        return self.policies[node] if self.policies else "fifo"
+
+    def stages(self, agent: int) -> tuple[int, ...]:
+        """The stages that the agent visits, in order of visit."""
+        stage_of = self.instance.stage_of
+        return tuple(stage_of[node] for node in self.paths[agent])
+
+
+def violations(plan: Plan) -> list[str]:
+    """Return every rule that the plan breaks, in words; empty if it may run."""
+    return list(_form(plan)) or [*_path_rules(plan), *_slot_rules(plan), *_share_rules(plan)]
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Encode the plan as JSON, with its instance. Equal plans give equal bytes."""
+    return msgspec.json.encode(plan, order="deterministic")
+
+
+def decode_plan(data: bytes) -> Plan:
+    """Decode a plan of `encode_plan`. Raises ConfigError for other bytes and for a plan that breaks a
+    rule."""
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"a plan of {len(data)} bytes", hint=f"at most {MAX_FILE_BYTES} are read")
+    try:
+        plan = msgspec.json.decode(data, type=Plan)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"not a plan: {error}") from error
+    broken = violations(plan)
+    if broken:
+        raise ConfigError(f"the plan breaks {len(broken)} rules, first: {broken[0]}")
+    return plan
+
+
+def digest(plan: Plan) -> str:
+    """Return the SHA-256 of the plan in hex. Members compare it before they run a plan."""
+    return hashlib.sha256(encode_plan(plan)).hexdigest()
+
+
+def path_problem(instance: Instance, stages: tuple[int, ...]) -> str | None:
+    """Return the rule that a path over these stages, in order of visit, breaks; None if it breaks none."""
+    if stages[:1] != (0,):
+        return "does not start at stage 0"
+    if len(stages) != instance.path_length:
+        return f"visits {len(stages)} stages instead of {instance.path_length}"
+    if len(set(stages)) != len(stages) or -1 in stages:
+        return "visits a stage twice, or a node in no stage"
+    swaps = _swaps(stages)
+    if swaps is None or swaps > instance.max_swaps:
+        return f"is out of order beyond {instance.max_swaps} swaps of neighbours"
+    step = max((later - former for former, later in pairwise(sorted(stages))), default=0)
+    if step > instance.max_gap:
+        return f"steps over {step} stages at once, more than {instance.max_gap}"
+    return None
+
+
+def _swaps(stages: tuple[int, ...]) -> int | None:
+    """Return the number of neighbours s + 1, s to swap so that the stages are sorted; None if that does not
+    sort them."""
+    sorted_stages, at, swaps = list(stages), 0, 0
+    while at + 1 < len(sorted_stages):
+        if sorted_stages[at] == sorted_stages[at + 1] + 1 and at > 0:
+            sorted_stages[at : at + 2] = reversed(sorted_stages[at : at + 2])
+            swaps += 1
+            at += 1
+        at += 1
+    return swaps if sorted_stages == sorted(stages) else None
+
+
+def _form(plan: Plan) -> Iterator[str]:
+    """Yield violations of the form, which must be right before a rule can be checked."""
+    count = plan.instance.node_count
+    if not 1 <= len(plan.paths) <= MAX_AGENTS:
+        yield f"{len(plan.paths)} paths, there may be 1 to {MAX_AGENTS}"
+    if not all(0 <= node < count for path in plan.paths for node in path):
+        yield f"a path names a node outside 0..{count - 1}"
+    if plan.policies and len(plan.policies) != count:
+        yield f"{len(plan.policies)} policies for {count} nodes"
+    if plan.ranks and len(plan.ranks) != len(plan.paths):
+        yield f"{len(plan.ranks)} ranks for {len(plan.paths)} agents"
+    if "ranked" in plan.policies and not plan.ranks:
+        yield "a node goes by ranks, but there are none"
+
+
+def _path_rules(plan: Plan) -> Iterator[str]:
+    for agent in range(len(plan.paths)):
+        problem = path_problem(plan.instance, plan.stages(agent))
+        if problem is not None:
+            yield f"the path of agent {agent} {problem}"
+
+
+def _slot_rules(plan: Plan) -> Iterator[str]:
+    held = Counter(node for path in plan.paths for node in path)
+    for node in sorted(held):
+        if held[node] > plan.instance.memory[node]:
+            slots = plan.instance.memory[node]
+            yield f"node {node} ({plan.instance.names[node]}) has {held[node]} agents and {slots} slots"
+
+
+def _share_rules(plan: Plan) -> Iterator[str]:
+    stage_of = plan.instance.stage_of
+    visits = Counter(stage_of[node] for path in plan.paths for node in path)
+    for stage, least in enumerate(least_visits(plan.instance, len(plan.paths))):
+        if visits[stage] < least:
+            yield f"stage {stage} has {visits[stage]} visits a wave, it needs {least}"

@@ -1,0 +1,200 @@
+"""The plan of an iteration: a feasible one at once, then better ones for as long as the budget lasts.
+
+Instance -> first_paths -> [schedule: annealing on the exact simulator] -> Scheduled (plan, makespan)
+
+Collisions need no rule of their own: the simulator shows what they cost. Simulated annealing with restarts
+from the best plan. The threshold of a step is drawn before its
+plan is simulated (a cost of at most cost - temperature * ln u is accepted), so the simulator may
+give up as soon as the threshold is out of reach, and still decides exactly as if it had not.
+"""
+
+import time
+from dataclasses import dataclass
+from math import exp, inf, log
+from random import Random
+
+from swarmnode.errors import ConfigError
+from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.moves import Draft, RandomMoves, apply
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.simulator import SimulatedRun, Simulator
+
+HOT, COLD = 0.09, 0.0045
+"""First and last temperature of a restart, relative to the makespan over the number of agents: a move changes
+the path of one or two agents, and their mean by about that much."""
+
+MEAN_WEIGHT = 1.0
+"""Weight of the agents' mean finish beside the makespan in annealing. Most moves leave the makespan
+unchanged; the mean leads to plans in which the other agents are out of the way of the slowest."""
+
+PREPARING = 0.1
+"""Share of the budget for the search of paths without collisions, before the exact search."""
+
+RESTARTS = 4
+"""Restarts, which get equal shares of the budget."""
+
+CRITICAL = 0.35
+"""Share of moves that start at the agent that finishes last, instead of at a random one."""
+
+STEPS_PER_LOOK = 32
+"""Steps between two looks at the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBudget:
+    """Length of the search: it ends at the first of the two bounds. With steps alone, equal seeds give equal
+    plans everywhere."""
+
+    steps: int | None = None
+    """Number of changes to try."""
+    seconds: float | None = None
+    """CPU seconds of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A plan with its makespan."""
+
+    plan: Plan
+    makespan_s: float
+    steps: int
+    """Number of changes that were tried."""
+
+
+def schedule(instance: Instance, *, seed: int, budget: SearchBudget, start: Plan | None = None) -> Scheduled:
+    """Return the best plan found within the budget, beginning at `start` or at a greedy plan.
+
+    Raises ConfigError if the instance has no feasible plan.
+    """
+    if budget.steps is None and budget.seconds is None:
+        raise ConfigError("a search without end", hint="give the budget steps or seconds")
+    search = _Search(instance, seed, budget, start)
+    search.run()
+    return Scheduled(_plan(instance, search.best), search.best_run.makespan_s, search.steps)
+
+
+def _plan(instance: Instance, draft: Draft) -> Plan:
+    policies = () if all(p == "fifo" for p in draft.policies) else tuple(draft.policies)
+    ranks = tuple(draft.ranks) if "ranked" in policies else ()
+    return Plan(instance, tuple(draft.paths), policies, ranks)
+
+
+def _first_plans(instance: Instance) -> list[Plan]:
+    """Return two first plans, one by cheapest links and one round robin: the greedy one leaves the last
+    agents the worst nodes."""
+    return [Plan(instance, tuple(first_paths(instance, use_links=use))) for use in (True, False)]
+
+
+def _draft(plan: Plan) -> Draft:
+    return Draft(
+        list(plan.paths),
+        list(plan.policies) or ["fifo"] * plan.instance.node_count,
+        list(plan.ranks) or list(range(len(plan.paths))),
+    )
+
+
+class _Search:
+    def __init__(self, instance: Instance, seed: int, budget: SearchBudget, start: Plan | None) -> None:
+        self._instance, self._budget = instance, budget
+        self._rng = Random(seed)
+        self._simulator = Simulator(instance)
+        self._moves = RandomMoves(instance, self._rng)
+        self._started_s = time.process_time()
+        self._spent = 0.0
+        self.steps = 0
+        self._prepares = start is None
+        drafts = [_draft(plan) for plan in (_first_plans(instance) if start is None else [start])]
+        self.best = drafts[0]
+        self.best_run = self._simulate(drafts[0], inf)
+        for draft in drafts[1:]:
+            self._keep(draft, self._simulate(draft, inf))
+
+    def run(self) -> None:
+        begin = PREPARING if self._prepares else 0.0
+        if begin:
+            self._prepare(begin)
+        share = (1.0 - begin) / RESTARTS
+        for restart in range(RESTARTS):
+            self._anneal(begin + restart * share, begin + (restart + 1) * share)
+
+    def _prepare(self, end: float) -> None:
+        """Anneal the agents' uncontended paths, which are cheap to evaluate, as a start for the exact
+        search."""
+        draft, rng = self.best.copy(), self._rng
+        ways_s = [self._simulator.trip(path).alone_s for path in draft.paths]
+        count = len(ways_s)
+        current_s = first_s = max(ways_s) + MEAN_WEIGHT * sum(ways_s) / count
+        temperature = 0.0
+        while True:
+            if self.steps % STEPS_PER_LOOK == 0:
+                self._look()
+                if self._spent >= end:
+                    break
+                temperature = first_s / count * HOT * exp(self._spent / end * log(COLD / HOT))
+            self.steps += 1
+            move = self._moves.draw(draft, int(rng.random() * count))
+            if move is None or not move.paths:
+                continue
+            former = [(agent, ways_s[agent]) for agent, _ in move.paths]
+            for agent, path in move.paths:
+                ways_s[agent] = self._simulator.trip(path).alone_s
+            cost_s = max(ways_s) + MEAN_WEIGHT * sum(ways_s) / count
+            if cost_s > current_s - temperature * log(1.0 - rng.random()):
+                for agent, way_s in former:
+                    ways_s[agent] = way_s
+            else:
+                apply(draft, move)
+                current_s = cost_s
+        self._keep(draft, self._simulate(draft, inf))
+
+    def _anneal(self, begin: float, end: float) -> None:
+        """Cool down once while the spent share of the budget goes from `begin` to `end`."""
+        draft, rng = self.best.copy(), self._rng
+        current_s, temperature = _cost_s(self.best_run), 0.0
+        last = self.best_run.finish_s.index(max(self.best_run.finish_s))
+        scale_s = self.best_run.makespan_s / len(draft.paths)
+        while True:
+            if self.steps % STEPS_PER_LOOK == 0:
+                self._look()
+                if self._spent >= end:
+                    return
+                share = (self._spent - begin) / (end - begin)
+                temperature = scale_s * HOT * exp(share * log(COLD / HOT))
+            self.steps += 1
+            agent = last if rng.random() < CRITICAL else int(rng.random() * len(draft.paths))
+            move = self._moves.draw(draft, agent)
+            if move is None:
+                continue
+            threshold_s = current_s - temperature * log(1.0 - rng.random())
+            undo = apply(draft, move)
+            run = self._simulate(draft, threshold_s)
+            if run.makespan_s == inf:
+                apply(draft, undo)
+                continue
+            current_s, last = _cost_s(run), run.finish_s.index(max(run.finish_s))
+            self._keep(draft, run)
+
+    def _simulate(self, draft: Draft, limit_s: float) -> SimulatedRun:
+        return self._simulator.run(draft.paths, draft.policies, draft.ranks, limit_s, MEAN_WEIGHT)
+
+    def _keep(self, draft: Draft, run: SimulatedRun) -> None:
+        """Remember the fastest plan met; of equally fast ones the one whose agents finish sooner."""
+        if (run.makespan_s, sum(run.finish_s)) < (self.best_run.makespan_s, sum(self.best_run.finish_s)):
+            self.best, self.best_run = draft.copy(), run
+
+    def _look(self) -> None:
+        seconds = time.process_time() - self._started_s
+        self._spent = max(_share(self.steps, self._budget.steps), _share(seconds, self._budget.seconds))
+
+
+def _cost_s(run: SimulatedRun) -> float:
+    """Return the cost that annealing minimises."""
+    return run.makespan_s + MEAN_WEIGHT * sum(run.finish_s) / len(run.finish_s)
+
+
+def _share(spent: float, budget: float | None) -> float:
+    """Return the spent share of a budget, which may be unlimited or zero."""
+    if budget is None:
+        return 0.0
+    return spent / budget if budget > 0 else 1.0

@@ -1,0 +1,340 @@
+"""Simulates an iteration of a plan by exact discrete events, without time steps.
+
+Plan -> [simulate] -> Timeline (makespan, tasks, utilisation) -> search, deadlines
+
+The model. A node runs one task at a time: forward f, loss f * loss_factor at the data node, backward f *
+backward_factor; after a task it is not available for a gap. A result is at the next node one hop later;
+hops do not slow each other down. A micro-batch goes its path forward, returns to the data node for the
+loss, and goes the path in reverse for the backward. It takes a slot where its forward starts and gives it
+back with its backward. Which ready task a free node takes is its policy (plan.py). An agent starts its next
+micro-batch when the last is back. Things that happen at the same instant happen in the order in which they
+were caused.
+
+The search asks for makespans by the ten thousand, so the loop works on tuples and lists, and gives up as
+soon as a limit is out of reach: an arrival plus the rest of the agent's own way, uncontended, is a lower
+bound. That makes rejecting a plan cheap and changes no decision.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from math import inf
+from typing import Literal
+
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy
+
+Kind = Literal["forward", "loss", "backward"]
+
+LATER = 1 << 60
+"""Offset that puts a class of tasks behind all arrivals of the class before: more than any run has events."""
+
+MAX_TRIPS = 20_000
+"""Trips that a simulator remembers, about 1 KB each, before it begins anew."""
+
+INSTANT_S = 1e-12
+"""Difference below which two times are the same instant: sums of the same durations differ by rounding."""
+
+Step = tuple[int, float, float, float, float]
+"""Node, seconds of work, gap after it, seconds until the result is at the next step's node, and the
+uncontended seconds from there to the end of the micro-batch."""
+
+Recorded = tuple[int, int, int, int, float, float]
+"""Node, agent, wave, step, start, end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledWork:
+    """One piece of work on one node."""
+
+    node: int
+    agent: int
+    wave: int
+    kind: Kind
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The events of one iteration, in seconds from its start."""
+
+    makespan_s: float
+    """End of the last backward; infinite if agents are stuck."""
+    tasks: tuple[ScheduledWork, ...]
+    """Work of all nodes, in order of its start."""
+    utilisation: tuple[float, ...]
+    """Share of the makespan in which each node computes."""
+    stuck: tuple[int, ...]
+    """Agents that wait for slots of each other for ever. Only plans with `violations` can have any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """One micro-batch on one path without contention."""
+
+    steps: tuple[Step, ...]
+    """Forward along the path, loss, backward along the reverse: 2 * len(path) + 1 steps."""
+    alone_s: float
+    """Seconds from the first forward to the last backward without waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """The outcome of one simulation."""
+
+    makespan_s: float
+    """Infinite if the limit cannot be kept, or if agents are stuck."""
+    finish_s: tuple[float, ...]
+    """End of each agent's last micro-batch. Empty if the run was given up."""
+    stuck: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Limit:
+    """The limit of a run, and lower bounds that are known already."""
+
+    limit_s: float
+    mean_weight: float
+    """Weight of each agent's finish in the cost, in addition to the weight 1 of the slowest."""
+    least: list[float]
+    """Earliest end of each agent's last micro-batch, as far as known."""
+    renewed: list[float]
+    """Least seconds that each further wave adds to an agent's end."""
+
+    def is_missed(self) -> bool:
+        return max(self.least) + self.mean_weight * sum(self.least) > self.limit_s
+
+
+class Simulator:
+    """The simulator of one instance. It remembers trips."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._trips: dict[tuple[int, ...], Trip] = {}
+
+    def trip(self, path: tuple[int, ...]) -> Trip:
+        """Return the uncontended trip of a micro-batch on this path."""
+        found = self._trips.get(path)
+        if found is None:
+            if len(self._trips) >= MAX_TRIPS:
+                self._trips.clear()
+            found = self._trips[path] = _trip(self._instance, path)
+        return found
+
+    def run(
+        self,
+        paths: Sequence[tuple[int, ...]],
+        policies: Sequence[Policy] = (),
+        ranks: Sequence[int] = (),
+        limit_s: float = inf,
+        mean_weight: float = 0.0,
+        record: list[Recorded] | None = None,
+    ) -> SimulatedRun:
+        """Simulate one iteration. `record` is filled with its tasks, in the order in which they start.
+
+        Where makespan + mean_weight * mean finish of the agents is above `limit_s`, the makespan is
+        reported as infinite, as early as that can be known.
+        """
+        instance = self._instance
+        trips = [self.trip(path) for path in paths]
+        renewed = [trip.alone_s + instance.gap_s for trip in trips]
+        releases = _releases(instance, paths)
+        least = [
+            release + trip.alone_s + (instance.waves - 1) * again
+            for release, trip, again in zip(releases, trips, renewed, strict=True)
+        ]
+        # A nanosecond for the order of additions.
+        limit = _Limit(limit_s + 1e-9, mean_weight / len(paths), least, renewed)
+        if limit.is_missed():
+            return SimulatedRun(inf, ())
+        finish = [inf] * len(paths)
+        if not _events(instance, trips, releases, limit, policies, ranks, finish, record):
+            return SimulatedRun(inf, ())
+        stuck = tuple(agent for agent, end in enumerate(finish) if end == inf)
+        makespan_s = max(finish)
+        missed = makespan_s + mean_weight * sum(finish) / len(finish) > limit_s if not stuck else False
+        return SimulatedRun(inf if missed else makespan_s, tuple(finish), stuck)
+
+
+def simulate(plan: Plan) -> Timeline:
+    """Return the exact timeline of one iteration of the plan, in seconds from its start.
+
+    >>> link = ((0.0, 1.0), (1.0, 0.0))
+    >>> small = Instance(("a", "b"), (1.0, 1.0), link, (1, 1), ((0,), (1,)), path_length=2, waves=1)
+    >>> simulate(Plan(small, paths=((0, 1),))).makespan_s
+    9.25
+    """
+    record: list[Recorded] = []
+    run = Simulator(plan.instance).run(plan.paths, plan.policies, plan.ranks, record=record)
+    tasks = tuple(
+        ScheduledWork(node, agent, wave, _kind(step, len(plan.paths[agent])), start, end)
+        for node, agent, wave, step, start, end in record
+    )
+    busy = [0.0] * plan.instance.node_count
+    for task in tasks:
+        busy[task.node] += task.end_s - task.start_s
+    return Timeline(
+        makespan_s=run.makespan_s,
+        tasks=tasks,
+        utilisation=tuple(seconds / run.makespan_s for seconds in busy),
+        stuck=run.stuck,
+    )
+
+
+def _events(
+    instance: Instance,
+    trips: Sequence[Trip],
+    releases: Sequence[float],
+    limit: _Limit,
+    policies: Sequence[Policy],
+    ranks: Sequence[int],
+    finish: list[float],
+    record: list[Recorded] | None,
+) -> bool:
+    """Run all events, filling `finish`. Returns False if it gave up because the limit is missed.
+
+    An agent has one task at a time, so an event is either an agent's arrival at its next step's node, or a
+    node's becoming free while tasks wait there. It is (time, cause * span + who): equal times go by cause.
+    """
+    agent_count, node_count, waves = len(trips), instance.node_count, instance.waves
+    span = agent_count + node_count
+    steps = [trip.steps for trip in trips]
+    forwards = [len(trip.steps) // 2 for trip in trips]
+    limit_s, mean_weight, least = limit.limit_s, limit.mean_weight, limit.least
+    later_waves = [(waves - 1) * again for again in limit.renewed]
+    worst, total = max(least), mean_weight * sum(least)
+    order = [_ORDERS[policy] for policy in policies] or [0] * node_count
+    at, wave = [0] * agent_count, [0] * agent_count
+    free_slots = list(instance.memory)
+    free_at = [0.0] * node_count
+    wake_cause, wakes = [0] * node_count, [False] * node_count
+    waiting: list[list[tuple[int, int]]] = [[] for _ in range(node_count)]
+    events = [(release, agent * span + agent) for agent, release in enumerate(releases)]
+    heapify(events)
+    cause = agent_count
+    while events:
+        now, code = heappop(events)
+        who = code % span
+        if who < agent_count:
+            agent = who
+            step = at[agent]
+            node = steps[agent][step][0]
+            queue = waiting[node]
+            cause += 1
+            if order[node] == 0:
+                key = cause
+            elif order[node] == 1:
+                key = cause if step >= forwards[agent] else cause + LATER
+            else:
+                key = cause + ranks[agent] * LATER
+            if free_at[node] > now + INSTANT_S:
+                queue.append((key, agent))
+                if not wakes[node]:
+                    wakes[node] = True
+                    heappush(events, (free_at[node], wake_cause[node]))
+                continue
+            if queue or (step < forwards[agent] and not free_slots[node]):
+                queue.append((key, agent))
+                agent = _take(queue, at, forwards, free_slots[node])
+        else:
+            node = who - agent_count
+            wakes[node] = False
+            queue = waiting[node]
+            if free_at[node] > now + INSTANT_S:
+                if queue:
+                    wakes[node] = True
+                    heappush(events, (free_at[node], wake_cause[node]))
+                continue
+            agent = _take(queue, at, forwards, free_slots[node])
+        if agent < 0:
+            continue
+        step = at[agent]
+        _, work_s, gap_s, travel_s, rest_s = steps[agent][step]
+        end = now + work_s
+        free_at[node] = end + gap_s
+        if record is not None:
+            record.append((node, agent, wave[agent], step, now, end))
+        if step < forwards[agent]:
+            free_slots[node] -= 1
+        elif step > forwards[agent]:
+            free_slots[node] += 1
+        step += 1
+        if step < len(steps[agent]):
+            arrival = end + travel_s
+            least_end = arrival + rest_s + later_waves[agent]
+            if least_end > least[agent]:
+                total += mean_weight * (least_end - least[agent])
+                least[agent] = least_end
+                if least_end > worst:
+                    worst = least_end
+                if worst + total > limit_s:
+                    return False
+            at[agent] = step
+            cause += 1
+            heappush(events, (arrival, cause * span + agent))
+        else:
+            wave[agent] += 1
+            if wave[agent] < waves:
+                at[agent] = 0
+                later_waves[agent] -= limit.renewed[agent]
+                cause += 1
+                heappush(events, (end, cause * span + agent))
+            else:
+                finish[agent] = end
+        cause += 1
+        wake_cause[node] = cause * span + agent_count + node
+        if queue and not wakes[node]:
+            wakes[node] = True
+            heappush(events, (free_at[node], wake_cause[node]))
+    return True
+
+
+_ORDERS: dict[Policy, int] = {"fifo": 0, "backward_first": 1, "ranked": 2}
+
+
+def _take(queue: list[tuple[int, int]], at: list[int], forwards: list[int], free_slots: int) -> int:
+    """Remove and return the agent whose turn it is; -1 if all of them wait for a slot."""
+    if free_slots > 0:
+        ready = queue
+    else:
+        ready = [entry for entry in queue if at[entry[1]] >= forwards[entry[1]]]
+    if not ready:
+        return -1
+    chosen = min(ready)
+    queue.remove(chosen)
+    return chosen[1]
+
+
+def _releases(instance: Instance, paths: Sequence[tuple[int, ...]]) -> list[float]:
+    """Return the time at which the data node of each agent starts its first micro-batch: one forward after
+    the other."""
+    before: dict[int, int] = {}
+    releases: list[float] = []
+    for path in paths:
+        data_node = path[0]
+        rank = before.get(data_node, 0)
+        before[data_node] = rank + 1
+        releases.append(rank * instance.forward_s[data_node])
+    return releases
+
+
+def _trip(instance: Instance, path: tuple[int, ...]) -> Trip:
+    nodes = [*path, path[0], *reversed(path)]
+    work = [instance.forward_s[node] for node in path]
+    work += [instance.forward_s[path[0]] * instance.loss_factor]
+    work += [instance.forward_s[node] * instance.backward_factor for node in reversed(path)]
+    gaps = [instance.first_gap_s] + [instance.gap_s] * (len(nodes) - 1)
+    travel = [instance.hop_s[a][b] for a, b in pairwise(nodes)] + [0.0]
+    # The loss is computed where the path starts, so a path of one node has no hop there.
+    steps: list[Step] = []
+    rest_s = 0.0
+    for node, work_s, gap_s, travel_s in zip(*map(reversed, (nodes, work, gaps, travel)), strict=True):
+        steps.append((node, work_s, gap_s, travel_s, rest_s))
+        rest_s += work_s + travel_s
+    return Trip(tuple(reversed(steps)), rest_s)
+
+
+def _kind(step: int, length: int) -> Kind:
+    return "forward" if step < length else "loss" if step == length else "backward"

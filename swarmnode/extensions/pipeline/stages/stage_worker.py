@@ -1,0 +1,363 @@
+"""One member's arithmetic: micro-batches go forward through its stage, and their gradients backward.
+
+transport (a driver, in a worker thread) -> [StageWorker] -> stage_model.py
+
+Pure arithmetic and bookkeeping, for one thread: no sockets, no clock. A micro-batch needs a slot, which its
+agent reserves before it is admitted at any stage of its path; so what is in flight never exceeds the memory
+that was promised, and no micro-batch waits in one slot for another.
+
+Every answer can be asked for again, and gradients are added once: a message that arrives twice gets what is
+stored, and of several attempts at one micro-batch only the first that is committed counts here. Gradients are
+provisional until `commit`, which says that the answer was taken: an answer that nobody wanted must not count,
+since somebody else's did. What a peer sends is checked completely before anything changes; what is refused is
+counted by reason.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from swarmnode.errors import ModelError, Rejected
+from swarmnode.extensions.pipeline.stages.micro_batches import (
+    GradientAccumulator,
+    GradientSum,
+    LossGradient,
+    MicroBatchAttempt,
+    StageInput,
+    is_same_input,
+)
+from swarmnode.extensions.pipeline.stages.packed_state import (
+    StageState,
+    matching_moments,
+    matching_tensors,
+    pack_state,
+)
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.stages.tensor_checks import TensorChecks
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.training.checkpoints.checkpoint import optimizer_tensors
+from swarmnode.training.losses import LossOutput
+
+Activations = Literal["kept", "recomputed"]
+""""kept": the backward pass finds all activations. "recomputed": it finds the stage's input and runs the
+forward pass again, a third more work for the memory of one hidden state per micro-batch in flight."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """A micro-batch in a slot. After its backward pass only the answers are kept."""
+
+    item: StageInput
+    output_BTD: Tensor
+    """Output of our own layers, with its graph if activations are kept."""
+    loss: LossGradient | None = None
+    is_back: bool = False
+    answer: Tensor | None = None
+    """The gradient for the sender; None at the start of the path."""
+
+
+class StageWorker:
+    """The stage's layers with the micro-batches in flight.
+
+    Tensors that go in and out are kept for a while and not copied: nobody may write into them.
+
+    >>> worker = StageWorker(stage, slots=3, max_tokens=4096)                            # doctest: +SKIP
+    >>> worker.reserve(agent=0)                                                          # doctest: +SKIP
+    True
+    >>> attempt = MicroBatchAttempt(agent=0, iteration=0, wave=0)                        # doctest: +SKIP
+    >>> hidden_BTD = worker.forward(StageInput(attempt, received_BTD, tokens=100))       # doctest: +SKIP
+    >>> for_sender_BTD = worker.backward(attempt, gradient_BTD)                          # doctest: +SKIP
+    >>> worker.commit(attempt)                               # The sender has taken it.  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        *,
+        slots: int,
+        max_tokens: int,
+        activations: Activations = "kept",
+        iteration: int = 0,
+    ) -> None:
+        """`slots`: micro-batches that memory was planned for. `max_tokens`: bound of one of them, pads
+        included."""
+        self.model = model
+        self.iteration = iteration
+        self.version = iteration
+        """Optimizer steps in the weights: less than `iteration` while the gradients of one are averaged."""
+        self._checks = TensorChecks(model, max_tokens=max_tokens)
+        self.refused = self._checks.refused
+        """Refused messages of peers, by reason."""
+        self.dropped = 0
+        """Micro-batches given up between their forward and their backward pass."""
+        self.max_tokens = max_tokens
+        self._slots = slots
+        self._activations = activations
+        self._parameters = model.trainable()
+        self._work: dict[int, _Work | None] = {}
+        self._newest: dict[int, MicroBatchAttempt] = {}
+        self._sum = GradientAccumulator(slots)
+
+    @property
+    def counted(self) -> frozenset[tuple[int, int, int]]:
+        """Micro-batches whose gradients are committed in this iteration."""
+        return self._sum.micro_batches
+
+    @property
+    def free_slots(self) -> int:
+        return self._slots - len(self._work)
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches between their forward and their backward pass."""
+        return sum(work is not None and not work.is_back for work in self._work.values())
+
+    def reserve(self, agent: int) -> bool:
+        """Reserve a slot for the agent's micro-batches, one at a time. Returns False if all are taken. An
+        agent that has one keeps it."""
+        if agent not in self._work:
+            if not self.free_slots:
+                return False
+            self._work[agent] = None
+        return True
+
+    def release(self, agent: int) -> None:
+        """Free the agent's slot. A micro-batch in it is dropped."""
+        work = self._work.pop(agent, None)
+        self.dropped += work is not None and not work.is_back
+
+    def drop(self, attempt: MicroBatchAttempt) -> None:
+        """Give up a micro-batch and free its slot. Later messages of this attempt are refused."""
+        work = self._work.get(attempt.agent)
+        if work is not None and work.item.attempt == attempt:
+            self.release(attempt.agent)
+
+    def forward(self, item: StageInput) -> Tensor:
+        """Return the output of our own layers, [B, T, D] without graph. A later attempt of the agent replaces
+        its former one.
+
+        A later attempt with exactly the same input is not computed again. Raises Rejected: no_slot,
+        no_memory; unknown_work for another iteration or an attempt behind the agent's newest; and as
+        `evaluate`.
+        """
+        attempt = item.attempt
+        if attempt.iteration != self.iteration:
+            self._checks.refuse(
+                Refusal.UNKNOWN_WORK, f"iteration {attempt.iteration}, here it is {self.iteration}"
+            )
+        if attempt.agent not in self._work:
+            self._checks.refuse(Refusal.NO_SLOT, f"agent {attempt.agent} has reserved none")
+        former = self._work[attempt.agent]
+        if former is not None and former.item.attempt == attempt:
+            return former.output_BTD.detach()
+        if attempt.agent in self._newest and attempt <= self._newest[attempt.agent]:
+            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{attempt} comes after {self._newest[attempt.agent]}")
+        item = self._checks.input(item)
+        if former is not None and is_same_input(former.item, item):
+            # The former's input, which the graph of its output begins at.
+            item, output_BTD = replace(former.item, attempt=attempt), former.output_BTD
+        else:
+            with self._checks.within_memory(), torch.set_grad_enabled(self._activations == "kept"):
+                output_BTD = self._run(item)
+            self._checks.finite(output_BTD, "what the own layers made of it")
+            self.dropped += former is not None and not former.is_back
+        self._work[attempt.agent] = _Work(item, output_BTD)
+        self._newest[attempt.agent] = attempt
+        return output_BTD.detach()
+
+    def backward(self, attempt: MicroBatchAttempt, gradient_BTD: Tensor) -> Tensor | None:
+        """Return the gradient [B, T, D] for the sender, None at the start of the path. The gradients of our
+        own parameters wait for `commit` or `discard`.
+
+        `gradient_BTD`: with respect to the result of `forward`. Raises Rejected: unknown_work, wrong_shape;
+        and, dropping the micro-batch, not_finite (our own gradients), no_memory.
+        """
+        work = self._found(attempt)
+        if work.is_back:
+            return work.answer
+        gradient_BTD = self._checks.gradient(gradient_BTD, work.output_BTD)
+        output_BTD = work.output_BTD
+        inputs = [work.item.values] if work.item.values.requires_grad else []
+        try:
+            with self._checks.within_memory(), torch.enable_grad():
+                if not output_BTD.requires_grad:
+                    # Nothing was kept, or a former attempt has used it up.
+                    output_BTD = self._run(work.item)
+                own, answers = self._gradients(output_BTD, gradient_BTD, inputs, attempt, "layers")
+        except Rejected:
+            self.drop(attempt)
+            raise
+        if not self._sum.holds(attempt, "layers"):
+            self._sum.keep(own, attempt, tokens=work.item.tokens)
+        work.output_BTD, work.is_back = work.output_BTD.detach(), True
+        work.answer = answers[0] if answers else None
+        return work.answer
+
+    def commit(self, attempt: MicroBatchAttempt) -> None:
+        """Count the gradients of this attempt, whose sender has taken the answer, unless another attempt
+        counts."""
+        self._sum.commit(attempt)
+
+    def discard(self, attempt: MicroBatchAttempt) -> None:
+        """Drop the gradients of this attempt, whose sender did not want the answer."""
+        self._sum.discard(attempt)
+
+    def loss(
+        self, attempt: MicroBatchAttempt, hidden_BTD: Tensor, objective: Callable[[Tensor], LossOutput]
+    ) -> LossGradient:
+        """Return the loss of hidden states that came back from the last stage, and its gradient with respect
+        to them. The gradients of norm and head are added.
+
+        `objective` takes the hidden states with a graph and divides by the size of the whole step. On the
+        data stage only, between `forward` and `backward` of the attempt. Raises Rejected: unknown_work,
+        wrong_shape; and, dropping the micro-batch, not_finite (the gradient of the loss), no_memory.
+        """
+        work = self._found(attempt)
+        if work.loss is not None:
+            return work.loss
+        if hidden_BTD.shape != work.output_BTD.shape:
+            self._checks.refuse(Refusal.WRONG_SHAPE, f"{list(hidden_BTD.shape)} came back")
+        hidden_BTD = self._checks.own_type(hidden_BTD)
+        self._checks.finite(hidden_BTD, "what came in")
+        hidden_BTD.requires_grad_()
+        try:
+            with self._checks.within_memory(), torch.enable_grad():
+                output = objective(hidden_BTD)
+                own, answers = self._gradients(output.loss, None, [hidden_BTD], attempt, "head")
+        except Rejected:
+            self.drop(attempt)
+            raise
+        if not self._sum.holds(attempt, "head"):
+            self._sum.add(own, attempt, "head", tokens=0)
+        detached = LossOutput(output.loss.detach(), output.clipped, output.kl, output.entropy)
+        work.loss = LossGradient(detached, answers[0])
+        return work.loss
+
+    @torch.no_grad()
+    def evaluate(self, item: StageInput, *, reference: bool = False) -> Tensor:
+        """Return the output of our own layers, [B, T, D], without keeping anything or taking a slot.
+
+        `reference`: without the adapter. Raises Rejected: wrong_shape, too_large, not_finite.
+        """
+        item = self._checks.input(item)
+        if not reference:
+            return self._run(item)
+        with self.model.without_adapter(item.values.shape[0] * item.values.shape[1]):
+            return self._run(item)
+
+    def take_gradients(self) -> GradientSum:
+        """Close the iteration and return its sums; its later messages are refused. Micro-batches in flight
+        are dropped, slots stay reserved."""
+        self._forget_work()
+        taken, self._sum = self._sum.sums(), GradientAccumulator(self._slots)
+        self._newest.clear()
+        self.iteration += 1
+        return taken
+
+    def apply(
+        self, gradients: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, *, max_norm: float
+    ) -> float | None:
+        """Take one step of the optimizer of `model.trainable()`. Returns the gradient norm before clipping to
+        `max_norm`.
+
+        None: no gradient, no step (Adam would move on momentum alone). Gradients may come from peers: raises
+        Rejected for wrong_shape (of names too) and not_finite, before anything has changed. Raises ModelError
+        while micro-batches are in flight, whose activations belong to the former weights.
+        """
+        if self.in_flight:
+            raise ModelError("a step while micro-batches are in flight", hint="take_gradients first")
+        self.version = self.iteration
+        if not gradients:
+            return None
+        for name, gradient in gradients.items():
+            if name not in self._parameters:
+                self._checks.refuse(Refusal.WRONG_SHAPE, f"{name} is not trained here")
+            if gradient.shape != self._parameters[name].shape:
+                self._checks.refuse(Refusal.WRONG_SHAPE, f"{list(gradient.shape)} for {name}")
+            self._checks.finite(gradient, name)
+        for name, parameter in self._parameters.items():
+            # In the parameter's own layout: the gradient of a LoRA B comes transposed, and fused Adam reads
+            # memory in order.
+            gradient = gradients.get(name)
+            parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), max_norm)
+        if finite := bool(torch.isfinite(norm)):
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if not finite:
+            self._checks.refuse(Refusal.NOT_FINITE, "the norm of all")
+        return norm.item()
+
+    def state(self, optimizer: torch.optim.Optimizer | None = None) -> StageState:
+        """Return the trained parameters by global name, with Adam's moments if `optimizer` is given.
+
+        Without moments, equal replicas of one stage have equal digests.
+        """
+        moments = {} if optimizer is None else optimizer_tensors(optimizer, self._parameters)
+        return pack_state({**self._parameters, **moments})
+
+    def load_state(
+        self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Load our own tensors from among these (`stage_state.unpack_states`); those of other stages are
+        ignored.
+
+        `optimizer`: that of `model.trainable().values()`, if its moments are wanted too. Micro-batches in
+        flight and gradient sums are dropped: they belong to other weights. Raises CheckpointError, with
+        nothing changed, if a tensor is missing, has another shape or is not finite.
+        """
+        own = matching_tensors(tensors, self._parameters)
+        moments = {} if optimizer is None else matching_moments(tensors, self._parameters)
+        self._forget_work()
+        self._sum = GradientAccumulator(self._slots)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                self._parameters[name].copy_(tensor)
+        if optimizer is not None:
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+    def _forget_work(self) -> None:
+        self.dropped += self.in_flight
+        self._work = dict.fromkeys(self._work)
+
+    def _run(self, item: StageInput) -> Tensor:
+        starts = not item.values.is_floating_point()
+        hidden_BTD = self.model.embed(item.values) if starts else item.values
+        return self.model.forward(hidden_BTD, item.layout)
+
+    def _found(self, attempt: MicroBatchAttempt) -> _Work:
+        work = self._work.get(attempt.agent)
+        if work is None or work.item.attempt != attempt:
+            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{attempt} is not here")
+        return work
+
+    def _gradients(
+        self,
+        output: Tensor,
+        gradient: Tensor | None,
+        inputs: Sequence[Tensor],
+        attempt: MicroBatchAttempt,
+        part: str,
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """Return (gradients of the parameters by name, gradients of the inputs), all finite. Parameters whose
+        gradients are included already are left out."""
+        named = {} if self._sum.holds(attempt, part) else self._parameters
+        wanted = [*inputs, *named.values()]
+        if not wanted or not output.requires_grad:
+            return {}, tuple(torch.zeros_like(tensor) for tensor in inputs)
+        found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
+        # Their largest number tells of all of them at once: a look at each one costs 15 % of a pass.
+        largest = get_total_norm([x for x in found if x is not None], norm_type=math.inf)
+        self._checks.finite(largest, f"a gradient of the own {part}")
+        own = zip(named, found[len(inputs) :], strict=True)
+        answers = zip(inputs, found, strict=False)
+        return (
+            {name: tensor for name, tensor in own if tensor is not None},
+            tuple(torch.zeros_like(x) if tensor is None else tensor for x, tensor in answers),
+        )

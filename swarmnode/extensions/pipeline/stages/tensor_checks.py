@@ -1,0 +1,80 @@
+"""Checks of the tensors that peers send to a stage, made completely before anything changes.
+
+StageWorker (hidden states, gradients) -> [TensorChecks] -> what the stage computes with, or Rejected, counted
+StageWorker (a pass) -> [TensorChecks.within_memory] -> its result, or Rejected
+"""
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.stages.micro_batches import StageInput, fault_of
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.model.budget import is_out_of_memory
+
+
+class TensorChecks:
+    """Checks what peers send to one stage."""
+
+    def __init__(self, model: StageModel, *, max_tokens: int) -> None:
+        """`max_tokens`: bound of one micro-batch, pads included."""
+        self.refused: Counter[Refusal] = Counter()
+        self._model = model
+        self._max_tokens = max_tokens
+
+    def input(self, item: StageInput) -> StageInput:
+        """Return the input on the device and in the type of the stage. Raises Rejected: wrong_shape,
+        too_large, not_finite."""
+        model = self._model
+        vocabulary = model.vocabulary if model.part.has_ends else None
+        fault = fault_of(item, model.hidden_size, vocabulary, max_tokens=self._max_tokens, packs=model.packs)
+        if fault is not None:
+            self.refuse(fault.reason, fault.detail)
+        if not item.values.is_floating_point():
+            return replace(item, values=item.values.to(model.device))
+        own_BTD = self.own_type(item.values)
+        self.finite(own_BTD, "what came in")
+        return replace(item, values=own_BTD.requires_grad_())
+
+    def gradient(self, gradient_BTD: Tensor, output_BTD: Tensor) -> Tensor:
+        """Return a gradient with respect to an output, checked. Raises Rejected: wrong_shape, not_finite."""
+        if gradient_BTD.shape != output_BTD.shape or not gradient_BTD.is_floating_point():
+            self.refuse(Refusal.WRONG_SHAPE, f"a gradient {gradient_BTD.dtype} {list(gradient_BTD.shape)}")
+        own = self.own_type(gradient_BTD)
+        self.finite(own, "a gradient that came in")
+        return own
+
+    def own_type(self, values: Tensor) -> Tensor:
+        """Return the values without graph, on the device and in the type of the stage."""
+        return values.detach().to(self._model.device, self._model.settings.dtype)
+
+    def finite(self, values: Tensor, what: str) -> None:
+        """Raises Rejected: not_finite, unless all values are finite."""
+        if not bool(torch.isfinite(values).all()):
+            self.refuse(Refusal.NOT_FINITE, what)
+
+    def refuse(self, reason: Refusal, detail: str) -> NoReturn:
+        """Count the refusal and raise Rejected."""
+        self.refused[reason] += 1
+        raise Rejected(reason, detail)
+
+    @contextmanager
+    def within_memory(self) -> Generator[None]:
+        """Raises Rejected: no_memory, in place of torch's out-of-memory errors."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            said = str(error).partition("\n")[0]
+        else:
+            return
+        # Outside of the handler: what the pass has left on the stack need not wait for this one to be read.
+        self.refuse(Refusal.NO_MEMORY, said)

@@ -1,0 +1,89 @@
+"""Incoming streams of our daemon, each given to whoever serves its protocol.
+
+daemon -> P2pdHost -> [StreamServer] -> rpc.answer, streams.handle_stream
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from swarmnode.errors import NetworkError, PeerUnreachable
+from swarmnode.network.daemon.control_client import ControlClient, Unusable
+from swarmnode.network.daemon.peer_gate import PeerGate
+from swarmnode.network.daemon.traffic import STREAMED_BYTES
+from swarmnode.network.rpc import READ_TIMEOUT_S, Service, answer
+from swarmnode.network.skip_counters import SkipCause, SkipCounters
+from swarmnode.network.stream_slots import StreamSlot, StreamSlots, StreamStage
+from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
+
+logger = logging.getLogger(__name__)
+
+
+class StreamServer:
+    """The served protocols, and the places for incoming streams. Outlives the daemon."""
+
+    def __init__(self, gate: PeerGate, skipped: SkipCounters) -> None:
+        self.services: dict[str, Service] = {}
+        self.handlers: dict[str, StreamHandler] = {}
+        self._gate = gate
+        self._skipped = skipped
+        # Apart: a stream may live for hours, and no number of them should keep a request out.
+        self._request_slots = StreamSlots()
+        self._stream_slots = StreamSlots()
+
+    async def serve(
+        self, control: ControlClient, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serves one stream to its end. The caller closes it."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                peer_id, protocol = await control.read_stream_info(reader)
+            if not self._gate.admits(peer_id):
+                logger.debug("refused a stream of %s from %s, which is barred", protocol, peer_id)
+            elif handler := self.handlers.get(protocol):
+                with _place(self._stream_slots, peer_id, writer) as slot:
+                    self._gate.traffic.expects(peer_id, STREAMED_BYTES)
+                    stream = SocketStream(peer_id, reader, writer, received=self._received(slot))
+                    await handle_stream(stream, protocol, handler)
+            elif service := self.services.get(protocol):
+                with _place(self._request_slots, peer_id, writer) as slot:
+                    self._gate.traffic.expects(peer_id, UNREAD_REQUESTS * service.max_request_bytes)
+                    await answer(reader, writer, peer_id, self._counted(service), reach=slot.reach)
+        except Unusable as error:
+            self._skipped.note(SkipCause.STREAM, f"a stream of nobody, {error.message}")
+        except (NetworkError, TimeoutError) as error:
+            logger.debug("lost an incoming stream: %s", error)
+
+    def _counted(self, service: Service) -> Service:
+        async def handler(peer_id: str, request: bytes) -> bytes:
+            self._gate.traffic.handed(peer_id, len(request))
+            return await service.handler(peer_id, request)
+
+        return replace(service, handler=handler)
+
+    def _received(self, slot: StreamSlot) -> Callable[[int], None]:
+        def received(size_bytes: int) -> None:
+            slot.reach(StreamStage.WORKED_ON)
+            self._gate.traffic.handed(slot.peer_id, size_bytes)
+
+        return received
+
+
+@contextmanager
+def _place(
+    slots: StreamSlots, peer_id: str, writer: asyncio.StreamWriter
+) -> Generator[StreamSlot, None, None]:
+    slot = slots.take(peer_id, writer.transport.abort)
+    if slot is None:
+        raise PeerUnreachable(f"no room for a stream of {peer_id}")
+    try:
+        yield slot
+    finally:
+        slots.give_back(slot)
+
+
+UNREAD_REQUESTS = 2
+"""Requests of a peer that may be on their way, or wait in the daemon, as its bytes are counted: a member's
+bulk probe alone is larger than FLOOD_BYTES."""

@@ -1,0 +1,156 @@
+"""Which engine runs a model, and why.
+
+node, cli -> [make_engine] -> EngineRecord.make -> decode/embedded.py | vllm/engine.py | decode/fallback.py
+                 ^
+  choose(outline) before the weights are loaded: what cannot be had is refused then
+
+An engine is imported when it is chosen; what is asked before is its record (engine_record.py).
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from swarmnode.engine_record import EngineOptions, EngineRecord, by_preference, record_of
+from swarmnode.errors import EngineError, ModelError
+from swarmnode.families.family import USE_AUTO
+from swarmnode.registry import SEAMS
+from swarmnode.rollout.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+ONE_POLICY_VERSIONS = 4
+"""Live versions that one policy needs: the newest, and those that requests in flight are pinned to."""
+
+
+class EngineChoice(NamedTuple):
+    """An engine, and why it is this one."""
+
+    record: EngineRecord
+    reason: str
+
+
+def make_engine(
+    model: PreTrainedModel | PeftModel,
+    eos_token_ids: Sequence[int],
+    max_slots: int = 256,
+    max_length: int | None = None,
+    device: torch.device | str | None = None,
+    *,
+    kind: str = "auto",
+    source: str | None = None,
+    lora_rank: int,
+    policies: int = 1,
+) -> tuple[Engine, str]:
+    """Returns the fastest engine that can run `model`, or the one asked for, and one sentence with the
+    reason.
+
+    LoRA layers that PEFT put into the model are not sampled from: an engine starts from the base, and
+    `set_policy` tells it more. `source` is the folder or name by which another process can load the same
+    model, and `lora_rank` the largest rank it will be given. With several `policies` it keeps enough versions
+    live for a SharedEngine over it. Raises EngineError where `kind` cannot be had, or not for several
+    policies; one that does not start is an error only where it was asked for, or is the last.
+
+    >>> engine, reason = make_engine(model, eos_token_ids=(0,), lora_rank=8)  # doctest: +SKIP
+    >>> reason                                                                # doctest: +SKIP
+    'embedded engine: qwen2 runs in our own decode loop, at least as fast as vLLM on a CPU.'
+    """
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    place = torch.device(device) if device is not None else base.device
+    options = EngineOptions(
+        base, eos_token_ids, max_slots, max_length, place, source, lora_rank, policies, _versions(policies)
+    )
+    broken: dict[str, str] = {}
+    while True:
+        record, reason = choose(kind, base, place, source, policies=policies, broken=broken)
+        try:
+            return record.make(options), f"{record.name} engine: {reason}."
+        except (EngineError, ModelError) as error:
+            if kind != "auto" or record is by_preference(place.type)[-1]:
+                raise
+            broken[record.name] = failure = (
+                f"{record.name} does not start here ({_first_line(error.message)})"
+            )
+            logger.warning(
+                "%s: another engine takes its place; --engine %s ends with the whole error",
+                failure,
+                record.name,
+            )
+
+
+def _versions(policies: int) -> int:
+    if policies == 1:
+        return ONE_POLICY_VERSIONS
+    from swarmnode.rollout.shared_engine import versions_needed
+
+    return versions_needed(policies)
+
+
+def choose(
+    kind: str,
+    base: PreTrainedModel,
+    place: torch.device,
+    source: str | None,
+    *,
+    policies: int = 1,
+    quantized: bool = False,
+    broken: Mapping[str, str] | None = None,
+) -> EngineChoice:
+    """Returns the engine and the reason. `broken`: engines that did not start, each with a sentence.
+
+    `base` may be without weights (device "meta"); `quantized` then says that the real one's are packed.
+    Raises EngineError if `kind` cannot be had, or nothing for several policies.
+    """
+
+    def refuses(record: EngineRecord) -> str | None:
+        """Returns the reason against this engine that no installation would change, or None."""
+        packed = quantized and not record.takes_quantized
+        return record.refuses(base, place.type, source) or ("its weights are quantized" if packed else None)
+
+    if kind == "auto":
+        chosen = _fastest(place.type, base.config.model_type, refuses, dict(broken or {}))
+    else:
+        chosen = EngineChoice(record_of(kind), "it was asked for")
+        _refuse(chosen.record, refuses(chosen.record), chosen.record.missing(place.type))
+    if policies > 1 and not chosen.record.several_policies:
+        raise EngineError(
+            f"{policies} policies cannot share an engine for one ({chosen.record.name}: {chosen.reason})",
+            hint="run a `swarmnode join` for each, without --policies and with a --home of its own",
+        )
+    return chosen
+
+
+def _refuse(record: EngineRecord, problem: str | None, missing: str | None) -> None:
+    """Raises EngineError for an engine that was asked for and cannot be had."""
+    if problem is not None:
+        raise EngineError(f"the {record.name} engine cannot run this model: {problem}", hint=USE_AUTO)
+    if missing is not None:
+        raise EngineError(f"the {record.name} engine cannot be had: {missing}", hint=record.install)
+
+
+def _fastest(
+    device: str, family: str, refuses: Callable[[EngineRecord], str | None], against: dict[str, str]
+) -> EngineChoice:
+    """Returns the first engine of ours that nothing speaks against. `against`: what is known to, by name."""
+    for record in by_preference(device):
+        problem = against.get(record.name) or refuses(record) or record.missing(device)
+        if problem is not None:
+            against[record.name] = problem
+        elif device in record.fastest_on:
+            return EngineChoice(record, record.fastest_on[device].format(family=family))
+        else:
+            others = f", as {_and(against)}" if against else ""
+            return EngineChoice(record, record.instead.format(family=family) + others)
+    raise EngineError(f"no engine can run this model: {_and(against)}")
+
+
+def _and(against: Mapping[str, str]) -> str:
+    return " and ".join(against[name] for name in SEAMS["engine"].ours if name in against)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].rstrip(".: ")

@@ -1,0 +1,77 @@
+"""Counters of an engine: tokens read and sampled, and the seconds that they took.
+
+decode/, vLLM, shared_engine.py -> [EngineCounters] -> EngineStats
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+from swarmnode.rollout.engine import EngineStats, Request
+
+# ---- what engines count ----
+
+
+def read_tokens(request: Request, kept_tokens: int) -> tuple[int, int]:
+    """Returns the tokens that a starting request reads for the first time, and those that it reads again
+    because their keys and values are not among the `kept_tokens` leading ones. An environment's text since
+    the request stopped is read for the first time. The token before it was sampled and never read: it counts
+    as neither."""
+    prompt, sampled = len(request.prompt_ids), request.sampled
+    if not sampled:
+        return prompt, 0
+    start, end = sampled.given[-1] if sampled.given else (0, 0)
+    said = end - start if end == len(sampled) else 0
+    return said, max(0, prompt + len(sampled) - said - 1 - kept_tokens)
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Counters of an engine since it was made."""
+
+    prompt_tokens: int = 0
+    reprefilled_tokens: int = 0
+    kept_tokens: int = 0
+    generated_tokens: int = 0
+    generation_s: float = 0.0
+    swaps: int = 0
+    swap_s: float = 0.0
+
+    def started(self, request: Request, kept_tokens: int = 0) -> None:
+        """Counts a request that got a row, for the first time or again. If again, the keys and values of
+        `kept_tokens` of its leading tokens were there already."""
+        first, again = read_tokens(request, kept_tokens)
+        self.prompt_tokens += first
+        self.reprefilled_tokens += again
+        self.kept_tokens += kept_tokens
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Counts the time within as generation."""
+        started = perf_counter()
+        yield
+        self.generation_s += perf_counter() - started
+
+    @contextmanager
+    def swap(self) -> Iterator[None]:
+        """Counts the time within as taking a policy over."""
+        started = perf_counter()
+        yield
+        self.swap_s += perf_counter() - started
+        self.swaps += 1
+
+    def stats(self, running: int, waiting: int, live_versions: Iterable[int]) -> EngineStats:
+        return EngineStats(
+            running=running,
+            waiting=waiting,
+            prompt_tokens=self.prompt_tokens,
+            reprefilled_tokens=self.reprefilled_tokens,
+            kept_tokens=self.kept_tokens,
+            generated_tokens=self.generated_tokens,
+            generation_s=self.generation_s,
+            live_versions=tuple(sorted(live_versions)),
+            swaps=self.swaps,
+            swap_s=self.swap_s,
+            kv_use=None,
+        )

@@ -1,0 +1,227 @@
+"""An engine that gives scripted answers, for tests of everything above the engine. No torch.
+
+schedule/partial_rollouts.py -> submit -> [fake] -> Output
+
+It keeps the whole contract: a token per step, slots, priorities, stop and length, versions and spans, all
+modes of an update, abort and resume. It has no keys and values, so "recompute" differs from "keep" only in
+what it counts and in how it labels spans.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from swarmnode.errors import EngineError
+from swarmnode.rollout.engine import (
+    BASE_VERSION,
+    Capabilities,
+    EngineStats,
+    InFlight,
+    Output,
+    PolicyUpdate,
+    Request,
+    Sampled,
+)
+from swarmnode.rollout.engine_counters import read_tokens
+from swarmnode.rollout.request_queue import RequestQueue, untouched, with_live_version
+from swarmnode.types import FinishReason, Span
+
+LOGPROB = -0.5
+"""Log-probability of every token of a fake engine."""
+
+
+Answer = Callable[[Request], Sequence[int]]
+"""Function of a request that gives its whole completion, including the tokens it was resumed with."""
+
+
+@dataclass(slots=True)
+class _Running:
+    request: Request
+    answer: tuple[int, ...]
+    """Whole completion, including the tokens it was resumed with."""
+    version: int
+    stale: bool = False
+    tokens: list[int] = field(default_factory=list[int])
+    """Tokens since it started or was resumed."""
+    spans: list[Span] = field(default_factory=list[Span])
+
+    @property
+    def done(self) -> int:
+        return len(self.request.sampled) + len(self.tokens)
+
+    def advance(self) -> None:
+        self.spans.append(Span(self.version, self.done, self.done + 1, "stale" if self.stale else "fresh"))
+        self.tokens.append(self.answer[self.done])
+
+    def finish(self) -> FinishReason | None:
+        if self.done == len(self.answer):
+            return "stop"
+        return "length" if self.done == self.request.sampling.max_tokens else None
+
+    def sampled(self) -> Sampled:
+        return self.request.sampled.extended(self.tokens, [LOGPROB] * len(self.tokens), self.spans)
+
+
+def by_turns(say: Callable[[Request, Sequence[tuple[int, ...]]], Sequence[int]]) -> Answer:
+    """Returns the answers of a policy that talks with an environment: `say` gives the tokens of one turn, EOS
+    included, from its request and the inserted tokens between the earlier turns."""
+
+    def answer(request: Request) -> Sequence[int]:
+        sampled = request.sampled
+        given = [sampled.token_ids[start:end] for start, end in sampled.given]
+        return (*sampled.token_ids[: sampled.turn_start], *say(request, given))
+
+    return answer
+
+
+class FakeEngine:
+    """Answers each request with `answer(request)`: the tokens a policy would sample, its EOS token included.
+
+    >>> engine = FakeEngine(lambda request: (*request.prompt_ids, 0))
+    >>> engine.submit([Request("a", (7,), SamplingParams(max_tokens=4))])
+    >>> [list(engine.step()), [output.token_ids for output in engine.step()]]
+    [[], [(7, 0)]]
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        max_slots: int = 64,
+        max_length: int = 4096,
+        vocab: int = 1 << 20,
+        max_versions: int = 4,
+        step_s: Callable[[int], float] = lambda running: 0.0,
+    ) -> None:
+        """`step_s`: seconds that `stats` reports for a step with so many running requests. Nothing waits."""
+        self.updates: list[PolicyUpdate] = []
+        """Every policy it was given."""
+        self.closed = False
+        self.capabilities = Capabilities(
+            name="fake",
+            inflight=frozenset({"pin", "keep", "recompute", "abort"}),
+            max_versions=max_versions,
+            max_running=max_slots,
+            max_length=max_length,
+            exact_resume=True,
+        )
+        self._answer = answer
+        self._step_s = step_s
+        self._queue = RequestQueue(max_length, vocab)
+        self._running: list[_Running] = []
+        self._prompt_tokens = 0
+        self._reprefilled_tokens = 0
+        self._generated_tokens = 0
+        self._generation_s = 0.0
+
+    @property
+    def policy_version(self) -> int:
+        return self.updates[-1].version if self.updates else 0
+
+    def check(self, request: Request) -> None:
+        self._queue.check(request, self._live_versions())
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        self._queue.submit(requests, self._live_versions())
+
+    def step(self) -> Sequence[Output]:
+        if not self._queue.in_flight:
+            return ()
+        for request in self._queue.take(self.capabilities.max_running - len(self._running)):
+            self._start(request)
+        for running in self._running:
+            running.advance()
+        self._generated_tokens += len(self._running)
+        self._generation_s += self._step_s(len(self._running))
+        return self._leave(lambda running: running.finish())
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
+        chosen = None if request_ids is None else set(request_ids)
+        waiting = self._queue.withdraw(chosen)
+        running = self._leave(
+            lambda running: "abort" if chosen is None or running.request.request_id in chosen else None
+        )
+        return [*running, *map(untouched, waiting)]
+
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+        followers = [running for running in self._running if running.request.version is None]
+        stay = self._running if inflight == "pin" else [r for r in self._running if r not in followers]
+        waiting = {request.version for request in self._queue.waiting}
+        live = {update.version, *(running.version for running in stay), *waiting} - {None, BASE_VERSION}
+        if len(live) > self.capabilities.max_versions:
+            raise EngineError(f"{len(live)} policy versions would be live", hint='use "keep"')
+        aborted: Sequence[Output] = ()
+        if inflight == "abort":
+            aborted = self.abort([running.request.request_id for running in followers])
+        elif inflight != "pin":
+            for running in followers:
+                running.version, running.stale = update.version, inflight == "keep"
+                if inflight == "recompute":
+                    self._reprefilled_tokens += len(running.request.prompt_ids) + running.done - 1
+        self.updates.append(update)
+        return aborted
+
+    def score(
+        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
+    ) -> list[tuple[float, ...]]:
+        if version not in (None, BASE_VERSION, *self._live_versions()):
+            raise EngineError(f"policy {version} is not live")
+        return [(LOGPROB,) * len(completion) for _, completion in sequences]
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._queue),
+            prompt_tokens=self._prompt_tokens,
+            reprefilled_tokens=self._reprefilled_tokens,
+            kept_tokens=0,
+            generated_tokens=self._generated_tokens,
+            generation_s=self._generation_s,
+            live_versions=tuple(sorted(self._live_versions())),
+            swaps=len(self.updates),
+            swap_s=0.0,
+            kv_use=None,
+        )
+
+    def snapshot(self) -> tuple[Request, ...]:
+        running = [running.request.resumed(running.sampled()) for running in self._running]
+        return (*running, *self._queue.waiting)
+
+    def restore(self, snapshot: Iterable[Request]) -> None:
+        live = self._live_versions()
+        self.submit([with_live_version(request, live) for request in snapshot])
+
+    def sleep(self) -> Sequence[Output]:
+        return self.abort()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _live_versions(self) -> set[int]:
+        """Returns the live versions: the newest, and the ones that a request uses."""
+        used = {running.version for running in self._running}
+        asked = {request.version for request in self._queue.waiting if request.version is not None}
+        return {self.policy_version, *used, *asked} - {BASE_VERSION}
+
+    def _start(self, request: Request) -> None:
+        answer = tuple(self._answer(request))
+        if len(answer) <= len(request.sampled):
+            raise EngineError(
+                f"the scripted answer to {request.request_id} has no token {len(request.sampled) + 1}",
+                hint="end it with EOS",
+            )
+        version = self.policy_version if request.version is None else request.version
+        self._running.append(_Running(request, answer, version))
+        first, again = read_tokens(request, kept_tokens=0)
+        self._prompt_tokens += first
+        self._reprefilled_tokens += again
+
+    def _leave(self, reason: Callable[[_Running], FinishReason | None]) -> list[Output]:
+        outputs: list[Output] = []
+        staying: list[_Running] = []
+        for running in self._running:
+            if (finish := reason(running)) is None:
+                staying.append(running)
+            else:
+                outputs.append(Output(running.request.request_id, running.sampled(), finish))
+                self._queue.close(running.request.request_id)
+        self._running = staying
+        return outputs

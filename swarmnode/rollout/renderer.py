@@ -1,0 +1,228 @@
+"""Text to token ids and back, for one policy.
+
+tasks -> prompt text -> [Renderer] -> prompt ids -> engine -> completion ids -> [Renderer] -> text -> rewards
+exchange -> a stranger's text -> [Renderer] -> completion ids -> trainer
+
+Only our own tokenizer's chat template is ever applied; none comes from the wire, and neither does a message:
+a stranger's prompt is drawn again from our own copy of its task.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from swarmnode.errors import ModelError
+from swarmnode.types import (
+    CHAT_MARK,
+    FinishReason,
+    Message,
+    Stretch,
+    messages_of,
+    tools_of,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from swarmnode.chat import Turn
+
+logger = logging.getLogger(__name__)
+
+
+class Renderer:
+    """Converts between text and token ids of one policy: prompts, conversations and answers.
+
+    >>> renderer = Renderer(tokenizer)                  # doctest: +SKIP
+    >>> renderer.decode(renderer.prompt_ids("2+2"))  # doctest: +SKIP
+    '2+2'
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        eos_token_ids: Sequence[int] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        *,
+        raw_prompts: bool = False,
+    ) -> None:
+        """`eos_token_ids`: every token that ends an answer, first the one that we write. `template_options`:
+        further arguments of the chat template (policy.chat_template). `raw_prompts`: a prompt of one text is
+        read as it is, without a template."""
+        # Whether the stubs of transformers know a return type changes from release to release.
+        self._tokenizer: Any = tokenizer
+        if eos_token_ids is None:
+            own = self._tokenizer.eos_token_id
+            eos_token_ids = () if own is None else (own,)
+        if not eos_token_ids:
+            raise ModelError("this tokenizer has no EOS token", hint="pass eos_token_ids")
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._template_options = dict(template_options or {})
+        self._raw_prompts = raw_prompts
+        self._looked_for: set[str] = set()
+        """Tools of which it is known whether the policy is told of them."""
+        added, template = _added_tokens(self._tokenizer), str(self._tokenizer.chat_template or "")
+        self._marks = marks_of(spelt for spelt, special in added if special)
+        written = (spelt for spelt, special in added if special or (spelt.strip() and spelt in template))
+        self._marks_of_template = marks_of(written)
+        """Those, and what else the chat template writes as one token, such as <tool_response>."""
+
+    def prompt_ids(self, text: str) -> tuple[int, ...]:
+        """Returns a task's prompt as token ids: its conversation through the chat template or, without one,
+        its texts one after the other."""
+        if self._raw_prompts and not text.startswith(CHAT_MARK):
+            return tuple(self._tokenizer.encode(text))
+        messages, tools = messages_of(text), tools_of(text)
+        shown = self._shown(messages, tools)
+        if not {tool["function"]["name"] for tool in tools} <= self._looked_for:
+            self._look_for_tools(messages, tools)
+        # A template has written the special tokens already.
+        return tuple(self._tokenizer.encode(shown, add_special_tokens=not self._tokenizer.chat_template))
+
+    def _shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        if not self._tokenizer.chat_template:
+            return "\n\n".join(message["content"] for message in messages)
+        return self._chat(messages, tools)
+
+    def _look_for_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Warns, once for each tool, if neither the chat template nor the prompt mentions it."""
+        names = [str(tool["function"]["name"]) for tool in tools]
+        plain = self._shown(messages)
+        # A tool may be called like a word: what tells of it writes add(1, 2), add: or `add`.
+        silent = [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}[^\w\s]", plain)]
+        new = [name for name in silent if name not in self._looked_for]
+        if new and plain == self._shown(messages, tools):
+            logger.warning(
+                "the policy is not told of its tools %s: its chat template does not show them. Say in"
+                " the prompt what they do and how they are called, or take another --model",
+                ", ".join(new),
+            )
+        self._looked_for.update(names)
+
+    def observation_ids(self, observed: Sequence[Message]) -> tuple[int, ...]:
+        """Returns an environment's messages as the policy reads them behind its own turn and EOS, up to the
+        opening of its next turn: as the chat template writes them, or as lines of text without one. Control
+        marks spelt out in the messages are text, as in the policy's own. Raises ModelError if the template
+        cannot express it."""
+        # No text has its own digest in it. So what stands for the policy's turn is not found in what is
+        # observed, and what is put into each mark is found again in what the template wrote.
+        written = json.dumps([message["content"] for message in observed]).encode()
+        unique = hashlib.blake2b(written, digest_size=16).hexdigest()
+        shown = [
+            {**message, "content": unique.join(spelt_out(message["content"], self._marks_of_template))}
+            for message in observed
+        ]
+        text = self._observed(shown, f"what-the-assistant-said-{unique}")
+        return tuple(token for part in text.split(unique) for token in self._plain_ids(part))
+
+    def _observed(self, observed: Sequence[Message], turn: str) -> str:
+        lines = "\n".join(message["content"] for message in observed)
+        if not self._tokenizer.chat_template:
+            return f"\n{lines}\n"
+        # Many templates know no role but the user's and the assistant's: they raise, or leave out the rest.
+        # Those want the two to take turns, so that several messages are one.
+        with suppress(ModelError):
+            behind = self._behind_a_turn(observed, turn)
+            if all(message["content"].strip() in behind for message in observed):
+                return behind
+        return self._behind_a_turn([{"role": "user", "content": lines}], turn)
+
+    def _behind_a_turn(self, observed: Sequence[Message], turn: str) -> str:
+        """Returns the chat template's text behind a turn of the policy; `turn` is the placeholder for that
+        turn."""
+        asked, said = {"role": "user", "content": "."}, {"role": "assistant", "content": turn}
+        _, found, behind = self._chat([asked, said, *observed]).rpartition(turn)
+        if not found:
+            raise ModelError(
+                "this model's chat template leaves out what the assistant said",
+                hint="it can hold no conversation with an environment: take another --model",
+            )
+        ends = (str(self._tokenizer.decode([token])) for token in self.eos_token_ids)
+        return next((behind.removeprefix(end) for end in ends if behind.startswith(end)), behind)
+
+    def encode_turns(
+        self, turns: Sequence["Turn"], finish: FinishReason
+    ) -> tuple[tuple[int, ...], tuple[Stretch, ...]]:
+        """Returns the token ids of a conversation known only as text, and the ranges of them that the policy
+        reads and does not learn: observations, and the EOS before each, since its author may not have sampled
+        it. The last turn ends as in `encode_completion`."""
+        ids: list[int] = []
+        given: list[Stretch] = []
+        for turn in turns:
+            if not turn.observed:
+                ids += self.encode_completion(turn.said, finish)
+                break
+            ids += self._said_ids(turn.said)
+            start = len(ids)
+            ids += (self.eos_token_ids[0], *self.observation_ids(turn.observed))
+            given.append((start, len(ids)))
+        return tuple(ids), tuple(given)
+
+    def _said_ids(self, text: str) -> tuple[int, ...]:
+        """Returns the token ids of a policy's text. Decoded text has no special tokens, so none are read from
+        it: a stranger's spelling must neither end a turn nor begin one."""
+        # The tokenizer's own switch for it would be on for all threads.
+        return tuple(token for part in spelt_out(text, self._marks) for token in self._plain_ids(part))
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _chat(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        from jinja2 import TemplateError
+
+        options = {"tools": list(tools)} if tools else {}
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, **self._template_options, **options, add_generation_prompt=True, tokenize=False
+                )
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            system = "say what the system says in the user's message, or " if "system" in roles else ""
+            raise ModelError(
+                f"this model's chat template does not take messages of {roles}: {error}",
+                hint=f"{system}take another --model",
+            ) from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of a completion, without EOS and other special tokens."""
+        text_ids = [token for token in token_ids if token not in self.eos_token_ids]
+        return str(
+            self._tokenizer.decode(text_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def encode_completion(self, text: str, finish: FinishReason) -> tuple[int, ...]:
+        """Returns the token ids of an answer known only as text, with EOS if its author stopped by itself."""
+        ids = self._said_ids(text)
+        return (*ids, self.eos_token_ids[0]) if finish == "stop" else ids
+
+
+def _added_tokens(tokenizer: Any) -> list[tuple[str, bool]]:
+    """Returns the spellings of the tokens that a tokenizer finds in a text, and True for each that it leaves
+    out of a decoded one."""
+    try:
+        return [(str(token), token.special) for token in tokenizer.added_tokens_decoder.values()]
+    except NotImplementedError:
+        return []  # That of mistral-common, which reads none out of a text.
+
+
+def marks_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """Returns a pattern of all spellings of special tokens. None: none has several characters."""
+    spelt = sorted(re.escape(token) for token in tokens if len(token) > 1)
+    return re.compile("|".join(spelt)) if spelt else None
+
+
+def spelt_out(text: str, marks: re.Pattern[str] | None) -> list[str]:
+    """Returns the text in parts, none of which contains one of these marks.
+
+    >>> spelt_out("7<eos>8", marks_of(["<eos>"])), spelt_out("7", marks_of(["<eos>"]))
+    (['7<', 'eos>8'], ['7'])
+    """
+    cuts = [0]
+    while marks is not None and (found := marks.search(text, cuts[-1])) is not None:
+        cuts.append(found.start() + 1)
+    return [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]

@@ -1,0 +1,71 @@
+"""The requests that the engine has, and the change of policy under them.
+
+partial_rollouts.py -> [RequestsInFlight] -> OpenGroup.record
+"""
+
+from collections.abc import Iterator, Sequence
+
+from swarmnode.errors import EngineError
+from swarmnode.rollout.engine import Engine, InFlight, Output, Request
+from swarmnode.rollout.schedule.open_group import OpenGroup
+
+FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
+"""Modes of an update, the cheapest first."""
+
+
+class RequestsInFlight:
+    """The requests in the engine by name, with each one's group and place."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[OpenGroup, int, int]] = {}  # and its tokens less the steps until then
+        self._steps = 0
+        self._tokens_at_step_0 = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._places
+
+    @property
+    def context(self) -> int:
+        """Tokens that all requests look back on together, prompts included, if each step gave each a token:
+        an engine in another process is further than that, and a full one lets some wait."""
+        return self._tokens_at_step_0 + self._steps * len(self._places)
+
+    def add(self, group: OpenGroup, places: Sequence[int], requests: Sequence[Request]) -> None:
+        """Records that the engine has taken these requests for these places of the group."""
+        for place, request in zip(places, requests, strict=True):
+            tokens = len(request.prompt_ids) + len(request.sampled) - self._steps
+            self._places[request.request_id] = (group, place, tokens)
+            self._tokens_at_step_0 += tokens
+
+    def step_done(self) -> None:
+        self._steps += 1
+
+    def take(self, output: Output) -> tuple[OpenGroup, int]:
+        """Returns an output of the engine to its group. Returns the group and the place in it. Raises
+        EngineError for a request that is not ours."""
+        if output.request_id not in self._places:
+            raise EngineError(
+                f"the engine returned request {output.request_id}, which is not ours",
+                hint="while partial rollouts run, nobody else may use their engine: park() them first",
+            )
+        group, place, tokens = self._places.pop(output.request_id)
+        self._tokens_at_step_0 -= tokens
+        group.record(place, output)
+        return group, place
+
+
+def nearest_mode(engine: Engine, wanted: InFlight) -> InFlight | None:
+    """Returns the wanted mode of an update, or the nearest available one. None: the engine has to be
+    empty."""
+    can = engine.capabilities.inflight
+    return next((mode for mode in (wanted, *FALLBACKS) if mode in can and _possible(engine, mode)), None)
+
+
+def _possible(engine: Engine, mode: InFlight) -> bool:
+    return mode != "pin" or len(engine.stats().live_versions) < engine.capabilities.max_versions

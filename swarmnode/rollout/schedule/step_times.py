@@ -1,0 +1,150 @@
+"""The cost of an engine's step, learned from the times of steps.
+
+partial_rollouts.py -> observe -> [StepTimes] -> StepCost -> concurrency_control.py
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import log2
+from statistics import median
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step: `base_s` + `per_request_s` * running requests, for requests that look back as far as
+    lately."""
+
+    base_s: float
+    per_request_s: float
+
+    @property
+    def alpha(self) -> float:
+        """The base in units of one request."""
+        return self.base_s / self.per_request_s
+
+
+# ---- what a step costs, learned from the times of steps ----
+
+TIMES_PER_CELL = 31
+CELLS_PER_OCTAVE = 2
+FEWEST_TIMES = 3
+"""Fewest steps of a cell that is used: fewer measure noise rather than steps."""
+WIDEST_FACTOR = 8.5
+"""Steps with fewer requests than the largest ones, by more than this factor, are left out: the cost is linear
+only piece by piece, and C is chosen where many run."""
+NARROWEST_FACTOR = 2.0
+"""Least ratio of two numbers of requests that can tell a from b."""
+
+ROUNDING = 1e-9
+"""Share of a step below which a rise counts as none; of a pivot, below which two columns are the same."""
+FORGETTING = 0.999
+"""Weight of the past after each step in the average length that requests look back on."""
+
+
+class TimedStep(NamedTuple):
+    """One measured step that only advanced running requests."""
+
+    running: float
+    context: float
+    """Tokens that all running requests look back on together, prompts included. 0: not counted."""
+    seconds: float
+
+
+class StepTimes:
+    """Recent step times by number of running requests and by their length; medians, so that an outlier does
+    not count.
+
+    >>> times = StepTimes()
+    >>> for running in (10, 20, 40) * 5: times.observe(running, 0.03 + 0.001 * running)
+    >>> cost = times.cost()
+    >>> round(cost.base_s, 6), round(cost.per_request_s, 6), round(cost.alpha, 3)
+    (0.03, 0.001, 30.0)
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[int, int], deque[TimedStep]] = {}
+        self._requests = self._context = 0.0
+
+    def observe(self, running: int, seconds: float, context: int = 0) -> None:
+        cell = (_octaves(running), _octaves(max(1.0, context / running)))
+        self._cells.setdefault(cell, deque(maxlen=TIMES_PER_CELL)).append(
+            TimedStep(running, context, seconds)
+        )
+        self._requests = FORGETTING * self._requests + running
+        self._context = FORGETTING * self._context + context
+
+    def cost(self) -> StepCost | None:
+        """Fits the cost by least squares of relative errors through the median of each cell. None: too little
+        is known."""
+        steps = [_middle(cell) for cell in self._cells.values() if len(cell) >= FEWEST_TIMES]
+        most = max((step.running for step in steps), default=0.0)
+        steps = [step for step in steps if step.seconds > 0 and step.running * WIDEST_FACTOR >= most]
+        if not steps or most < NARROWEST_FACTOR * min(step.running for step in steps):
+            return None
+        return fit(steps, self._context / self._requests)
+
+
+def _octaves(value: float) -> int:
+    return round(CELLS_PER_OCTAVE * log2(value))
+
+
+def _middle(cell: Iterable[TimedStep]) -> TimedStep:
+    running, context, seconds = zip(*cell, strict=True)
+    return TimedStep(median(running), median(context), median(seconds))
+
+
+def fit(steps: Sequence[TimedStep], context: float = 0.0) -> StepCost | None:
+    """Returns the cost with the smallest relative errors, for requests that look back on `context` tokens
+    each. None: it does not rise with their number.
+
+    >>> fit([TimedStep(1, 0, 3.0), TimedStep(2, 0, 4.0), TimedStep(4, 0, 6.0)])
+    StepCost(base_s=2.0, per_request_s=1.0)
+    >>> fit([TimedStep(1, 0, 3.0), TimedStep(2, 0, 3.0)]) is None
+    True
+    >>> longer = [TimedStep(n, n * each, 5 + n + n * each / 10) for n, each in ((1, 20), (4, 10), (8, 5))]
+    >>> fit(longer, context=10)
+    StepCost(base_s=5.0, per_request_s=2.0)
+    """
+    found = _relative_least_squares(steps, ("base", "running", "context"))
+    if found is None or min(found) < 0:
+        # Nothing costs less than nothing: the lengths were too much alike to tell the three apart.
+        found = _relative_least_squares(steps, ("base", "running"))
+    if found is None:
+        return None
+    base, per_request = found[0], found[1] + (context * found[2] if len(found) > 2 else 0.0)
+    typical = sorted(steps)[len(steps) // 2]
+    if per_request * typical.running < ROUNDING * typical.seconds:
+        return None
+    return StepCost(round(max(0.0, base), 12), round(per_request, 12))
+
+
+def _relative_least_squares(steps: Sequence[TimedStep], terms: Sequence[str]) -> list[float] | None:
+    """Returns one factor per term. None: the terms cannot be told apart."""
+    values = {
+        "base": lambda step: 1.0,
+        "running": lambda step: step.running,
+        "context": lambda step: step.context,
+    }
+    rows = [[values[term](step) / step.seconds for term in terms] for step in steps]
+    scales = [max(abs(row[i]) for row in rows) for i in range(len(terms))]
+    if not all(scales):
+        return None
+    rows = [[value / scale for value, scale in zip(row, scales, strict=True)] for row in rows]
+    normal = [[sum(r[i] * r[j] for r in rows) for j in range(len(terms))] for i in range(len(terms))]
+    found = _solved(normal, [sum(r[i] for r in rows) for i in range(len(terms))])
+    return found and [value / scale for value, scale in zip(found, scales, strict=True)]
+
+
+def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float] | None:
+    """Returns the solution of a symmetric positive system, by elimination. None: it is singular."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for i, pivot in enumerate(rows):
+        if pivot[i] < ROUNDING * matrix[i][i]:
+            return None
+        for j, row in enumerate(rows):
+            if j != i:
+                factor = row[i] / pivot[i]
+                rows[j] = [a - factor * b for a, b in zip(row, pivot, strict=True)]
+    return [row[-1] / row[i] for i, row in enumerate(rows)]

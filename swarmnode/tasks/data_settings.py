@@ -1,0 +1,65 @@
+"""Settings about data sets, as options of the tasks' names, so that a checkpoint finds them again.
+
+TasksConfig -> [specs_of] -> names with options -> loader.py
+"""
+
+from collections.abc import Mapping
+
+from swarmnode.errors import TaskError
+from swarmnode.settings.config import TasksConfig
+from swarmnode.tasks.specs import OWN_KINDS, TaskSpec, parse_spec, with_defaults
+from swarmnode.tasks.task_source import task_source
+
+ABOUT_DATA: Mapping[str, str] = {
+    "reward": "reward",
+    "weight": "reward_weights",
+    "judge": "judge",
+    "prompt": "prompt_column",
+    "answer": "answer_column",
+    "system": "system_prompt",
+    "evaluation": "evaluation",
+}
+"""Options of a data set's name, and the settings that stand for them."""
+
+
+def specs_of(config: TasksConfig) -> tuple[str, ...]:
+    """Returns the tasks' names with what the settings say of them. Raises TaskError for a setting that is
+    about none of these tasks.
+
+    >>> specs_of(TasksConfig(names=("rev", "q.jsonl"), reward=("numeric_match",)))
+    ('rev', 'q.jsonl?reward=numeric_match')
+    """
+    said = {option: value for option in ABOUT_DATA if (value := _value(config, option))}
+    if not said:
+        return config.names
+    specs = [parse_spec(name) for name in config.names]
+    taken = [_taken(spec) for spec in specs]
+    for option in said:
+        if not any(option in options for options in taken):
+            raise TaskError(
+                f"tasks.{ABOUT_DATA[option]} is about data sets, and there is none",
+                hint="tasks of files and packages bring prompts and rewards of their own",
+            )
+    return tuple(
+        str(with_defaults(spec, {option: said[option] for option in said if option in options}))
+        for spec, options in zip(specs, taken, strict=True)
+    )
+
+
+def _taken(spec: TaskSpec) -> frozenset[str]:
+    """Returns the options that settings may give to this task."""
+    return frozenset() if spec.kind in OWN_KINDS else task_source(spec.kind).options
+
+
+def _value(config: TasksConfig, option: str) -> tuple[str, ...]:
+    """Returns a setting in the form of an option; empty: it is not set."""
+    match option:
+        case "judge":
+            return (config.judge.model_dump_json(exclude_defaults=True),) if config.judge.url else ()
+        case "weight":
+            return tuple(map(str, config.reward_weights))
+        case "reward":
+            return config.reward
+        case _:
+            said: str = getattr(config, ABOUT_DATA[option])
+            return (said,) if said else ()

@@ -1,0 +1,137 @@
+"""The examples of a node's rounds, drawn anew for each.
+
+tasks -> [draw_round] -> one round of examples -> [ExampleStream], round after round -> rollout
+
+A round trains on a fair share of every task, fresh each round, cheap to draw again. The draw is pure: the
+same node seed and round give the same examples, so a node that resumes goes on where it was. Every round has
+a seed of its own, and examples come from the beginning of it, so that a stranger who draws one again needs a
+handful of draws and not thousands.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle, islice
+
+from swarmnode.errors import (
+    TaskError,
+)
+from swarmnode.tasks.task import (
+    MAX_SEED,
+    Task,
+    draw_train,
+)
+from swarmnode.types import Example
+
+# ---- the examples of a round ----
+
+MAX_SEEDS_PER_ROUND = 64
+"""Most seeds of a finite task read for one round before the task counts as too small."""
+
+
+def round_seed(node_seed: int, round_index: int, attempt: int = 0) -> int:
+    """Returns the seed of one round of one node. Two agree with a chance of one in 2**63.
+
+    >>> round_seed(0, 1) != round_seed(1, 0)
+    True
+    """
+    name = f"{node_seed}/{round_index}/{attempt}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") & MAX_SEED
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """The place of an `ExampleStream`: `taken` of the round's `per_round` examples are gone."""
+
+    round: int = 1
+    taken: int = 0
+    per_round: int = 0
+    levels: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Levels that this round was drawn at, by task with a curriculum (curriculum.py)."""
+
+
+class ExampleStream(Iterator[Example]):
+    """The examples of round 1, 2, 3, ... without end. `place` is all that a restart has to know.
+
+    Generation takes from it what it needs: a round that asks for more than its share (partial rollouts do)
+    simply begins the next draw earlier. Where the size of a round has changed since, the next one is drawn:
+    no example comes twice.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        node_seed: int,
+        per_round: int,
+        place: StreamPlace | None = None,
+        levels: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """`levels`: returns the levels that the next drawn round asks at."""
+        self._levels = levels
+        self._tasks = tasks
+        self._node_seed = node_seed
+        self._drawn: list[Example] = []
+        self.place = StreamPlace(per_round=per_round)
+        if place is not None:
+            same = place.per_round == per_round
+            self.place = place if same else StreamPlace(place.round + 1, 0, per_round)
+
+    def __next__(self) -> Example:
+        place = self.place
+        if not self._drawn:
+            if not place.taken:
+                place = self.place = replace(place, levels=dict(self._levels()))
+            self._drawn = draw_round(self._tasks, self._node_seed, place.round, place.per_round, place.levels)
+        example = self._drawn[place.taken]
+        if place.taken + 1 < place.per_round:
+            self.place = replace(place, taken=place.taken + 1)
+        else:
+            self.place, self._drawn = StreamPlace(place.round + 1, 0, place.per_round), []
+        return example
+
+
+def draw_round(
+    tasks: Sequence[Task],
+    node_seed: int,
+    round_index: int,
+    count: int,
+    levels: Mapping[str, int] | None = None,
+) -> list[Example]:
+    """Returns training examples of one round: `count` of them, the tasks taking turns, at these levels.
+
+    The turn begins with another task each round, so that few examples a round still reach all tasks. Raises
+    TaskError when a task has too few training examples.
+    """
+    first = round_index * count % len(tasks)
+    turns = [task.name for task in islice(cycle(tasks), first, first + count)]
+    shares = Counter(turns)
+    # One task after the other, although they take turns: two tasks may draw from one source.
+    drawn = {
+        task.name: iter(_take(task, _seeds(task, node_seed, round_index, levels or {}), shares[task.name]))
+        for task in tasks
+    }
+    return [next(drawn[name]) for name in turns]
+
+
+def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
+    """Returns training examples of the first of these seeds, and of the others if the task's seeds are
+    finite."""
+    examples = list(islice(chain.from_iterable(draw_train(task, seed) for seed in seeds), count))
+    if len(examples) < count:
+        raise TaskError(
+            f"{task.name} has too few training examples for one round",
+            hint="a fifth of the prompts is held out for evaluation: ask more different questions, or measure"
+            " on others (eval_dataset=, tasks.evaluation)",
+        )
+    return examples
+
+
+def _seeds(task: Task, node_seed: int, round_index: int, levels: Mapping[str, int]) -> Iterator[int]:
+    """Yields the round's seeds, at the task's level if it has one."""
+    seeds = (round_seed(node_seed, round_index, attempt) for attempt in range(MAX_SEEDS_PER_ROUND))
+    if task.name not in levels:
+        return seeds
+    from swarmnode.tasks.drawing.curriculum import at_level
+
+    return (at_level(seed, levels[task.name]) for seed in seeds)

@@ -1,0 +1,227 @@
+"""The tasks as a learner uses them: its rollouts are judged with a deadline.
+
+task, example, completions -> [OwnJudge: JudgedTask.score] -> rewards, or none where the judge was lost
+
+A node judges its own rollouts with a deadline, whatever the judge does. There is one rule for a reward that
+raises, overruns or ends its process: the group has no reward (unknown, and not zero), which is a line in the
+log, and so many groups of a task one after the other (tasks.max_failures) end the run, with an error that
+says where and a checkpoint of what was learnt. A reward that raises before it ever judged a group is broken
+and ends the run at once; one that overran may have met a bad answer.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from swarmnode.errors import (
+    JudgementAbandoned,
+    JudgementLost,
+    JudgementOverran,
+    SwarmnodeError,
+    TaskError,
+    notes_of,
+)
+from swarmnode.tasks.builtin import BuiltinTask
+from swarmnode.tasks.deadlines.timed_threads import TimedThreads
+from swarmnode.tasks.judging.rewards import Reward
+from swarmnode.tasks.task import (
+    Environment,
+    Isolated,
+    Task,
+    evaluation_size_of,
+    is_environment,
+    is_exchangeable,
+    judges_groups,
+    levels_of,
+    score_strictly,
+)
+from swarmnode.types import Example, Message, Scores
+
+if TYPE_CHECKING:
+    from swarmnode.chat import Turn
+
+
+logger = logging.getLogger(__name__)
+
+
+MORE_TIME = "--set tasks.score_timeout_s=SECONDS gives it more time"
+ADVICE = "`swarmnode task check` tells which function"
+
+
+class OwnJudge:
+    """The tasks of one policy as its learner sees them. `tasks` score with a deadline, from any number of
+    threads, and raise TaskError only where one is broken."""
+
+    def __init__(self, tasks: Mapping[str, Task], timeout_s: float, *, max_failures: int = 3) -> None:
+        """`max_failures`: failures of one task in a row, the last of which raises an error."""
+        self.timeout_s = timeout_s
+        self.lost = 0
+        """Groups that have no reward because their judge failed."""
+        self.stopped: Future[None] = Future()
+        self.threads = TimedThreads(timeout_s, self.stopped)
+        self._max_failures = max_failures
+        self._in_a_row: Counter[str] = Counter()
+        self._has_judged: set[str] = set()
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+        self.tasks: Mapping[str, Task] = {name: _judged(task, self) for name, task in tasks.items()}
+        processes = [task.workers for task in tasks.values() if isinstance(task, Isolated)]
+        self.width = sum(processes) + (len(processes) < len(tasks))
+        """Groups that can be judged at the same time."""
+
+    def stop(self) -> None:
+        """Makes every judgement return at once, for good. Thread-safe."""
+        if not self.stopped.done():
+            self.stopped.set_result(None)
+        for task in self.tasks.values():
+            assert isinstance(task, JudgedTask)
+            task.interrupt()
+
+    def was_judged(self, name: str) -> None:
+        with self._lock:
+            self._has_judged.add(name)
+            self._in_a_row[name] = 0
+
+    def has_judged(self, name: str) -> bool:
+        """Returns True if this task has ever judged anything."""
+        return name in self._has_judged
+
+    def has_failed(self, name: str, error: JudgementLost | TaskError) -> None:
+        """Counts a failure and logs it. Raises TaskError at the last one that is tolerated."""
+        if self.stopped.done():
+            return
+        with self._lock:
+            self.lost += 1
+            self._in_a_row[name] += 1
+            in_a_row = self._in_a_row[name]
+            first, broken = name not in self._told, name not in self._has_judged
+            self._told.add(name)
+        if isinstance(error, TaskError) and broken:
+            raise error
+        if in_a_row >= self._max_failures:
+            raise given_up(name, in_a_row, error) from error
+        if first:
+            where = "".join(f"\n{note}" for note in notes_of(error))
+            logger.warning("%s: these answers have no reward. %s%s", error, _advice(error), where)
+        else:
+            logger.info("task %s failed on a group again: %s", name, error.message)
+
+
+def given_up(name: str, failures: int, error: JudgementLost | TaskError) -> TaskError:
+    """Returns the error that ends the run, with the traceback of the last failure."""
+    several = "a group" if failures == 1 else f"{failures} groups one after the other"
+    hint = f"{error.hint}; {_advice(error)}" if error.hint else _advice(error)
+    ending = TaskError(
+        f"task {name} was given up after {several} without a reward: {error.message}", hint=hint
+    )
+    for note in notes_of(error):
+        ending.add_note(note)
+    return ending
+
+
+def _advice(error: SwarmnodeError) -> str:
+    return f"{ADVICE}; {MORE_TIME}" if isinstance(error, JudgementOverran) else ADVICE
+
+
+@runtime_checkable
+class HasRewards(Protocol):
+    """A task that tells what judges it."""
+
+    @property
+    def rewards(self) -> Mapping[str, Reward]: ...
+
+
+class JudgedTask:
+    """A task of one's own policy. Answers whose judgement is lost have no reward."""
+
+    def __init__(self, task: Task, judge: OwnJudge) -> None:
+        self.task = task
+        self.name = task.name
+        self.version = task.version
+        self.exchangeable = is_exchangeable(task)
+        self.judges_groups = judges_groups(task)
+        self.levels = levels_of(task)
+        self.evaluation_size = evaluation_size_of(task)
+        self._judge = judge
+        self._one_at_a_time = threading.Lock()
+        """Whoever writes a task for this process thinks of one thread that judges our own rollouts."""
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """Yields the task's examples. Raises JudgementLost once the judge is stopped, since a round that
+        draws may be told to end."""
+        for example in self.task.examples(seed):
+            if self._judge.stopped.done():
+                raise JudgementLost("the node is stopping")
+            yield example
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """Returns the scores. Raises TaskError if the task is broken."""
+        unscored: list[Mapping[str, float | None]] = [{} for _ in completions]
+        if self._judge.stopped.done():
+            return unscored
+        try:
+            scores = self._scored(example, completions)
+        except (JudgementLost, TaskError) as error:
+            self._judge.has_failed(self.name, error)
+            return unscored
+        self._judge.was_judged(self.name)
+        return list(scores)
+
+    def interrupt(self) -> None:
+        if isinstance(self.task, Isolated):
+            self.task.interrupt()
+
+    def _scored(self, example: Example, completions: Sequence[str]) -> tuple[Scores, ...]:
+        judge = partial(score_strictly, self.task, example, completions)
+        # Built-in tasks end by themselves, and an isolated one has its deadline.
+        if isinstance(self.task, BuiltinTask | Isolated):
+            return judge()
+        with self._one_at_a_time:
+            return self._judge.threads.result_of(judge, self._rewards)
+
+    @property
+    def _rewards(self) -> str:
+        """Returns who judges, by the names of its functions, for messages."""
+        names = ", ".join(self.task.rewards) if isinstance(self.task, HasRewards) else ""
+        return f"the reward {names} of task {self.name}" if names else f"the reward of task {self.name}"
+
+
+class JudgedEnvironment(JudgedTask):
+    """A judged task that answers back. Its `observe` has no deadline here: whoever calls it sets one."""
+
+    def __init__(self, task: Environment, judge: OwnJudge) -> None:
+        super().__init__(task, judge)
+        self.most_turns = task.most_turns
+        self.failure: JudgementLost | TaskError = JudgementLost(
+            f"the environment {self.name} did not answer its turns in time",
+            hint="--set tasks.turn_timeout_s=SECONDS gives each more time",
+        )
+        """The last one of a turn."""
+        self._observe = task.observe
+
+    def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
+        """Returns the environment's answer. Raises JudgementLost if it fails or the judge is stopped, and
+        TaskError if it fails before it ever judged anything."""
+        if self._judge.stopped.done():
+            raise JudgementLost("the node is stopping")
+        try:
+            return self._observe(example, turns)
+        except JudgementAbandoned:
+            raise
+        except (JudgementLost, TaskError) as error:
+            self.failure = error
+            if isinstance(error, JudgementLost) or not self._judge.has_judged(self.name):
+                raise
+            raise JudgementLost(error.message, hint=error.hint) from error
+
+    def broke_off(self) -> None:
+        """Counts an example whose conversations have all broken off. Raises TaskError after too many."""
+        self._judge.has_failed(self.name, self.failure)
+
+
+def _judged(task: Task, judge: OwnJudge) -> JudgedTask:
+    return JudgedEnvironment(task, judge) if is_environment(task) else JudgedTask(task, judge)

@@ -1,0 +1,187 @@
+"""Tasks and rewards that are objects of a running script rather than files: functions, rows, Task objects.
+
+script -> [as_task] -> Task -> api.py -> a node
+
+Their code runs in the node's own process, as nothing else could: a function of a notebook has no file that a
+process of its own could load. Only what the script itself passes in ever gets here, nothing from the wire.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
+from swarmnode.tasks.file_task import Draw, FileTask
+from swarmnode.tasks.judging.rewards import (
+    Reward,
+    load_reward,
+    named_rewards,
+    with_weights,
+)
+from swarmnode.tasks.kinds.data import digest_of, drawn, packed_rows, prompts_of, without
+from swarmnode.tasks.kinds.rewarded_task import rewarded
+from swarmnode.tasks.kinds.rows_in_memory import TRAINING_SPLIT, rows_of, split
+from swarmnode.tasks.loader import TASK_NAME, environment_around
+from swarmnode.tasks.rows import columns_of
+from swarmnode.tasks.specs import TaskKind, TaskSpec
+from swarmnode.tasks.task import (
+    EVALUATION_SEED,
+    Task,
+    is_task,
+)
+
+Rows = Iterable[Any]
+"""Examples as plain data, in the forms that `examples(seed)` may yield: a list, a set of `datasets`, a data
+frame, a generator; or several splits by their names."""
+
+RewardSpec = Reward | str
+"""A function on TRL's contract, or the name of one: `exact_match`, `file.py:function`, `module:function`."""
+
+NAMELESS = frozenset({"examples", "<lambda>"})
+"""Function names that make no name for a task."""
+
+
+def as_task(
+    given: Task | Draw | Rows | None,
+    rewards: Sequence[RewardSpec] = (),
+    *,
+    tools: Sequence[object] | None = None,
+    environment: object = None,
+    weights: Sequence[float] = (),
+    evaluation: Rows | None = None,
+) -> Task:
+    """Returns an object of a script as a task.
+
+    `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, in whatever
+    holds rows (rows_in_memory.py), which each seed draws in another order. `rewards`: its judges, instead of
+    the task's own judge or, without one, of exact match; `weights`: the weight of each. `tools` and
+    `environment`: as in a task file; an environment may bring its own questions (`given` None). `evaluation`:
+    rows that it is measured on, whole; None: where `given` has several splits, one of them, else the share of
+    prompts that every node holds out. Name and version follow from the source, so nodes that run one script
+    exchange rollouts. Raises TaskError for what is no task.
+
+    >>> task = as_task([("1+1=", "2"), ("2+2=", "4")])
+    >>> sorted(example.prompt for example in task.examples(0))
+    ['1+1=', '2+2=']
+    """
+    own = with_weights(named_rewards(rewards), weights)
+    if is_task(given):
+        if tools is not None or environment is not None or evaluation is not None:
+            raise TaskError(
+                f"{given.name} is a task already", hint="pass its examples as a list or a function"
+            )
+        return rewarded(given, own) if own else given
+    trained, measured = split(given)
+    source = _source(trained, own, environment, measured if evaluation is None else evaluation)
+    if tools is None and environment is None:
+        return source
+    from swarmnode.tasks.play.tools import listed
+
+    used = [] if tools is None else [*listed(tools)]
+    used += [] if environment is None else _factories(environment)
+    digest = digest_of_texts([source.version, *map(source_of, filter(callable, used))])
+    return environment_around(replace(source, version=digest), tools, environment, {}, own=own)
+
+
+def refuse_untrained(given: object) -> None:
+    """Raises TaskError for splits without one to train on, which an evaluation alone could use."""
+    if isinstance(given, Mapping) and TRAINING_SPLIT not in given:
+        names = ", ".join(map(str, cast(Mapping[Any, object], given)))
+        raise TaskError(
+            f"there is no split {TRAINING_SPLIT!r} among {names}"[:200],
+            hint="pass one of them: splits[NAME]; a fifth of its prompts is held out, or pass eval_dataset",
+        )
+
+
+def measured_rows(given: object) -> Any:
+    """Returns the rows that a policy is measured on, if `given` is rows: all of them, or the evaluation split
+    of several. None: it is a task, a function or nothing."""
+    if given is None or isinstance(given, str | Path) or callable(given) or is_task(given):
+        return None
+    trained, measured = split(given)
+    return trained if measured is None else measured
+
+
+def _factories(environment: Any) -> list[Any]:
+    return [*environment.values()] if isinstance(environment, Mapping) else [environment]
+
+
+def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluation: object) -> FileTask:
+    """Returns the task that draws the examples. Raises TaskError."""
+    judges = own or {"correct": load_reward("exact_match")}
+    # An environment may judge by itself: then no row needs an answer.
+    exact = not own and environment is None
+    measured = () if evaluation is None else _packed(evaluation, exact=exact)
+    if evaluation is not None and not measured:
+        raise TaskError(
+            "the rows to measure on are none",
+            hint="leave out eval_dataset: then a fifth of prompts is held out",
+        )
+    if given is None and environment is not None:
+        names = [getattr(one, "__name__", "") for one in _factories(environment)]
+        name = names[0] if TASK_NAME.fullmatch(names[0]) else "environment"
+        return FileTask(name, judged_version("", judges), Path("<script>"), None, judges)
+    if callable(given):
+        given = cast(Draw, given)
+        _require_seed(given)
+        name = getattr(given, "__name__", "task")
+        name = "task" if name in NAMELESS or not TASK_NAME.fullmatch(name) else name
+        source = source_of(given)
+        version = judged_version(f"{source}\n{digest_of((), measured)}" if measured else source, judges)
+        draw = partial(_either, given, measured) if measured else given
+        asked = frozenset(prompts_of(measured))
+        return FileTask(name, version, _place_of(given), draw, judges, evaluated=asked)
+    passed = _packed(given, exact=exact)
+    rows = without(passed, measured)
+    if passed and not rows:
+        raise TaskError(
+            "every row to train on is asked by the evaluation set, too, and so none is left",
+            hint="measure on others, or leave out eval_dataset: then a fifth of prompts is held out",
+        )
+    if not rows and not measured:
+        raise TaskError("there are no rows", hint="pass at least a few hundred")
+    version = judged_version(digest_of(rows, measured), judges)
+    draw = partial(drawn, rows, measured, f"rows/{version}")
+    return FileTask("rows", version, Path("<rows>"), draw, judges, evaluated=frozenset(prompts_of(measured)))
+
+
+def _packed(given: object, *, exact: bool) -> Sequence[bytes]:
+    """Returns the rows in an object, each checked and packed. Raises TaskError if it holds none."""
+    rows = rows_of(given)
+    if rows is None:
+        raise TaskError(
+            f"{given!r:.80} is no task",
+            hint="pass a name, a file, a function examples(seed), rows (a list, a Dataset, a DataFrame, a"
+            " generator), or an object with name, version, examples and score",
+        )
+    placed = ((f"row {number}", columns_of(row, f"row {number}")) for number, row in enumerate(rows, 1))
+    return packed_rows(placed, TaskSpec(TaskKind.DATA, "rows"), exact=exact)
+
+
+def _either(draw: Draw, evaluation: Sequence[bytes], seed: int) -> Iterable[Any]:
+    """Draws from a function, or from the evaluation set beside it for EVALUATION_SEED."""
+    return drawn((), evaluation, "", seed) if seed == EVALUATION_SEED else draw(seed)
+
+
+def _require_seed(draw: Draw) -> None:
+    try:
+        parameters = inspect.signature(draw).parameters
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"{draw!r:.80} cannot be called: {error}") from error
+    if not parameters:
+        raise TaskError(
+            f"{getattr(draw, '__name__', draw)!r:.80} takes no seed",
+            hint="write: def examples(seed): yield prompt, answer",
+        )
+
+
+def _place_of(function: Callable[..., Any]) -> Path:
+    """Returns the file that a function is written in, for messages."""
+    try:
+        return Path(inspect.getsourcefile(function) or "<script>")
+    except TypeError:
+        return Path("<script>")

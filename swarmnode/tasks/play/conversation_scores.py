@@ -1,0 +1,78 @@
+"""Conversations as rewards are shown them, and their scores.
+
+transcript -> [as_turns, conversation] -> completions on TRL's contract -> [score_turns] -> scores
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swarmnode.chat import Turn, turns_of
+from swarmnode.tasks.judging.plain_rewards import final_answer
+from swarmnode.tasks.judging.rewards import Reward, call_reward
+from swarmnode.tasks.play.tool_calls import read_turn
+from swarmnode.tasks.play.tools import parameters_of
+from swarmnode.types import Example, tools_of
+
+# ---- what rewards are shown ----
+
+
+def as_turns(text: str) -> tuple[Turn, ...]:
+    """Returns the turns of a transcript. Any other text, such as a judge's probe, becomes a single turn.
+
+    >>> as_turns("42")
+    (Turn(said='42', observed=()),)
+    """
+    try:
+        return turns_of(text) or (Turn(text),)
+    except ValueError:
+        return (Turn(text),)
+
+
+def conversation(example: Example, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Returns a completion as TRL has it: messages of the assistant, with `tool_calls` if it called tools,
+    and the messages that answered them."""
+    known = {tool["function"]["name"]: parameters_of(tool) for tool in tools_of(example.prompt)}
+    messages: list[dict[str, Any]] = []
+    for turn in turns:
+        said = read_turn(turn.said, known) if known else None
+        calls = said.calls if said is not None else ()
+        message: dict[str, Any] = {"role": "assistant", "content": turn.said}
+        if said is not None and calls:
+            made = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+            message["content"] = said.content
+            message["tool_calls"] = [{"type": "function", "function": function} for function in made]
+        messages.append(message)
+        names = [call.name for call in calls] if len(calls) == len(turn.observed) else []
+        for number, answer in enumerate(turn.observed):
+            named = answer["role"] == "tool" and number < len(names)
+            messages.append({**answer, **({"name": names[number]} if named else {})})
+    return messages
+
+
+def final_answers(example: Example, texts: Sequence[str]) -> list[str]:
+    """Returns the policy's last message of each transcript, as rewards read it."""
+    return [final_answer(conversation(example, as_turns(text))) for text in texts]
+
+
+def score_turns(
+    rewards: Mapping[str, Reward],
+    example: Example,
+    told: Sequence[Sequence[Turn]],
+    given: Mapping[str, Sequence[Any]],
+) -> list[Mapping[str, float | None]]:
+    """Scores conversations with several named rewards. `given`: further arguments of TRL's contract, such as
+    `environments`. Raises TaskError."""
+    if not told:
+        return []
+    texts = ["".join(turn.said for turn in turns) for turns in told]
+    instead = {"completions": [conversation(example, turns) for turns in told], **given}
+    columns = {name: [value] * len(told) for name, value in example.columns.items()}
+    values = [
+        call_reward(
+            reward, [example.prompt] * len(told), texts, columns, conversational=True, instead=instead
+        )
+        for reward in rewards.values()
+    ]
+    if not values:
+        return [{} for _ in told]
+    return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]

@@ -1,0 +1,251 @@
+"""Environments as people have them (tools, `step`, `reset`), made into tasks that answer back
+(task.Environment).
+
+environment_parts.py -> [environment_around] -> EnvironmentTask -> episodes.py, live_episodes.py -> scores
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from swarmnode.chat import Turn, chat_text, transcript
+from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, rewards_for
+from swarmnode.tasks.play.conversation_scores import as_turns, score_turns
+from swarmnode.tasks.play.environment_parts import EnvironmentParts
+from swarmnode.tasks.play.episodes import (
+    Episode,
+    StepEpisode,
+    ToolEpisode,
+    begin,
+    called,
+    close,
+    is_stepwise,
+    own_tools,
+)
+from swarmnode.tasks.play.live_episodes import EpisodeKey, LiveEpisodes, place_of
+from swarmnode.tasks.play.tools import tools_from
+from swarmnode.tasks.task import Task, evaluation_size_of, holds_out
+from swarmnode.types import Example, Message, messages_of
+
+MAX_SCORED = 4096
+"""Episodes with remembered scores: a group may be judged again with more answers beside them."""
+
+OWN_REWARD = "environment"
+"""The name of the reward that an environment gives by itself."""
+
+Lock = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentTask:
+    """A task file, or functions of a script, with an environment around its questions."""
+
+    source: Task
+    """Task that draws the examples before the environment has added to them."""
+    rewards: Mapping[str, Reward]
+    parts: EnvironmentParts
+    lock: Lock
+    """Lock that lets one thread at a time run the code of task files (task_lock)."""
+    version: str
+    live: LiveEpisodes = field(default_factory=LiveEpisodes)
+    scored: OrderedDict[EpisodeKey, Mapping[str, float | None]] = field(
+        default_factory=OrderedDict[EpisodeKey, Mapping[str, float | None]]
+    )
+    """Scores of finished episodes, for judging them again."""
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def exchangeable(self) -> bool:
+        """True if other nodes can replay the episodes and would get the same scores."""
+        return self.parts.exchangeable and are_exchangeable(self.rewards)
+
+    @property
+    def most_turns(self) -> int:
+        return self.parts.most_turns
+
+    @property
+    def evaluation_size(self) -> int:
+        return evaluation_size_of(self.source)
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """Yields the questions, each with the text of `reset` at its end and the tools that may be called."""
+        for example in self.source.examples(seed):
+            yield self._asked(replace(example, key=replace(example.key, version=self.version)))
+
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
+        """Returns the environment's answer to the last of these turns. Raises TaskError, JudgementLost."""
+        with self.lock():
+            episode = self._episode(example, turns[:-1])
+            if episode is None:
+                raise JudgementLost(f"an episode of {self.name} is gone, and cannot be played again")
+            return self._heard(episode, example, turns)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """Returns the rewards' scores of these transcripts, and none for an episode that is gone."""
+        with self.lock():
+            return self._scores(example, [as_turns(text) for text in completions])
+
+    def _scores(self, example: Example, told: Sequence[tuple[Turn, ...]]) -> list[Mapping[str, float | None]]:
+        episodes = [self._played(example, turns) for turns in told]
+        alive = [number for number, episode in enumerate(episodes) if episode is not None]
+        environments = [episode.environment for episode in episodes if episode is not None]
+        given = {"environments": environments} if self.parts.factories else {}
+        rewards = rewards_for(self.rewards, example, held_out=holds_out(self, example))
+        found = iter(score_turns(rewards, example, [told[number] for number in alive], given))
+        scores: list[Mapping[str, float | None]] = []
+        for episode, turns in zip(episodes, told, strict=True):
+            place = place_of(example.key, transcript(turns))
+            if episode is None:
+                scores.append(self.scored.get(place, {}))
+                continue
+            own = episode.reward() if self._judges_itself(episode.environment) else None
+            scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
+            close(episode)
+            self._remember(place, scores[-1])
+        if self.live.of_one_example:
+            self.live.end_all()
+        return scores
+
+    def _remember(self, place: EpisodeKey, scores: Mapping[str, float | None]) -> None:
+        self.scored[place] = scores
+        if len(self.scored) > MAX_SCORED:
+            self.scored.popitem(last=False)
+
+    def _judges_itself(self, environment: Any) -> bool:
+        return environment is not None and (is_stepwise(environment) or hasattr(environment, "get_reward"))
+
+    # ---- episodes ----
+
+    def _asked(self, example: Example) -> Example:
+        with self.lock():
+            episode = self._begun(example)
+        messages = [] if self.parts.asks_by_reset else messages_of(example.prompt)
+        if episode.opening:
+            *before, last = messages or [{"role": "user", "content": ""}]
+            messages = [*before, {**last, "content": last["content"] + episode.opening}]
+        if not messages:
+            raise TaskError(
+                f"{self.name} asks nothing: reset() of its environment said nothing",
+                hint="return the question from reset(), or write examples(seed)",
+            )
+        tools = [tool.schema for tool in own_tools(episode)]
+        close(episode)
+        return replace(example, prompt=chat_text(messages, tools), conversational=True)
+
+    def _begun(self, example: Example) -> Episode:
+        if not self.parts.factories:
+            return ToolEpisode(self.parts.tools)
+        name = example.columns.get("environment", "") if "" not in self.parts.factories else ""
+        factory = self.parts.factories.get(name)
+        if factory is None:
+            raise TaskError(
+                f"an example of {self.name} names the environment {name!r:.40}",
+                hint=f"there are {', '.join(self.parts.factories)}",
+            )
+        episode = begin(called(f"{self.name}: making", factory), example.columns, self.parts.action)
+        if isinstance(episode, ToolEpisode) and self.parts.tools:
+            episode.tools = tools_from([*episode.tools.values(), *self.parts.tools.values()])
+        return episode
+
+    def _begun_as_asked(self, example: Example) -> Episode:
+        """Returns a new episode of a drawn question. Raises TaskError if `reset` gives another text than when
+        the question was drawn: the policy would be asked about another game than it plays."""
+        episode = self._begun(example)
+        if not messages_of(example.prompt)[-1]["content"].endswith(episode.opening):
+            raise TaskError(
+                f"reset() of the environment of {self.name} says something else each time",
+                hint="let it follow from the example's columns: seed a generator with one of them",
+            )
+        return episode
+
+    def _episode(self, example: Example, past: Sequence[Turn]) -> Episode | None:
+        """Returns the episode with exactly these turns and observations, or None if it is gone."""
+        if not self.parts.factories:
+            return ToolEpisode(self.parts.tools)
+        if not past:
+            return self._begun_as_asked(example)
+        episode = self.live.take(_place(example, past), past[-1].observed)
+        if episode is not None or not self.parts.exchangeable:
+            return episode
+        episode = self._begun_as_asked(example)
+        for turn in past:
+            if (episode.hear(turn.said) or ()) != turn.observed:
+                return None
+        return episode
+
+    def _heard(self, episode: Episode, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
+        observed = episode.hear(turns[-1].said)
+        if self.parts.factories:
+            self.live.put(_place(example, turns), observed or (), episode)
+        return observed
+
+    def _played(self, example: Example, turns: Sequence[Turn]) -> Episode | None:
+        """Returns the episode with all these turns played, ready to be scored. An action that no step has
+        taken yet is taken now; a tool that was not called during the episode is not called for its score."""
+        if self.parts.factories and (whole := self.live.take(_place(example, turns), turns[-1].observed)):
+            return whole
+        episode, last = self._episode(example, turns[:-1]), turns[-1]
+        if episode is None or not self.parts.factories:
+            return episode
+        if last.observed or isinstance(episode, StepEpisode):
+            heard = episode.hear(last.said)
+            return None if last.observed and heard != last.observed else episode
+        return episode
+
+
+@dataclass(frozen=True, slots=True)
+class RewardedEnvironment:
+    """An environment's questions and answers, judged by other rewards, which see the conversation alone."""
+
+    task: Any
+    rewards: Mapping[str, Reward]
+    version: str
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def exchangeable(self) -> bool:
+        return bool(self.task.exchangeable) and are_exchangeable(self.rewards)
+
+    @property
+    def most_turns(self) -> int:
+        return self.task.most_turns
+
+    @property
+    def evaluation_size(self) -> int:
+        return evaluation_size_of(self.task)
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """Yields the other task's examples, under this task's version."""
+        for example in self.task.examples(seed):
+            yield replace(example, key=replace(example.key, version=self.version))
+
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
+        """Returns the wrapped environment's answer."""
+        key = replace(example.key, version=self.task.version)
+        return self.task.observe(replace(example, key=key), turns)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """Returns the scores of these rewards. Raises TaskError."""
+        rewards = rewards_for(self.rewards, example, held_out=holds_out(self, example))
+        return score_turns(rewards, example, [as_turns(text) for text in completions], {})
+
+
+def version_with_environment(version: str) -> str:
+    """Returns a version that no node shares which takes the file for a task without turns."""
+    return hashlib.blake2b(f"{version}/environment".encode(), digest_size=8).hexdigest()
+
+
+def _place(example: Example, turns: Sequence[Turn]) -> EpisodeKey:
+    """Returns the key of an episode. The environment's last answer is not part of it: a transcript may lack
+    it."""
+    return place_of(example.key, transcript([*turns[:-1], Turn(turns[-1].said)]))

@@ -1,0 +1,212 @@
+"""A task whose code runs in processes of its own, as the node sees it.
+
+loader.py, path -> [isolate] -> IsolatedTask -> worker_pool.py -> task_process.py -> socket -> worker.py
+
+A node has several processes for its own rollouts (tasks.workers), and one for those of strangers, so that an
+answer on which a reward hangs costs the own ones nothing.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swarmnode.chat import Turn
+from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.tasks.drawing.draw_digest import written_down
+from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.processes import worker_messages as wire
+from swarmnode.tasks.processes.task_process import KnownTask, TaskProcess
+from swarmnode.tasks.processes.worker_pool import WorkerPool
+from swarmnode.tasks.source_file import read_source
+from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
+from swarmnode.tasks.task import DEMONSTRATED_SEED, Isolated, Task
+from swarmnode.types import Example, ExampleKey, Message
+
+FIRST_ROWS, MOST_ROWS = 16, 256
+"""Examples asked for at once: FIRST_ROWS, enough for a round's share of a task, then four times as many each
+time."""
+
+MOST_WORKERS = 4
+"""Most processes of one task without a setting: judges that wait for something need more than there are
+cores, and those that compute take cores from training."""
+
+SMALL_BYTES = 512 << 20
+"""Largest resident memory, in bytes, of a task with several processes and no setting. A larger one (a data
+set, a model that judges) has one."""
+
+PART_ANSWERS = 16
+"""Fewest answers to one example in a part that is judged by itself."""
+
+
+class IsolatedTask(Isolated):
+    """A task whose code runs in another process. Raises JudgementLost if that process does not answer."""
+
+    most_turns: int
+    """Most turns of the policy; only an environment has this attribute (is_environment)."""
+
+    def __init__(self, process: WorkerPool, load: wire.Load, known: KnownTask) -> None:
+        """`process`: one process of the task, or a pool of them."""
+        loaded = known.loaded
+        assert loaded is not None, "the first process was started"
+        self._process = process
+        self._load = load
+        self._known = known
+        self.name = loaded.name
+        self.version = loaded.version
+        self.exchangeable = loaded.exchangeable
+        self.judges_groups = loaded.judges_groups
+        self.levels = loaded.levels
+        self.evaluation_size = loaded.evaluation_size
+        if loaded.most_turns is not None:
+            self.most_turns = loaded.most_turns
+        self._each_alone = loaded.each_alone
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """Yields the file's own examples, with the columns that can be serialized."""
+        start, count = 0, FIRST_ROWS
+        while True:
+            drawn = self._process.ask(wire.Draw(seed, start, count))
+            assert isinstance(drawn, wire.Drawn)
+            for index, row in enumerate(drawn.rows, start):
+                yield self._example(seed, index, row)
+            if drawn.failure is not None:
+                raise TaskError(drawn.failure.message, hint=drawn.failure.hint)
+            if len(drawn.rows) < count:
+                return
+            start, count = start + count, min(4 * count, MOST_ROWS)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """Scores by the file's own rewards, for the example as its process draws it, or as it was given where
+        it stands in no draw."""
+        several = parts_of(completions, self.workers if self._each_alone else 1)
+        if len(several) == 1:
+            return self._scored(example, completions)
+        with ThreadPoolExecutor(len(several)) as threads:
+            found = threads.map(partial(self._scored, example), several)
+            return [scores for part in found for scores in part]
+
+    def _scored(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        key = example.key
+        given = written_down(example) if key.seed == DEMONSTRATED_SEED else None
+        asked = wire.Score(key.seed, key.index, example.prompt, tuple(completions), given)
+        scored = self._process.ask(asked, self._affinity(key))
+        if isinstance(scored, wire.OtherExample):
+            scored = self._process.first_of_all(asked, lambda reply: isinstance(reply, wire.Scored)) or scored
+        if isinstance(scored, wire.OtherExample):
+            raise self._draws_otherwise()
+        assert isinstance(scored, wire.Scored)
+        return list(scored.scores)
+
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
+        """Returns the answer of the file's own environment. Raises JudgementLost if the episode is gone."""
+        key = example.key
+        told = tuple((turn.said, tuple((m["role"], m["content"]) for m in turn.observed)) for turn in turns)
+        asked = wire.Observe(key.seed, key.index, example.prompt, told)
+        observed = self._process.ask(asked, self._affinity(key))
+        if isinstance(observed, wire.OtherExample):
+            raise self._draws_otherwise()
+        assert isinstance(observed, wire.Observed)
+        if observed.lost:
+            raise JudgementLost(observed.lost)
+        return observed.messages
+
+    def digest(self) -> wire.Digested:
+        """Draws everything anew and returns its digest."""
+        digested = self._process.ask(wire.Digest())
+        assert isinstance(digested, wire.Digested)
+        return digested
+
+    def for_strangers(self, timeout_s: float, turn_timeout_s: float | None = None) -> "IsolatedTask":
+        load = msgspec.structs.replace(self._load, strangers=True)
+        pool = _pool_of(
+            load, timeout_s, 1, known=self._known, load_wait_s=timeout_s, turn_timeout_s=turn_timeout_s
+        )
+        return IsolatedTask(pool, load, self._known)
+
+    @property
+    def spec(self) -> str:
+        return self._load.spec
+
+    @property
+    def workers(self) -> int:
+        return self._process.most
+
+    def interrupt(self) -> None:
+        self._process.interrupt()
+
+    def close(self) -> None:
+        self._process.close()
+
+    def _affinity(self, key: ExampleKey) -> int | None:
+        """Returns the number that keeps an environment's example in one process. None: any process may
+        judge."""
+        return zlib.crc32(f"{key.seed}/{key.index}".encode()) if hasattr(self, "most_turns") else None
+
+    def _draws_otherwise(self) -> TaskError:
+        return TaskError(
+            f"{self.name} draws other examples each time it is started",
+            hint="draw from random.Random(seed) only; `swarmnode task check` tells more",
+        )
+
+    def _example(self, seed: int, index: int, row: wire.DrawnExample) -> Example:
+        key = ExampleKey(self.name, self.version, seed, index)
+        return Example(key, row.prompt, row.columns, row.conversational)
+
+
+def parts_of(completions: Sequence[str], most: int) -> list[Sequence[str]]:
+    """Splits a large group, in order, into at most `most` parts of about the same size.
+
+    >>> [len(part) for part in parts_of("a" * 64, most=3)], len(parts_of("a" * 16, most=3))
+    ([22, 21, 21], 1)
+    """
+    count = max(1, min(most, len(completions) // PART_ANSWERS))
+    ends = [-(-len(completions) * number // count) for number in range(count + 1)]
+    return [completions[start:end] for start, end in pairwise(ends)]
+
+
+def isolate(
+    spec: str,
+    timeout_s: float,
+    *,
+    builtin: bool = False,
+    unconfined: bool = False,
+    workers: int | None = 1,
+    memory_mb: int | None = None,
+    home: Path | None = None,
+    **options: Any,
+) -> Task:
+    """Loads a task as `load_task` does, but other people's code in processes of its own. The caller closes
+    it. Built-in tasks are ours and end: they stay in this process, unless `builtin`. `unconfined`: programs
+    of its rewards run without a sandbox if there is none. `workers`: most processes (None: MOST_WORKERS, or
+    one if it is large). `memory_mb`: most memory of each. `home`: the node's folder (None: from the
+    environment). `options`: those of TaskProcess."""
+    asked = parse_spec(spec)
+    if asked.kind != TaskKind.BUILTIN:
+        asked = absolute(asked)
+        text = read_source(Path(asked.name)) if asked.kind == TaskKind.FILE else None
+        load = wire.Load(str(asked), text, unconfined, memory_mb, None if home is None else str(home))
+    elif builtin:
+        load = wire.Load(load_task(spec).name, None)
+    else:
+        return load_task(spec)
+    known = KnownTask()
+    pool = _pool_of(load, timeout_s, workers, known=known, **options)
+    pool.start()
+    return IsolatedTask(pool, load, known)
+
+
+def _pool_of(
+    load: wire.Load, timeout_s: float, workers: int | None, *, known: KnownTask, **options: Any
+) -> WorkerPool:
+    """Returns the pool of a task's processes, none of them started."""
+    count = MOST_WORKERS if workers is None else workers
+    processes = [TaskProcess(load, timeout_s, known=known, **options) for _ in range(count)]
+    return WorkerPool(
+        processes, may_grow=lambda: workers is not None or processes[0].resident_bytes < SMALL_BYTES
+    )

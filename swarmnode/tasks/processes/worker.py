@@ -1,0 +1,260 @@
+"""The process that a task's code runs in: it draws, it judges, and it can be killed.
+
+task_process.py (the node) -> socket -> [worker] -> loader.py -> examples(seed), reward(...) of the user
+
+A thread cannot be ended and a regular expression that runs away holds the whole interpreter; a process can be
+ended, whatever it is doing. Requests are answered in the main thread, one after the other: rewards that use
+signal.alarm for a limit of their own (math-verify does) need that.
+
+Past its deadline the process ends itself, by a timer of C that needs no interpreter, and leaves behind where
+each thread was. So it also ends where the node was killed meanwhile.
+"""
+
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NoReturn
+
+import msgspec
+
+from swarmnode.chat import Turn
+from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
+from swarmnode.extensions.sandbox.sandbox import allow_unconfined
+from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
+from swarmnode.tasks.drawing.draw_digest import draw_digest, written_down
+from swarmnode.tasks.file_task import FileTask
+from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.processes import worker_messages as wire
+from swarmnode.tasks.source_file import traceback_of, where
+from swarmnode.tasks.task import (
+    EVALUATION_SEED,
+    MAX_INDEX,
+    Task,
+    evaluation_size_of,
+    is_environment,
+    is_exchangeable,
+    judges_groups,
+    levels_of,
+    score_strictly,
+)
+from swarmnode.types import Example, ExampleKey
+
+MAX_SEEDS = 64
+"""Most seeds with kept draws, so that judging an answer does not draw its example again."""
+
+PARENT_LOOK_S = 1.0
+
+NICENESS = 15
+"""Niceness of a process that judges strangers' answers: our own work never waits for the cores because of
+it."""
+
+STRANGERS_MB = 512
+"""Megabytes that playing strangers' episodes may take, besides those of the loaded environment.
+`tasks.memory_mb`, if set, bounds all of it instead."""
+
+
+@dataclass(slots=True)
+class _Drawing:
+    """The examples drawn of one seed so far."""
+
+    source: Iterator[Example]
+    examples: list[Example] = field(default_factory=list[Example])
+    failure: wire.Failure | None = None
+
+    def up_to(self, end: int) -> None:
+        if self.failure is None:
+            try:
+                self.examples.extend(islice(self.source, max(0, end - len(self.examples))))
+            except SwarmnodeError as error:
+                self.failure = wire.Failure(error.message, error.hint)
+
+
+class TaskWorker:
+    """A loaded task and its draws."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._drawings: OrderedDict[int, _Drawing] = OrderedDict()
+
+    def answer(self, request: wire.Request) -> wire.Reply:
+        """Answers one request. Raises SwarmnodeError."""
+        match request:
+            case wire.Load():
+                return wire.Failure("a task is loaded already", "")
+            case wire.Draw(seed, start, count):
+                return self._draw(seed, start, count)
+            case wire.Score():
+                return self._score(request)
+            case wire.Observe():
+                return self._observe(request)
+            case wire.Digest():
+                return draw_digest(self._task)
+
+    def _draw(self, seed: int, start: int, count: int) -> wire.Drawn:
+        drawing = self._drawing(seed, start + count)
+        rows = drawing.examples[start : start + count]
+        failure = drawing.failure if len(rows) < count else None
+        return wire.Drawn(tuple(map(written_down, rows)), failure)
+
+    def _score(self, asked: wire.Score) -> wire.Reply:
+        given = asked.given
+        if given is None:
+            example = self._example(asked)
+        else:
+            key = ExampleKey(self._task.name, self._task.version, asked.seed, asked.index)
+            example = Example(key, given.prompt, given.columns, given.conversational)
+        if example is None:
+            return wire.OtherExample()
+        return wire.Scored(score_strictly(self._task, example, asked.completions))
+
+    def _observe(self, asked: wire.Observe) -> wire.Reply:
+        if not is_environment(self._task):
+            return wire.Failure(f"{self._task.name} does not answer", "")
+        turns = [
+            Turn(said, tuple({"role": role, "content": content} for role, content in observed))
+            for said, observed in asked.turns
+        ]
+        example = self._example(asked)
+        if example is None:
+            return wire.OtherExample()
+        try:
+            return wire.Observed(self._task.observe(example, turns))
+        except JudgementLost as lost:
+            return wire.Observed(None, lost.message)
+
+    def _example(self, asked: wire.Score | wire.Observe) -> Example | None:
+        """Returns the requested example. None: this process draws another one there."""
+        examples = self._drawing(asked.seed, asked.index + 1).examples
+        if len(examples) <= asked.index or examples[asked.index].prompt != asked.prompt:
+            return None
+        return examples[asked.index]
+
+    def _drawing(self, seed: int, end: int) -> _Drawing:
+        drawing = self._drawings.get(seed)
+        if drawing is None:
+            drawing = self._drawings[seed] = _Drawing(iter(self._task.examples(seed)))
+            while len(self._drawings) > MAX_SEEDS:
+                self._drawings.popitem(last=False)
+        self._drawings.move_to_end(seed)
+        drawing.up_to(end if seed == EVALUATION_SEED else min(end, MAX_INDEX))
+        return drawing
+
+
+def serve(channel: socket.socket, trace: int) -> None:
+    """Answers requests until the node hangs up. `trace`: an open file for the threads' stacks at a
+    deadline."""
+    reader, worker = wire.MessageReader(channel), None
+    while (data := reader.read(None)) is not None:
+        order = msgspec.msgpack.decode(data, type=wire.Order)
+        if order.timeout_s is not None:
+            faulthandler.dump_traceback_later(order.timeout_s, exit=True, file=trace)
+        on_the_clock(None if order.timeout_s is None else WorkClock(order.timeout_s))
+        try:
+            if worker is None:
+                worker, reply = _load(order.request)
+            else:
+                reply = worker.answer(order.request)
+        except SwarmnodeError as error:
+            reply = wire.Failure(error.message, error.hint, "\n".join(notes_of(error)))
+        except MemoryError:
+            reply = wire.Failure("ran out of memory", "--set tasks.memory_mb=MIB gives it more", lost=True)
+        except BaseException as error:  # noqa: BLE001  a reward that calls sys.exit() fails, and no more
+            reply = wire.Failure(f"the task raised {error!r:.1000}", where(error), traceback_of(error))
+        faulthandler.cancel_dump_traceback_later()
+        channel.settimeout(None)
+        channel.sendall(wire.frame(reply))
+
+
+def _load(request: wire.Request) -> tuple[TaskWorker, wire.Loaded]:
+    if not isinstance(request, wire.Load):
+        raise SwarmnodeError("the first request must be Load")
+    allow_unconfined(request.unconfined)
+    if request.home is not None:
+        os.environ["SWARMNODE_HOME"] = request.home  # noqa: TID251  for what a task keeps, such as judgements
+    if request.memory_mb is not None:
+        _limit_memory(request.memory_mb << 20)
+    if request.strangers:
+        _yield_to_others()
+    task = load_task(request.spec, request.text)
+    if request.strangers and is_environment(task):
+        _play_strangers(task, limited=request.memory_mb is not None)
+    known = wire.Loaded(
+        task.name,
+        task.version,
+        is_exchangeable(task),
+        judges_groups=judges_groups(task),
+        levels=levels_of(task),
+        evaluation_size=evaluation_size_of(task),
+        most_turns=task.most_turns if is_environment(task) else None,
+        each_alone=isinstance(task, FileTask) and task.each_alone,
+    )
+    return TaskWorker(task), known
+
+
+def _yield_to_others() -> None:
+    """Lets our own work have the cores first, where the system can. The process leads its own session: on
+    Linux a session weighs as much as the node's, whatever the niceness of its processes, unless the session
+    is nice itself."""
+    with suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    with suppress(OSError), open("/proc/self/autogroup", "w") as session:
+        session.write(str(NICENESS))
+
+
+def _play_strangers(task: Task, *, limited: bool) -> None:
+    """Bounds an environment's resources for strangers: episodes of one example at a time, and memory, unless
+    that is `limited` already."""
+    from swarmnode.tasks.play.environment_task import EnvironmentTask
+
+    if isinstance(task, EnvironmentTask):
+        task.live.of_one_example = True
+    taken = _taken_bytes()
+    if taken is not None and not limited:
+        _limit_memory(taken + (STRANGERS_MB << 20))
+
+
+def _taken_bytes() -> int | None:
+    """Returns memory as `_limit_memory` counts it, in bytes. None: this system does not report it."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _limit_memory(size_bytes: int) -> None:
+    """Makes allocations past the limit fail with a MemoryError, where the system can. It counts memory that
+    is written to, not what a library reserves."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = size_bytes if hard == resource.RLIM_INFINITY else min(size_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process with the node, even in the middle of a reward."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_LOOK_S)
+    os._exit(0)
+
+
+def main(channel_fd: int, trace_fd: int, parent: int) -> NoReturn:
+    """Entry point of the process."""
+    # Processes that a reward starts must not hold these open, or nobody would notice that we are gone.
+    os.set_inheritable(channel_fd, False)
+    os.set_inheritable(trace_fd, False)
+    # A model that judges must not take the cores from training: one thread, unless somebody said otherwise.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # noqa: TID251  no setting of ours, and read by libraries
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    serve(socket.socket(fileno=channel_fd), trace_fd)
+    sys.stdout.flush()
+    os._exit(0)  # Threads that a task started do not keep us alive.

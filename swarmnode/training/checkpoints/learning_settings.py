@@ -1,0 +1,54 @@
+"""The settings that shape what is learnt: a checkpoint notes them, and a start hears which are others now.
+
+config -> [learning_settings] -> state.json -> [changes] -> node.py (a line of the log, or an error)
+
+A run goes on with other settings where rounds are left: a person may lower a learning rate half-way. Where
+all of its rounds are done, what it would return was learnt otherwise, and that is an error.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swarmnode.settings.config import Config
+from swarmnode.settings.other_names import NO_LONGER_SETTINGS
+
+_MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "packing", "gradient_checkpointing"})
+"""Settings of training that change no number that is learnt from."""
+
+_BESIDE_TRAINING: Mapping[str, tuple[str, ...]] = {
+    "policy": ("lora_rank", "lora_targets", "lora_alpha", "quantization", "chat_template", "raw_prompts"),
+    "rollout": (
+        *("groups", "group_size", "max_tokens", "max_turn_tokens", "temperature", "top_p"),
+        *("max_lag", "dynamic_sampling"),
+    ),
+    "exchange": ("enabled", "rule"),
+}
+
+
+def learning_settings(config: Config, seed: int) -> dict[str, Any]:
+    """The settings that shape learning by their full names, as JSON has them, with the seed in use.
+
+    >>> learning_settings(Config(), 7)["training.learning_rate"], learning_settings(Config(), 7)["node.seed"]
+    (0.0001, 7)
+    """
+    training = config.training.model_dump(mode="json", exclude=set(_MEMORY_AND_SPEED))
+    found = {f"training.{key}": value for key, value in training.items()}
+    for section, keys in _BESIDE_TRAINING.items():
+        values = getattr(config, section).model_dump(mode="json", include=set(keys))
+        found |= {f"{section}.{key}": value for key, value in values.items()}
+    return {**found, "node.seed": seed}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns a sentence for each setting that has another value now. Settings that were not noted are not
+    compared; one that exists no longer is compared with the value that holds instead.
+
+    >>> changes({"training.learning_rate": 0.001}, {"training.learning_rate": 0.01, "node.seed": 7})
+    ('training.learning_rate was 0.001, is 0.01 now',)
+    """
+    holds = {name: value for name, (value, _) in NO_LONGER_SETTINGS.items()}
+    return tuple(
+        f"{name} was {before[name]}, is {value} now"
+        for name, value in {**now, **holds}.items()
+        if name in before and before[name] != value
+    )

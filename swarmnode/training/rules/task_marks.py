@@ -1,0 +1,156 @@
+"""Full marks, task by task: the rewards that our own judge gave so far tell which answers have them.
+
+own and external groups -> [TaskMarks] -> book_rule.py; [needs_of] -> node.py -> exchange
+
+Tasks do not say what their best reward is. With 0 and 1 it is 1; with partial credit it is what the best
+answers got, and where nobody gets all of it, the best so far. So it is the best reward that was given on two
+different examples: one stroke of luck, or one answer that fools a judge, does not devalue all others. An
+answer has full marks when it comes within MARGIN of that, counted from our own mean; so it is never below our
+own mean, and where rewards are continuous the best few percent count and not a single answer. Where all
+rewards of a task were equal so far, nothing is known: neither what would be better nor a pass rate.
+
+No torch here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+
+from swarmnode.types import MIN_REWARD_SPREAD, ExampleKey, RolloutGroup
+
+MARGIN = 0.05
+"""Share of the way from our mean to the best that an answer may lack and still have full marks."""
+
+MEMORY_ANSWERS = 64
+"""Running means follow the last so many answers, about: two rounds of the demonstration policy."""
+
+MAX_TASKS = 1024
+"""The most tasks in a saved state."""
+
+
+class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The rewards that were given on one task so far. None: no reward yet."""
+
+    worst: float
+    best: float
+    best_on: tuple[int, int]
+    """Seed and index of the example that got `best`."""
+    confirmed: float | None = None
+    """The best that any other example got."""
+    mean: float | None = None
+    """Running mean of our own rewards."""
+    passed: float | None = None
+    """Running share of our own answers with full marks."""
+
+    @property
+    def level(self) -> float:
+        return self.best if self.confirmed is None else self.confirmed
+
+    @property
+    def full(self) -> float | None:
+        """The least reward that is full marks. None: not known.
+
+        >>> Marks(0.0, 1.0, (7, 1), confirmed=1.0, mean=0.4).full
+        0.97
+        """
+        if self.best - self.worst < MIN_REWARD_SPREAD:
+            return None
+        if self.level - self.worst < MIN_REWARD_SPREAD:
+            # One example alone was ever answered better than the worst.
+            return self.level + MIN_REWARD_SPREAD
+        mean = self.worst if self.mean is None else self.mean
+        return self.level - MARGIN * max(0.0, self.level - mean)
+
+    def has_full(self, reward: float | None) -> bool:
+        full = self.full
+        return reward is not None and full is not None and reward >= full
+
+
+Saved = Annotated[dict[str, Marks], msgspec.Meta(max_length=MAX_TASKS)]
+"""Marks by task, as a state holds them."""
+
+
+class TaskMarks:
+    """The marks of all tasks."""
+
+    def __init__(self) -> None:
+        self.by_task: dict[str, Marks] = {}
+
+    def see(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
+        """Take note of a round. What a full mark is learns from everybody's answers, as our judge scored
+        them; the running means are of our own alone."""
+        before = {task: marks.level for task, marks in self.by_task.items()}
+        for group in (*own, *external):
+            self._see_rewards(group.example.key, _scored(group))
+        by_task: dict[str, list[float]] = {}
+        for group in own:
+            by_task.setdefault(group.example.key.task, []).extend(_scored(group))
+        for task, rewards in by_task.items():
+            if rewards:
+                self._average(task, rewards, before.get(task))
+
+    def has_full(self, task: str, reward: float | None) -> bool:
+        """Returns True if such a reward is full marks."""
+        marks = self.by_task.get(task)
+        return marks is not None and marks.has_full(reward)
+
+    def full(self, task: str) -> float | None:
+        """The least reward that is full marks on a task. None: not known."""
+        marks = self.by_task.get(task)
+        return None if marks is None else marks.full
+
+    @property
+    def pass_rates(self) -> dict[str, float]:
+        """Running share of own answers with full marks, by task, as far as known."""
+        return {task: marks.passed for task, marks in self.by_task.items() if marks.passed is not None}
+
+    def keep_only(self, tasks: Mapping[str, str]) -> None:
+        self.by_task = {task: marks for task, marks in self.by_task.items() if task in tasks}
+
+    def _see_rewards(self, key: ExampleKey, rewards: Sequence[float]) -> None:
+        if not rewards:
+            return
+        place, top, low = (key.seed, key.index), max(rewards), min(rewards)
+        marks = self.by_task.get(key.task)
+        if marks is None:
+            self.by_task[key.task] = Marks(low, top, place)
+            return
+        best, best_on, confirmed = marks.best, marks.best_on, marks.confirmed
+        if place == best_on:
+            best = max(best, top)
+        elif top > best:
+            best, best_on, confirmed = top, place, best
+        else:
+            confirmed = top if confirmed is None else max(confirmed, top)
+        self.by_task[key.task] = msgspec.structs.replace(
+            marks, worst=min(marks.worst, low), best=best, best_on=best_on, confirmed=confirmed
+        )
+
+    def _average(self, task: str, rewards: Sequence[float], level_before: float | None) -> None:
+        marks, count = self.by_task[task], len(rewards)
+        marks = msgspec.structs.replace(marks, mean=_moved(marks.mean, sum(rewards) / count, count))
+        full, passed = marks.full, marks.passed
+        if level_before is not None and marks.level - level_before > MARGIN * (marks.level - marks.worst):
+            passed = None  # What counted as full marks until now does not any more.
+        if full is not None:
+            passed = _moved(passed, sum(reward >= full for reward in rewards) / count, count)
+        self.by_task[task] = msgspec.structs.replace(marks, passed=passed)
+
+
+def needs_of(pass_rates: Mapping[str, float]) -> dict[str, float]:
+    """Returns the share of our answers that fail, by task.
+
+    >>> needs_of({"rev": 0.25})
+    {'rev': 0.75}
+    """
+    return {task: 1.0 - rate for task, rate in pass_rates.items()}
+
+
+def _moved(mean: float | None, observed: float, count: int) -> float:
+    """A running mean after `count` observations more, whose mean is `observed`."""
+    return observed if mean is None else mean + (observed - mean) * count / (count + MEMORY_ANSWERS)
+
+
+def _scored(group: RolloutGroup) -> list[float]:
+    return [reward for reward in group.rewards if reward is not None]

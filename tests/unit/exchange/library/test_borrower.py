@@ -1,0 +1,103 @@
+"""Libraries over a network in memory: what one node's book holds, another has at its start."""
+
+import asyncio
+
+import pytest
+
+from swarmnode.exchange.library import borrower
+from swarmnode.network.memory_network import MemoryNetwork
+from tests.unit.exchange.conftest import until
+from tests.unit.exchange.library.conftest import borrowed, learns
+
+LONG_AGO_S = 30 * 86400.0
+
+
+async def test_a_newcomer_has_what_a_veterans_book_holds_however_old_it_is(
+    start, groups_of, clock, as_learnt
+):
+    network = MemoryNetwork()
+    async with start(network, 1) as veteran:
+        groups = [groups_of(veteran.key.peer_id, number=number) for number in range(5)]
+        await learns(veteran, groups)
+        clock.advance(LONG_AGO_S)
+        async with start(network, 2, veteran.host) as newcomer:
+            found = await borrowed(newcomer, 5)
+            assert {group.example.key for group in found} == {group.example.key for group in groups}
+            assert all(as_learnt(group) in found for group in groups)
+            assert newcomer.exchange.stats().accepted == 0, "nothing of it came by gossip"
+            assert newcomer.library.borrowed.lenders == newcomer.library.borrowed.authors == 1
+
+
+async def test_what_the_book_does_not_hold_is_not_lent(start, groups_of):
+    network = MemoryNetwork()
+    async with start(network, 1) as veteran:
+        groups = [groups_of(veteran.key.peer_id, number=number) for number in range(4)]
+        await veteran.exchange.publish(groups)
+        veteran.library.settle({(groups[0].author, groups[0].example.key)})
+        async with start(network, 2, veteran.host) as newcomer:
+            (found,) = await borrowed(newcomer, 1)
+            assert found.example.key == groups[0].example.key
+            await asyncio.sleep(0.1)
+            assert newcomer.library.draw(9) == []
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Searches whose first part is over at once."""
+    monkeypatch.setattr(borrower, "LOOK_FOR_S", 0.0)
+    monkeypatch.setattr(borrower, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(borrower, "LOOK_LATE_S", 0.01)
+    return monkeypatch
+
+
+async def test_who_meets_its_first_lender_late_has_its_library_then(start, groups_of, hurried):
+    network = MemoryNetwork()
+    async with start(network, 1) as veteran, start(network, 3) as nobody:
+        await learns(veteran, [groups_of(veteran.key.peer_id, number=number) for number in range(3)])
+        async with start(network, 2, nobody.host) as late:
+            await until(lambda: nobody.library.pages_served == 2)
+            await asyncio.sleep(0.1)
+            assert nobody.library.pages_served == 2, "it has nothing, and is not asked again"
+            await late.host.connect(veteran.host.address)
+            await borrowed(late, 3)
+            assert late.library.borrowed.lenders == 1
+
+
+async def test_who_is_never_right_asks_again_and_not_too_often(start, groups_of, hurried):
+    network = MemoryNetwork()
+    async with start(network, 1) as veteran:
+        groups = [groups_of(veteran.key.peer_id, number=number) for number in range(4)]
+        await learns(veteran, groups)
+        veteran.library.settle({(groups[0].author, groups[0].example.key)})
+        async with start(network, 2, veteran.host) as node:
+            await borrowed(node, 1)
+            await until(lambda: node.library.borrowed.done)
+            veteran.library.settle({(group.author, group.example.key) for group in groups})
+            hurried.setattr(borrower, "AGAIN_S", 0.0)
+            pages = veteran.library.pages_served
+            await asyncio.sleep(0.1)
+            assert veteran.library.pages_served == pages, "what it has is enough"
+            hurried.setattr(borrower, "AGAIN_S", 3600.0)
+            node.library.wants_more()
+            await asyncio.sleep(0.1)
+            assert veteran.library.pages_served == pages, "it has just asked"
+            hurried.setattr(borrower, "AGAIN_S", 0.0)
+            assert len(await borrowed(node, 3)) == 3
+            await until(lambda: node.library.borrowed.done)
+            pages = veteran.library.pages_served
+            await asyncio.sleep(0.1)
+            assert veteran.library.pages_served == pages, "once each time that it is wanted"
+
+
+async def test_who_was_made_to_look_at_too_much_asks_nobody_any_more(start, groups_of, hurried):
+    hurried.setattr(borrower, "AGAIN_S", 0.0)
+    hurried.setattr(borrower, "MAX_LOOKED_AT", 3)
+    network = MemoryNetwork()
+    async with start(network, 1) as veteran:
+        await learns(veteran, [groups_of(veteran.key.peer_id, number=number) for number in range(9)])
+        async with start(network, 2, veteran.host) as node:
+            assert len(await borrowed(node, 3)) == 3
+            node.library.wants_more()
+            await until(lambda: node.library.borrowed.done)
+            await asyncio.sleep(0.1)
+            assert node.library.borrowed.groups == 3

@@ -1,0 +1,149 @@
+"""A library as a file: each row verified by itself, for whoever has it."""
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from swarmnode.cli.app import app
+from swarmnode.errors import Rejected
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
+from swarmnode.exchange.library.library_files import Judging, add_verified, copy_verified, look_through
+from swarmnode.exchange.library.signed_group import (
+    MAX_LINE_BYTES,
+    SignedGroup,
+    answers_of,
+    line_of,
+    read_line,
+    signed_group,
+)
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.machine.storage import resolve_paths
+
+Signed = Callable[..., SignedGroup]
+
+
+@pytest.fixture
+def signed(groups_of) -> Signed:
+    def make(number: int = 0, *, seed: int = 1) -> SignedGroup:
+        key = NodeKey(bytes([seed]) * 32)
+        group = groups_of(key.peer_id, number=number)
+        sent = compose(group, key, swarm="test", model=ModelLabel("tiny", 1000), now=1_700_000_000.0)
+        return signed_group(sent.sealed, sent.body)
+
+    return make
+
+
+def changed(line: bytes, **parts: Any) -> bytes:
+    return json.dumps(json.loads(line) | parts).encode() + b"\n"
+
+
+def flipped(text: str) -> str:
+    data = bytearray(b64decode(text))
+    data[-1] ^= 1
+    return b64encode(data).decode()
+
+
+def test_a_line_gives_back_the_group_and_its_answers(signed: Signed) -> None:
+    group = signed()
+    assert read_line(line_of(group)) == group
+    assert [answer.text for answer in answers_of(group).answers][2:] == ["no idea 0", "no idea 1"]
+
+
+def test_what_was_changed_is_found_out(signed: Signed) -> None:
+    line, other = line_of(signed()), json.loads(line_of(signed(1)))
+    row = json.loads(line)
+    reasons = {
+        "malformed": [b"", b"{}", b"\xff\xfe", b"[1]", changed(line, more=1), changed(line, header="????")],
+        "bad_signature": [changed(line, header=flipped(row["header"]))],
+        "wrong_body": [changed(line, body=flipped(row["body"])), changed(line, body=other["body"])],
+        "body_mismatch": [
+            changed(line, task="rev"),
+            changed(line, version="2"),
+            changed(line, author=signed(seed=2).author),
+        ],
+        "too_large": [b'{"task": "' + b"a" * MAX_LINE_BYTES],
+    }
+    for reason, lines in reasons.items():
+        for damaged in lines:
+            with pytest.raises(Rejected) as caught:
+                read_line(damaged)
+            assert caught.value.reason == reason, damaged[:80]
+
+
+def test_a_damaged_row_is_named_by_its_line_and_costs_no_other(signed: Signed, tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    long = b"x" * (3 * MAX_LINE_BYTES) + b"\n"
+    file.write_bytes(line_of(signed(0)) + long + b"\n" + b"nothing\n" + line_of(signed(1)).rstrip(b"\n"))
+    report = look_through(file)
+    assert report.rows == 2 and report.damaged_rows == 2
+    assert [told.partition(":")[0] for told in report.damaged] == ["line 2", "line 4"]
+
+
+def test_with_the_task_the_answers_are_judged(signed: Signed, task, tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_bytes(line_of(signed(0)) + line_of(signed(1)))
+    report = look_through(file, judging=Judging({task.name: task}))
+    assert report.right == {("addition", "1"): 4} and report.answers == 8
+
+
+def test_a_copy_has_each_sound_row_once(signed: Signed, tmp_path: Path) -> None:
+    file, copy = tmp_path / "some.jsonl", tmp_path / "copy.jsonl"
+    file.write_bytes(line_of(signed(0)) + b"?\n" + line_of(signed(0)) + line_of(signed(1)))
+    assert copy_verified(file, copy).damaged_rows == 1
+    assert copy.read_bytes() == line_of(signed(0)) + line_of(signed(1))
+
+
+def test_an_import_takes_what_is_new_and_says_why_not_the_rest(signed: Signed, tmp_path: Path) -> None:
+    file, home = tmp_path / "some.jsonl", tmp_path / "library.jsonl"
+    home.write_bytes(line_of(signed(0)))
+    file.write_bytes(line_of(signed(0)) + line_of(signed(1)) + b"?\n" + line_of(signed(2)))
+    report = add_verified(file, home)
+    assert (report.taken, report.known, report.damaged_rows) == (2, 1, 1)
+    assert look_through(home).rows == 3
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["library", *words])
+
+
+def test_the_commands_show_export_and_import(signed: Signed, tmp_path: Path) -> None:
+    home, file = tmp_path / "home", tmp_path / "some.jsonl"
+    file.write_bytes(line_of(signed(0)) + b"?\n" + line_of(signed(1)))
+    taken = run("import", str(file), "--home", str(home))
+    assert taken.exit_code == 0 and "took 2 of 3 groups" in taken.output
+    assert "line 2: malformed" in taken.stderr
+    out = tmp_path / "out.jsonl"
+    assert "wrote 2 groups of 1 authors" in run("export", str(out), "--home", str(home)).output
+    assert out.read_bytes() == resolve_paths(home).library.read_bytes()
+    shown = run("show", "--home", str(home)).output
+    assert "2 groups, 8 answers" in shown and "addition 1: 2 groups" in shown
+    told = json.loads(run("show", str(out), "--json").output)
+    assert told["groups"] == 2 and told["tasks"][0]["right"] is None
+
+
+def test_show_judges_with_a_task(tmp_path: Path) -> None:
+    from swarmnode.tasks.builtin import BUILTIN_TASKS
+    from swarmnode.tasks.task import draw_train, score_strictly
+    from swarmnode.types import Completion, RolloutGroup, one_span
+
+    task, key = BUILTIN_TASKS[0], NodeKey(b"\3" * 32)
+    example = next(iter(draw_train(task, 0)))
+    texts = [str(example.columns["answer"]), "nothing"]
+    completions = tuple(Completion(text, (1,), None, one_span(1, 1), "stop") for text in texts)
+    group = RolloutGroup(example, completions, score_strictly(task, example, texts), key.peer_id, 1)
+    sent = compose(group, key, swarm="elsewhere", model=ModelLabel("tiny", None), now=1.0)
+    file = tmp_path / "some.jsonl"
+    file.write_bytes(line_of(signed_group(sent.sealed, sent.body)))
+    shown = run("show", str(file), "--task", task.name, "--home", str(tmp_path / "home"))
+    assert shown.exit_code == 0 and "1 answers with a reward above 0" in shown.output
+
+
+def test_a_library_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    from swarmnode.errors import StorageError
+
+    assert isinstance(run("show", "--home", str(tmp_path)).exception, StorageError)

@@ -1,0 +1,202 @@
+import pytest
+
+from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.limits import (
+    HEADERS_BURST,
+    PACE,
+    PROVEN_AFTER,
+    REQUESTS_BURST,
+    REQUESTS_PER_S,
+    SLOW_S,
+)
+from swarmnode.exchange.peers.reputation import (
+    FORGIVE_AT,
+    FULL_SCORE,
+    GIVER_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Reputation,
+)
+from swarmnode.exchange.validation.judge_time import JudgeTime
+
+HOUR = 3600.0
+
+
+def test_a_peer_may_announce_a_burst_and_then_at_its_rate():
+    reputation = Reputation()
+    allowed = 0
+    while reputation.may_announce("a", 0.0):
+        reputation.announced("a", 0.0)
+        allowed += 1
+    assert allowed == HEADERS_BURST
+    assert reputation.may_announce("a", 1.0)
+    assert reputation.may_announce("b", 0.0)
+
+
+def test_a_peer_may_ask_for_a_burst_of_bodies():
+    reputation = Reputation()
+    assert sum(reputation.may_request("a", 0.0) for _ in range(1000)) == REQUESTS_BURST
+
+
+def test_offences_lower_the_score_and_time_restores_it():
+    reputation = Reputation()
+    reputation.punish("a", 30.0, 0.0)
+    assert reputation.score("a", 0.0) == 70.0
+    assert reputation.score("a", 600.0) == 80.0
+    assert reputation.score("a", HOUR) == FULL_SCORE
+
+
+def test_a_peer_is_banned_once_and_forgiven_slowly():
+    reputation = Reputation()
+    assert [reputation.punish("a", 30.0, 0.0) for _ in range(4)] == [False, False, True, False]
+    assert reputation.is_banned("a", 0.0)
+    assert reputation.banned_peers() == ("a",)
+    assert reputation.is_banned("a", 60.0 * (FORGIVE_AT - 1))
+    assert not reputation.is_banned("a", 60.0 * (FORGIVE_AT + 1))
+    assert reputation.banned_peers() == ()
+
+
+def test_one_offence_never_bans():
+    assert all(penalty <= FULL_SCORE - 20.0 for penalty in PENALTIES.values())
+
+
+def test_a_judge_of_ours_that_is_slow_for_everybody_bans_nobody():
+    """Each group overruns the deadline, and the next is asked for as soon as there is judge time."""
+    reputation, now = Reputation(), 0.0
+    judge_time, deadline_s = JudgeTime(reputation), ExchangeSettings().score_timeout_s
+    while now < 24 * 3600:
+        if reputation.has_judge_time("a", now):
+            now += deadline_s
+            judge_time.took("a", "proven", deadline_s, now)
+            assert not reputation.punish("a", PENALTIES[Reason.SCORE_TIMEOUT], now)
+        now += 1.0
+
+
+def test_a_fetch_in_vain_is_no_offence_but_makes_us_wait_longer_each_time():
+    reputation = Reputation()
+    now, pauses = 0.0, []
+    for _ in range(10):
+        reputation.did_not_deliver("a", now)
+        pause = next(s for s in range(1, 1000) if reputation.may_be_asked("a", now + s))
+        pauses.append(pause)
+        now += pause
+    assert pauses[:4] == [5, 10, 20, 40]
+    assert pauses[-1] == LONGEST_PAUSE_S
+    assert reputation.score("a", now) == FULL_SCORE
+    reputation.did_deliver("a", 0.1)
+    assert reputation.may_be_asked("a", now)
+
+
+def test_a_mishap_of_a_proven_author_costs_a_second_and_what_is_of_no_use_costs_more():
+    reputation = Reputation()
+    for _ in range(PROVEN_AFTER):
+        reputation.was_accepted("a")
+    for _ in range(2):  # of what was asked for at once
+        reputation.did_not_deliver("a", 0.0, mishap=True)
+    assert not reputation.may_be_asked("a", GIVER_PAUSE_S - 0.1)
+    assert reputation.may_be_asked("a", GIVER_PAUSE_S)
+    reputation.did_not_deliver("a", GIVER_PAUSE_S, mishap=True)
+    assert not reputation.may_be_asked("a", 2.5 * GIVER_PAUSE_S)
+    reputation.did_deliver("a", 0.1)
+    reputation.did_not_deliver("a", 0.0)
+    assert not reputation.may_be_asked("a", GIVER_PAUSE_S)
+
+
+def test_failures_for_days_do_not_overflow():
+    reputation = Reputation()
+    for _ in range(5000):
+        reputation.did_not_deliver("a", 0.0)
+    assert reputation.may_be_asked("a", LONGEST_PAUSE_S)
+
+
+def test_an_author_is_proven_by_what_was_accepted_from_it_and_slow_while_it_lets_us_wait():
+    reputation = Reputation()
+    trusts = []
+    for _ in range(PROVEN_AFTER):
+        trusts.append(reputation.trust_of("a"))
+        reputation.was_accepted("a")
+    assert trusts == ["newcomer"] * PROVEN_AFTER
+    assert reputation.trust_of("a") == "proven"
+    reputation.did_deliver("a", SLOW_S + 0.1)
+    assert reputation.trust_of("a") == "slow"
+    reputation.did_deliver("a", 0.1)
+    reputation.did_not_deliver("a", 0.0)
+    assert reputation.trust_of("a") == "slow"
+    reputation.did_deliver("a", 0.1)
+    assert reputation.trust_of("a") == "proven"
+
+
+def test_whom_we_doubt_counts_as_a_newcomer_as_long_as_we_do():
+    reputation = Reputation()
+    for _ in range(PROVEN_AFTER):
+        reputation.was_accepted("author")
+    assert reputation.trust_of("author") == "proven"
+    reputation.doubted = frozenset({"author"})
+    assert (reputation.trust_of("author"), reputation.accepted("author")) == ("newcomer", PROVEN_AFTER)
+    reputation.doubted = frozenset()
+    assert reputation.trust_of("author") == "proven"
+
+
+def test_we_ask_of_a_peer_a_little_less_than_it_may_ask_of_us():
+    ours, theirs = Reputation(), Reputation()
+    now, asked, refused = 0.0, 0, 0
+    for _ in range(20_000):
+        now += 0.001
+        if ours.ask("peer", now):
+            asked += 1
+            refused += not theirs.may_request("us", now)
+    assert asked > 20 * PACE * REQUESTS_PER_S
+    assert refused == 0
+
+
+def test_names_without_end_displace_each_other_and_not_those_who_gave_us_a_group():
+    reputation = Reputation(max_peers=100)
+    for number in range(10):
+        reputation.was_accepted(f"friend {number}")
+    for number in range(5000):
+        reputation.may_announce(f"passer-by {number}", 0.0)
+    assert reputation.accepted_by_peer() == {f"friend {number}": 1 for number in range(10)}
+    for number in range(5000):
+        reputation.was_accepted(f"giver {number}")
+        reputation.may_announce(f"passer-by {number}", 0.0)
+    assert len(reputation) <= 100
+
+
+def test_a_rare_answer_too_long_is_forgiven_and_a_stream_of_them_ends_in_a_ban():
+    rare, stream = Reputation(), Reputation()
+    price = PENALTIES[Reason.TOO_LONG]
+    assert not any(rare.punish("a", price, 300.0 * number) for number in range(1000))
+    assert any(stream.punish("a", price, float(number)) for number in range(25))
+
+
+def test_a_ban_says_how_long_it_lasts():
+    reputation = Reputation()
+    reputation.punish("a", 90.0, 0.0)
+    assert reputation.banned_for_s("a", 0.0) == pytest.approx(60.0 * (FORGIVE_AT - 10))
+    assert reputation.banned_for_s("b", 0.0) == 0.0
+
+
+def test_only_so_many_peers_are_remembered_and_the_noisy_ones_longest():
+    reputation = Reputation(max_peers=3)
+    reputation.punish("bad", 90.0, 0.0)
+    for number in range(10):
+        reputation.may_announce(f"passer-by {number}", 0.0)
+        assert reputation.is_banned("bad", 0.0)
+    assert len(reputation) == 3
+
+
+def test_accepted_groups_are_counted_by_peer():
+    reputation = Reputation()
+    for peer in ("a", "b", "a"):
+        reputation.was_accepted(peer)
+    reputation.may_announce("c", 0.0)
+    assert reputation.accepted_by_peer() == {"a": 2, "b": 1}
+
+
+def test_an_environment_that_is_slow_for_everybody_bans_nobody():
+    reputation, now = Reputation(), 0.0
+    while now < 6 * 3600:
+        now += 1.0
+        if reputation.may_be_asked("a", now):
+            reputation.did_not_deliver("a", now)
+            assert not reputation.punish("a", PENALTIES[Reason.PLAY_TIMEOUT], now)

@@ -1,0 +1,268 @@
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import pytest
+
+from swarmnode.errors import Rejected, TaskError
+from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.exchange.messages import (
+    Announcement,
+    Answer,
+    Arrival,
+    Body,
+    encode_body,
+    encode_header,
+    hash_body,
+)
+from swarmnode.exchange.validation.body_check import BodyRules, check_body, is_false_claim, require_advantage
+from swarmnode.exchange.validation.header_check import HEADER_CONTEXT, check_gossip
+from swarmnode.identity.envelope import seal
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.tasks.task import is_held_out
+from swarmnode.types import Example, RolloutGroup
+from tests.unit.exchange.conftest import Addition
+
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture
+def check(settings: ExchangeSettings, task):
+    def run(data: bytes, sender: NodeKey, now: float = NOW, **changes: object) -> Announcement:
+        ours = replace(settings, **changes)
+        return check_gossip(data, sender.peer_id, Arrival(now, 0), settings=ours, tasks={task.name: task})
+
+    return run
+
+
+def reason_of(check, *arguments, **settings) -> str:
+    with pytest.raises(Rejected) as caught:
+        check(*arguments, **settings)
+    return caught.value.reason
+
+
+def resealed(composed: Composed, key: NodeKey, **changes: object) -> bytes:
+    return seal(key, HEADER_CONTEXT, encode_header(msgspec.structs.replace(composed.header, **changes)))
+
+
+def announce(composed: Composed, author: NodeKey, **changes: object) -> Announcement:
+    header = msgspec.structs.replace(composed.header, **changes)
+    return Announcement(author.peer_id, header, composed.sealed, Arrival(NOW, 0))
+
+
+def body_of(group: RolloutGroup, **changes: object) -> Body:
+    key = group.example.key
+    answers = tuple(Answer(completion.text, "stop") for completion in group.completions)
+    body = Body(
+        author=group.author,
+        task=key.task,
+        version=key.version,
+        seed=key.seed,
+        index=key.index,
+        answers=answers,
+    )
+    return msgspec.structs.replace(body, **changes)
+
+
+def test_a_sound_body_becomes_a_group_that_was_scored_here(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, as_learnt
+):
+    checked = check_body(composed.body, announce(composed, key), rules)
+    assert checked.group == as_learnt(group)
+    assert checked.group.completions[0].logprobs is None
+
+
+def test_a_claim_is_never_trained_on(composed: Composed, key: NodeKey, rules: BodyRules):
+    liar = announce(composed, key, reward_mean=1.0, reward_std=0.1)
+    checked = check_body(composed.body, liar, rules)
+    assert checked.group.rewards == (1.0, 1.0, 0.0, 0.0)
+    assert checked.false_claim
+
+
+def test_an_honest_claim_may_be_off_by_rounding(composed: Composed, group: RolloutGroup):
+    header = msgspec.structs.replace(composed.header, reward_mean=0.5004, reward_std=0.4996)
+    assert not is_false_claim(header, group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=0.502), group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_std=0.45), group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=None), group)
+
+
+@pytest.mark.parametrize(
+    "claims", [("stop", "length"), ("length", "stop"), ("stop", "stop"), ("length", "length")]
+)
+def test_nobody_elses_end_is_learnt_whatever_they_claim(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, claims
+):
+    answers = tuple(Answer("7", claim) for claim in claims)
+    data = encode_body(body_of(group, answers=answers))
+    for completion in check_body(data, announce(composed, key, group_size=2), rules).group.completions:
+        assert (completion.token_ids, completion.finish) == ((ord("7"),), "length")
+
+
+def test_an_answer_that_is_nothing_but_its_end_counts_without_being_trained_on(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    right = group.completions[0].text
+    data = encode_body(body_of(group, answers=(Answer("", "stop"), Answer(right, "stop"))))
+    checked = check_body(data, announce(composed, key, group_size=2), rules).group
+    assert [len(completion.token_ids) for completion in checked.completions] == [0, len(right)]
+    assert checked.rewards == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"author": "somebody else"}, {"seed": 2}, {"index": 99}, {"task": "subtraction"}, {"version": "2"}],
+)
+def test_a_body_fits_under_its_own_header_only(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, changes
+):
+    data = encode_body(body_of(group, **changes))
+    assert reason_of(check_body, data, announce(composed, key), rules) == "body_mismatch"
+
+
+def test_a_body_has_as_many_answers_as_its_header_says(composed: Composed, key: NodeKey, rules: BodyRules):
+    assert (
+        reason_of(check_body, composed.body, announce(composed, key, group_size=5), rules) == "body_mismatch"
+    )
+
+
+def test_a_held_out_example_is_never_trained_on(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, task
+):
+    held_out = next(example for example in task.examples(1) if is_held_out(example.prompt))
+    data = encode_body(body_of(group, index=held_out.key.index))
+    assert (
+        reason_of(check_body, data, announce(composed, key, index=held_out.key.index), rules)
+        == "not_drawable"
+    )
+
+
+def test_an_example_beyond_the_end_of_a_task_is_rejected(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, task
+):
+    class Short(type(task)):
+        def examples(self, seed: int):
+            return iter(())
+
+    short = replace(rules, tasks={task.name: Short()})
+    assert reason_of(check_body, composed.body, announce(composed, key), short) == "not_drawable"
+
+
+def test_a_group_has_at_least_one_token(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    data = encode_body(body_of(group, answers=(Answer("", "length"), Answer("", "stop"))))
+    assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "no_tokens"
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_an_answer_has_at_most_as_many_tokens_as_we_train_on(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, finish
+):
+    data = encode_body(body_of(group, answers=(Answer("x" * 64, finish), Answer("7", "stop"))))
+    check_body(data, announce(composed, key, group_size=2), rules)
+    data = encode_body(body_of(group, answers=(Answer("x" * 65, finish), Answer("7", "stop"))))
+    assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "too_long"
+
+
+def test_a_rare_answer_that_is_longer_in_our_tokens_is_left_out_of_its_group(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    answers = (Answer("x" * 65, "length"), Answer("7", "stop"), Answer("8", "stop"))
+    data = encode_body(body_of(group, answers=answers))
+    checked = check_body(data, announce(composed, key, group_size=3), rules)
+    assert [completion.text for completion in checked.group.completions] == ["7", "8"]
+    assert len(checked.group.scores) == 2
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    def encode(text: str, finish: str) -> tuple[int, ...]:
+        raise AssertionError("a megabyte takes seconds")
+
+    data = encode_body(body_of(group, answers=(Answer("x" * 100_000, "stop"), Answer("y" * 100_000, "stop"))))
+    careful = replace(rules, encode=encode)
+    assert reason_of(check_body, data, announce(composed, key, group_size=2), careful) == "too_long"
+
+
+def test_a_header_tells_beforehand_that_its_answers_are_too_long_for_us(
+    check, composed: Composed, key: NodeKey
+):
+    megabyte = resealed(composed, key, body_bytes=1024 * 1024)
+    assert reason_of(check, megabyte, key, max_completion_tokens=64) == "oversized"
+    assert "oversized" not in PENALTIES
+    check(resealed(composed, key, body_bytes=64 * 4 * 8), key, max_completion_tokens=64)
+
+
+def test_a_prompt_has_at_most_as_many_tokens_as_our_policy_takes(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    length = len(rules.prompt_ids(group.example.prompt))
+    check_body(composed.body, announce(composed, key), replace(rules, max_prompt_tokens=length))
+    shorter = replace(rules, max_prompt_tokens=length - 1)
+    assert reason_of(check_body, composed.body, announce(composed, key), shorter) == "long_prompt"
+
+
+def test_what_the_task_cannot_score_is_rejected(composed: Composed, key: NodeKey, rules: BodyRules, task):
+    class Moody(type(task)):
+        def score(self, example: Example, completions: Sequence[str]):
+            raise TaskError("not today")
+
+    class Broken(type(task)):
+        def score(self, example: Example, completions: Sequence[str]):
+            return [{"correct": float("nan")} for _ in completions]
+
+    for judge in (Moody(), Broken()):
+        moody = replace(rules, tasks={task.name: judge})
+        assert reason_of(check_body, composed.body, announce(composed, key), moody) == "unscorable"
+
+
+@dataclass(frozen=True)
+class Busy(Addition):
+    """A judge that gives a score to the first so many answers of a group and to no others."""
+
+    scored: int = 0
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[dict[str, float | None]]:
+        known = super().score(example, completions)
+        return [*known[: self.scored], *({"correct": None} for _ in known[self.scored :])]
+
+
+def test_a_judge_of_ours_that_had_no_time_makes_nobody_a_liar(
+    composed: Composed, key: NodeKey, rules: BodyRules, task
+):
+    honest, liar = announce(composed, key), announce(composed, key, reward_mean=1.0, reward_std=0.001)
+    for scored in (1, 2, 3):
+        busy = replace(rules, tasks={task.name: Busy(scored=scored)})
+        checked = check_body(composed.body, honest, busy)
+        assert not checked.false_claim and checked.group.rewards.count(None) == 4 - scored
+    assert check_body(composed.body, liar, busy).false_claim, "it was caught with a wrong answer"
+    silent = replace(rules, tasks={task.name: Busy()})
+    assert reason_of(check_body, composed.body, honest, silent) == Reason.JUDGE_BUSY
+    assert Reason.JUDGE_BUSY not in PENALTIES
+
+
+def test_a_group_without_advantage_teaches_nothing(groups_of, key: NodeKey):
+    require_advantage(groups_of(key.peer_id, right=1, wrong=3))
+    for right, wrong in ((0, 4), (4, 0)):
+        assert (
+            reason_of(require_advantage, groups_of(key.peer_id, right=right, wrong=wrong)) == "zero_advantage"
+        )
+
+
+def test_a_group_that_was_not_scored_has_no_advantage(group: RolloutGroup):
+    unscored = replace(group, scores=({"correct": None},) * 4)
+    assert reason_of(require_advantage, unscored) == "zero_advantage"
+
+
+def test_two_authors_of_the_same_answers_share_a_fingerprint(
+    composed: Composed, key: NodeKey, other_key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    copied = encode_body(body_of(group, author=other_key.peer_id))
+    copy = announce(composed, other_key, body_hash=hash_body(copied), body_bytes=len(copied))
+    ours = check_body(composed.body, announce(composed, key), rules)
+    theirs = check_body(copied, copy, rules)
+    assert ours.fingerprint == theirs.fingerprint

@@ -1,0 +1,100 @@
+"""Headers of strangers: who signed them, when, and of what use they are to us."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from swarmnode.errors import Rejected
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.exchange.messages import (
+    Announcement,
+    Arrival,
+    encode_header,
+)
+from swarmnode.exchange.validation.header_check import HEADER_CONTEXT, check_gossip
+from swarmnode.identity.envelope import seal
+from swarmnode.identity.node_key import NodeKey
+
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture
+def check(settings: ExchangeSettings, task):
+    def run(data: bytes, sender: NodeKey, now: float = NOW, **changes: object) -> Announcement:
+        ours = replace(settings, **changes)
+        return check_gossip(data, sender.peer_id, Arrival(now, 0), settings=ours, tasks={task.name: task})
+
+    return run
+
+
+def reason_of(check, *arguments, **settings) -> str:
+    with pytest.raises(Rejected) as caught:
+        check(*arguments, **settings)
+    return caught.value.reason
+
+
+def resealed(composed: Composed, key: NodeKey, **changes: object) -> bytes:
+    return seal(key, HEADER_CONTEXT, encode_header(msgspec.structs.replace(composed.header, **changes)))
+
+
+def test_a_sound_header_becomes_an_announcement_of_its_author(check, composed: Composed, key: NodeKey):
+    announcement = check(composed.sealed, key)
+    assert announcement.author == key.peer_id
+    assert announcement.header == composed.header
+    assert announcement.arrival == Arrival(NOW, 0)
+
+
+def test_a_header_that_another_peer_sends_is_rejected(check, composed: Composed, other_key: NodeKey):
+    assert reason_of(check, composed.sealed, other_key) == "sender_mismatch"
+
+
+def test_a_forged_signature_is_rejected(check, composed: Composed, key: NodeKey):
+    forged = composed.sealed[:-1] + bytes([composed.sealed[-1] ^ 1])
+    assert reason_of(check, forged, key) == "bad_signature"
+
+
+def test_a_signature_for_another_purpose_is_rejected(check, composed: Composed, key: NodeKey):
+    assert reason_of(check, seal(key, "manifest", encode_header(composed.header)), key) == "bad_signature"
+
+
+def test_a_large_header_is_rejected(check, key: NodeKey):
+    assert reason_of(check, seal(key, HEADER_CONTEXT, bytes(1024)), key) == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol": 1}, "other_protocol"),
+        ({"swarm": "elsewhere"}, "other_swarm"),
+        ({"task": "subtraction"}, "other_task"),
+        ({"version": "2"}, "other_task"),
+        ({"created_ms": int((NOW - 1801) * 1000)}, "expired"),
+        ({"created_ms": 0}, "expired"),
+        ({"created_ms": int((NOW + 121) * 1000)}, "from_the_future"),
+        ({"created_ms": 2**53}, "from_the_future"),
+        ({"reward_std": 0.0}, "no_spread"),
+        ({"reward_std": None}, "no_spread"),
+    ],
+)
+def test_a_header_that_is_of_no_use_is_rejected(
+    check, composed: Composed, key: NodeKey, changes, reason: str
+):
+    assert reason_of(check, resealed(composed, key, **changes), key) == reason
+
+
+@pytest.mark.parametrize("created_s", [NOW - 1799, NOW + 119])
+def test_clocks_may_differ_a_little(check, composed: Composed, key: NodeKey, created_s: float):
+    check(resealed(composed, key, created_ms=int(created_s * 1000)), key)
+
+
+def test_an_old_header_cannot_be_replayed(check, composed: Composed, key: NodeKey):
+    check(composed.sealed, key, NOW + 1799)
+    assert reason_of(check, composed.sealed, key, NOW + 1801) == "expired"
+
+
+def test_a_swarm_may_list_who_publishes(check, composed: Composed, key: NodeKey, other_key: NodeKey):
+    check(composed.sealed, key, publishers=frozenset({key.peer_id}))
+    reason = reason_of(check, composed.sealed, key, publishers=frozenset({other_key.peer_id}))
+    assert reason == "not_a_publisher"

@@ -1,0 +1,106 @@
+from dataclasses import replace
+
+import pytest
+
+from swarmnode.errors import ConfigError
+from swarmnode.extensions.pipeline.scheduling.instance import MAX_FILE_BYTES, Instance
+from swarmnode.extensions.pipeline.scheduling.plan import (
+    Plan,
+    decode_plan,
+    digest,
+    encode_plan,
+    path_problem,
+    violations,
+)
+
+ONE = Instance(
+    names=tuple("abcdefgh"),
+    forward_s=(1.0,) * 8,
+    hop_s=tuple(tuple(0.1 if i == j else 1.0 + i + j / 3 for j in range(8)) for i in range(8)),
+    memory=(2,) * 8,
+    stages=((0, 1), (2, 3), (4, 5), (6,), (7,)),
+    path_length=3,
+    waves=2,
+)
+"""Stages 1 and 2 with two nodes, 3 and 4 with one."""
+
+GOOD = Plan(ONE, ((0, 2, 6), (0, 3, 7), (1, 4, 6), (1, 5, 7)))
+
+
+def broken(*paths: tuple[int, ...], instance: Instance = ONE) -> str:
+    return "; ".join(violations(Plan(instance, paths)))
+
+
+def test_a_good_plan_breaks_nothing() -> None:
+    assert violations(GOOD) == []
+    assert GOOD.micro_batches == 8
+    assert GOOD.stages(3) == (0, 2, 4)
+
+
+def test_each_broken_rule_is_named() -> None:
+    assert "does not start at stage 0" in broken((2, 4, 6))
+    assert "visits 2 stages" in broken((0, 2))
+    assert "twice" in broken((0, 2, 3))
+    assert "out of order" in broken((0, 4, 2))
+    assert "steps over 3" in broken((0, 6, 7), instance=replace(ONE, max_gap=2))
+    assert "node 7 (h) has 3 agents and 2 slots" in broken((0, 2, 7), (0, 3, 7), (1, 4, 7), (1, 5, 6))
+    assert "stage 4 has 0 visits a wave, it needs 2" in broken((0, 2, 6), (0, 3, 4), (1, 4, 6), (1, 2, 5))
+    assert "outside" in broken((0, 2, 8))
+    assert "0 paths" in broken()
+
+
+def test_orders_must_fit_the_nodes_and_agents() -> None:
+    assert "policies" in violations(replace(GOOD, policies=("fifo",)))[0]
+    assert "no" not in violations(replace(GOOD, policies=("fifo",) * 8))
+    assert "none" in violations(replace(GOOD, policies=("ranked",) * 8))[0]
+    assert "ranks" in violations(replace(GOOD, ranks=(1,)))[0]
+
+
+def test_neighbours_may_swap_as_often_as_allowed() -> None:
+    long = replace(ONE, path_length=5)
+    once, twice = replace(long, max_swaps=1), replace(long, max_swaps=2)
+    assert path_problem(long, (0, 1, 2, 3, 4)) is None
+    assert path_problem(long, (0, 2, 1, 3, 4)) is not None
+    assert path_problem(once, (0, 2, 1, 3, 4)) is None
+    assert path_problem(once, (0, 2, 1, 4, 3)) is not None
+    assert path_problem(twice, (0, 2, 1, 4, 3)) is None
+
+
+def test_only_neighbours_swap_and_stage_0_never_moves() -> None:
+    loose = replace(ONE, path_length=3, max_swaps=9)
+    assert path_problem(loose, (0, 3, 1)) is not None
+    assert path_problem(loose, (1, 0, 2)) is not None
+    assert path_problem(replace(loose, path_length=4), (0, 3, 2, 1)) is not None
+
+
+def test_a_plan_survives_its_encoding() -> None:
+    plan = replace(GOOD, policies=("ranked", *("fifo",) * 7), ranks=(3, 2, 1, 0))
+    assert decode_plan(encode_plan(plan)) == plan
+
+
+def test_plans_that_differ_have_different_digests() -> None:
+    others = [
+        replace(GOOD, paths=GOOD.paths[::-1]),
+        replace(GOOD, policies=("fifo",) * 8),
+        replace(GOOD, instance=replace(ONE, waves=3)),
+    ]
+    assert len({digest(GOOD), *map(digest, others)}) == 4
+    assert digest(GOOD) == digest(decode_plan(encode_plan(GOOD)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[" * 1000,
+        encode_plan(GOOD).replace(b"fifo", b"lifo") + b" x",
+        encode_plan(replace(GOOD, paths=((0, 2, 6), (0, 2, 6), (1, 2, 6)))),
+        encode_plan(GOOD).replace(b'"waves":2', b'"waves":-2'),
+        encode_plan(GOOD).replace(b'"waves":2', b'"waves":"2"'),
+        b" " * (MAX_FILE_BYTES + 1),
+    ],
+)
+def test_what_is_no_sound_plan_is_refused(data: bytes) -> None:
+    with pytest.raises(ConfigError):
+        decode_plan(data)

@@ -1,0 +1,208 @@
+"""How a node judges its own rollouts when a judge does not answer."""
+
+import threading
+
+import pytest
+
+from swarmnode.chat import Turn
+from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.tasks.deadlines.timed_threads import MAX_STUCK
+from swarmnode.tasks.judging.own_judge import JudgedEnvironment, OwnJudge
+from swarmnode.testing import FakeTask
+from swarmnode.types import Example, ExampleKey
+
+EXAMPLE = Example(ExampleKey("sum", "1", 0, 0), "1+1=", {"answer": "2"})
+
+
+class Hanging(FakeTask):
+    """Hangs on "hang" until it is released, is lost on "lost", and raises on "raise"."""
+
+    def __init__(self, name: str = "sum") -> None:
+        self.name = name
+        self.release = threading.Event()
+        self.scored = 0
+        self.inside = self.most_inside = 0
+
+    def score(self, example, completions):
+        self.scored += 1
+        self.inside += 1
+        self.most_inside = max(self.inside, self.most_inside)
+        try:
+            return self._score(example, completions)
+        finally:
+            self.inside -= 1
+
+    def _score(self, example, completions):
+        match completions:
+            case ["lost"]:
+                raise JudgementLost("the reward ended its process", hint="see line 3")
+            case ["raise"]:
+                error = TaskError("reward correct failed: ZeroDivisionError()", hint="see sums.py line 7")
+                error.add_note("Traceback: sums.py, line 7, in reward")
+                raise error
+            case ["memory"]:
+                raise MemoryError
+            case ["hang"]:
+                self.release.wait()
+            case ["nonsense"]:
+                return []
+        return super().score(example, completions)
+
+
+class Answering(Hanging):
+    """An environment whose answers fail as its scores do."""
+
+    most_turns, exchangeable = 2, True
+
+    def observe(self, example, turns):
+        self._score(example, [turn.said for turn in turns])
+        return ()
+
+
+def judge_of(*tasks: Hanging, timeout_s: float = 30.0, max_failures: int = 3) -> OwnJudge:
+    return OwnJudge({task.name: task for task in tasks}, timeout_s, max_failures=max_failures)
+
+
+def score(judge: OwnJudge, name: str, *completions: str):
+    return judge.tasks[name].score(EXAMPLE, list(completions))
+
+
+def hang(judge: OwnJudge, name: str):
+    """A judgement that hangs, which alone has a short deadline."""
+    judge.threads.limit_s = 0.02
+    try:
+        return score(judge, name, "hang")
+    finally:
+        judge.threads.limit_s = judge.timeout_s
+
+
+def test_what_is_judged_in_time_is_as_the_task_says():
+    assert score(judge_of(Hanging()), "sum", "2", "3") == [{"correct": 1.0}, {"correct": 0.0}]
+
+
+def test_answers_whose_judge_hangs_have_no_reward_and_it_is_told_once(caplog):
+    task = Hanging()
+    judge = judge_of(task)
+    for _ in range(2):
+        assert hang(judge, "sum") == [{}]
+        assert score(judge, "sum", "2") == [{"correct": 1.0}]
+    assert (judge.lost, judge.threads.stuck) == (2, 2)
+    (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "task sum did not return within 0.02 s" in told and "tasks.score_timeout_s" in told
+    task.release.set()
+
+
+@pytest.mark.parametrize("how", ["lost", "hang", "memory"])
+def test_so_many_failures_in_a_row_end_the_run(how):
+    task = Hanging()
+    judge = judge_of(task, timeout_s=0.02 if how == "hang" else 30.0)
+    for _ in range(2):
+        assert score(judge, "sum", how) == [{}]
+    with pytest.raises(TaskError, match="task sum was given up after 3 groups one after the other") as caught:
+        score(judge, "sum", how)
+    assert "task check" in caught.value.hint and judge.lost == 3
+    assert ("tasks.score_timeout_s" in caught.value.hint) == (how == "hang")
+    task.release.set()
+
+
+@pytest.mark.parametrize("how", ["raise", "nonsense"])
+def test_a_reward_that_judged_before_may_raise_now_and_then(how, caplog):
+    judge = judge_of(Hanging())
+    for _ in range(5):
+        assert score(judge, "sum", "2") == [{"correct": 1.0}]
+        assert score(judge, "sum", how) == [{}]
+        assert score(judge, "sum", how) == [{}]
+    assert judge.lost == 10
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_what_a_reward_raised_is_shown_with_its_traceback(caplog):
+    judge = judge_of(Hanging())
+    score(judge, "sum", "2")
+    score(judge, "sum", "raise")
+    assert "sums.py, line 7, in reward" in caplog.text
+    score(judge, "sum", "raise")
+    with pytest.raises(TaskError, match=r"given up after 3 groups .* ZeroDivisionError") as caught:
+        score(judge, "sum", "raise")
+    assert caught.value.__notes__ == ["Traceback: sums.py, line 7, in reward"]
+    assert "see sums.py line 7" in caught.value.hint
+
+
+def test_a_reward_that_raises_before_it_ever_judged_ends_the_run_at_once():
+    with pytest.raises(TaskError, match=r"^reward correct failed") as caught:
+        score(judge_of(Hanging()), "sum", "raise")
+    assert caught.value.__notes__
+
+
+def test_failures_count_for_each_task_by_itself():
+    judge = judge_of(Hanging("bad"), Hanging("good"))
+    for _ in range(2):
+        assert score(judge, "bad", "lost") == [{}]
+        assert score(judge, "good", "2") == [{"correct": 1.0}]
+    with pytest.raises(TaskError, match="task bad was given up"):
+        score(judge, "bad", "lost")
+
+
+def test_one_failure_is_enough_where_a_user_says_so():
+    with pytest.raises(TaskError, match="given up after a group without"):
+        score(judge_of(Hanging(), max_failures=1), "sum", "lost")
+
+
+def test_a_task_of_this_process_is_asked_by_one_thread_at_a_time():
+    task = Hanging()
+    judge = judge_of(task)
+    threads = [threading.Thread(target=score, args=(judge, "sum", "2")) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (task.scored, task.most_inside, judge.width) == (16, 1, 1)
+
+
+def test_threads_that_never_end_are_bounded():
+    task, other = Hanging(), Hanging("other")
+    judge = judge_of(task, other, max_failures=99)
+    for _ in range(2 * MAX_STUCK):
+        hang(judge, "sum")
+        if judge.threads.stuck < MAX_STUCK:
+            score(judge, "sum", "2")
+        else:
+            break
+    scored = task.scored
+    assert judge.threads.stuck == MAX_STUCK
+    assert score(judge, "other", "2") == [{}]
+    assert (task.scored, other.scored) == (scored, 0)
+    task.release.set()
+
+
+def test_a_stop_lets_a_hanging_judgement_return_at_once_and_counts_nothing():
+    task = Hanging()
+    judge = judge_of(task, timeout_s=3600.0)
+    threading.Timer(0.1, judge.stop).start()
+    assert score(judge, "sum", "hang") == [{}]
+    assert score(judge, "sum", "2") == [{}]
+    assert judge.lost == 0
+    with pytest.raises(JudgementLost):
+        next(iter(judge.tasks["sum"].examples(0)))
+    task.release.set()
+
+
+def test_an_environment_that_fails_breaks_off_one_conversation_and_too_many_of_them_end_the_run():
+    judge = judge_of(Answering())
+    environment = judge.tasks["sum"]
+    assert isinstance(environment, JudgedEnvironment)
+    assert environment.observe(EXAMPLE, [Turn("2")]) == ()
+    score(judge, "sum", "2")
+    for _ in range(2):
+        with pytest.raises(JudgementLost, match="ZeroDivisionError"):
+            environment.observe(EXAMPLE, [Turn("raise")])
+        environment.broke_off()
+    with pytest.raises(TaskError, match=r"given up after 3 groups .* ZeroDivisionError"):
+        environment.broke_off()
+
+
+def test_an_environment_that_fails_before_it_ever_judged_ends_the_run_at_once():
+    environment = judge_of(Answering()).tasks["sum"]
+    assert isinstance(environment, JudgedEnvironment)
+    with pytest.raises(TaskError, match=r"^reward correct failed"):
+        environment.observe(EXAMPLE, [Turn("raise")])
