@@ -27,10 +27,11 @@ from swarmnode.model.budget import TokenBudget, TokenCost, token_budget, token_c
 from swarmnode.models import LOWER, find_facts, load_cards, workload
 from swarmnode.node.building.assemble import LocalPolicy, longest_sequence
 from swarmnode.node.learner import Overlap, decide_overlap
-from swarmnode.registry import ours
+from swarmnode.registry import find, names, ours
 from swarmnode.settings.config import Config
 
 if TYPE_CHECKING:
+    from swarmnode.model.adapters.lora import KernelOffer
     from swarmnode.training.forward import Forward
 
 logger = logging.getLogger(__name__)
@@ -117,11 +118,12 @@ def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward"
 
     kernel = None
     if local.policy.device.type == "cuda":
-        from swarmnode.model.adapters.lora_kernel import lora_gemm_for
-
-        offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
-        logger.info("LoRA layers: %s", offer.reason)
-        kernel = offer.gemm
+        for name in names("gemm"):
+            offer: KernelOffer = find("gemm", name)(
+                local.policy.device, paths.lora_kernel, policies=config.node.policies
+            )
+            logger.info("LoRA layers: %s", offer.reason)
+            kernel = kernel or offer.gemm
     return Forward(
         local.policy,
         config.training,
