@@ -42,9 +42,9 @@ class ExchangeSettings:
     fetch_concurrency: int = 4
     """Bodies fetched at the same time, at most one per author."""
     patience_s: float = 0.2
-    """How long `collect` waits for a first announcement when nothing is on its way."""
+    """Seconds that `collect` waits for a first announcement when nothing is on its way."""
     fetch_timeout_s: float = 10.0
-    """What a slow or silent peer may cost, and no more."""
+    """Deadline of a fetch: a slow or silent peer costs no more."""
     score_timeout_s: float = 20.0
     """Redrawing, tokenizing and scoring of one group."""
     store_bytes: int = 64 * 1024 * 1024

@@ -89,8 +89,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """One completion. No token ids: the receiver has another tokenizer."""
 
     text: Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_EPISODE_TURNS)]
-    """What the policy wrote; of a task that is an environment, what it said turn by turn. What was observed
-    has no place here: the receiver's own environment says it."""
+    """The policy's text; of a task that is an environment, its turns. What was observed has no place here:
+    the receiver's own environment says it."""
     finish: Literal["stop", "length"]
     """Completions that were cut off ("abort") are no answers and do not travel. Nobody can verify the rest,
     so it is not believed (body_check.py)."""
@@ -140,7 +140,7 @@ class Announcement:
     """The envelope as it came, to be kept in a checkpoint and checked again."""
     arrival: Arrival
     given: Given | None = None
-    """What it announces, from a policy of this process. None: to be fetched and judged."""
+    """The announced group, from a policy of this process. None: to be fetched and judged."""
     restored: bool = False
     """It comes from our own checkpoint, where it waited for a draw."""
 
@@ -197,8 +197,9 @@ def hash_body(data: bytes) -> bytes:
 
 
 def fingerprint(body: Body) -> bytes:
-    """The same for two bodies that hold the same texts for the same example, whoever signs them and however
-    the answers are said to have ended: that is not believed, so it makes no new group of a copy."""
+    """Returns a digest that is equal for two bodies with the same texts for the same example, whoever signs
+    them and however the answers are said to have ended: that is not believed, so it makes no new group of a
+    copy."""
     texts = [answer.text for answer in body.answers]
     return hashlib.blake2b(_encoder.encode((body.key, texts)), digest_size=16).digest()
 

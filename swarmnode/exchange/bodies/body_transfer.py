@@ -41,7 +41,7 @@ HASH_BYTES = 32
 MAX_REQUEST_BYTES = HASH_BYTES + MAX_PEER_ID_CHARS
 
 HEAD_START_S = 0.5
-"""How long only the author is asked, where it has to be dialled first: who answers does so sooner."""
+"""Seconds in which only the author is asked, where it has to be dialled first: who answers does so sooner."""
 
 HOLDERS_ASKED = 4
 """Connected peers that are asked for one body, one after the other. None is waited for: the next is asked
@@ -52,7 +52,7 @@ LOOK_AGAIN_S = 0.2
 of it: a home asks and announces in the second in which it comes, and is not to be told "not here"."""
 
 SLOW_LINE_BYTES_PER_S = 256.0 * 1024
-"""What a narrow line of a home carries. To ask another for what is on its way would make it narrower."""
+"""Rate of a home's narrow line. To ask another for what is on its way would make it narrower."""
 
 UPLOAD_BURST_S = 4.0
 """Seconds' worth of upload that may be used at once: after a round everybody asks at the same time."""
@@ -319,7 +319,7 @@ class BodyTransfer:
 
 @dataclass(slots=True)
 class _Search:
-    """What became of the search for one body so far."""
+    """The search for one body, so far."""
 
     announcement: Announcement
     deadline: float

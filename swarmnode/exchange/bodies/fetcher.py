@@ -60,7 +60,8 @@ from swarmnode.types import ExampleKey, RolloutGroup
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""How often we look for stale headers and for peers whose pause is over, when nothing else happens."""
+"""Seconds between two looks for stale headers and for peers whose pause is over, when nothing else
+happens."""
 
 FETCHES_OF_PROVEN = 2
 """Fetches from one proven author at the same time. Behind routers a body takes twice as many steps, and in a
@@ -102,14 +103,14 @@ class Fetcher:
         self._unfit = UnfitTasks()
         self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=self._settings.max_age_s + MAX_CLOCK_SKEW_S)
         self.needs: Mapping[str, float] = {}
-        """How much we need a task, by its name (selection.choose_header)."""
+        """Our need of each task, by its name (selection.choose_header)."""
         self.answered: OrderedDict[ExampleKey, None] = OrderedDict()
         """Examples that we have answered, or are about to, the last MAX_ANSWERED of them."""
         self._target = min(self._settings.prefetch_groups, buffer.capacity)
         self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
         self._vain_dials = TokenBucket(rate_per_s=VAIN_DIALS_PER_S, burst=VAIN_DIALS_BURST)
-        """How many newcomers may still be asked in vain whom we hold no connection to."""
+        """Allowance of newcomers to ask in vain whom we hold no connection to."""
         self._fetching: dict[Fetch, None] = {}
         self._gave_at: dict[str, float] = {}
         """When an author gave us a group, for those who did lately."""
@@ -154,7 +155,7 @@ class Fetcher:
                 return
 
     def drawable(self, groups: int) -> int:
-        """How many of so many groups a draw would give now."""
+        """Returns the number of groups that a draw of so many would give now."""
         return drawable(self._buffer.by_author, self._context.trust_of, groups, len(self._known()))
 
     def draw(self, groups: int) -> list[RolloutGroup]:
@@ -231,8 +232,8 @@ class Fetcher:
         )
 
     def _has_room(self) -> bool:
-        """Whether to fetch one more. What newcomers and slow authors are fetched for may never come, so it
-        does not count as being there."""
+        """Returns True if one more may be fetched. What newcomers and slow authors are fetched for may never
+        come, so it does not count as being there."""
         if self._judge.stuck >= MAX_STUCK_JUDGEMENTS:
             return False
         running = self._running()
@@ -291,7 +292,8 @@ class Fetcher:
         return self._judge_time.is_left(trust, _now_s())
 
     def _hears_newcomers(self) -> bool:
-        """Whether there is room for a group of theirs, and they have not given us too much in vain."""
+        """Returns True if there is room for a group of newcomers, and they have not given us too much in
+        vain."""
         waiting = self._buffer.by_author
         trusts = {author: self._context.trust_of(author) for author in waiting}
         held = sum(waiting[author] for author, trust in trusts.items() if trust == "newcomer")
@@ -408,7 +410,7 @@ class Fetcher:
             )
 
     def _patience_s(self, author: str) -> float:
-        """How long a fetch from this author may take."""
+        """Returns the seconds that a fetch from this author may take."""
         if self._context.trust_of(author) != "newcomer":
             return self._settings.fetch_timeout_s
         tried = min(self._ledger.reputation.failures(author), 16)

@@ -42,8 +42,8 @@ MAX_EARLY = 256
 """Announcements of peers that, as far as we know, are not connected: who has just come announces, too."""
 
 PULL_S = 5.0
-"""How long an author may take to give us a body that others ask us for. Who asked may have gone by then: the
-body is there when it asks again."""
+"""Seconds within which an author has to give us a body that others ask us for. Who asked may have gone by
+then: the body is there when it asks again."""
 
 MAX_PULLS = 64
 """Bodies that are fetched for others at the same time: 2 MiB of usual ones."""

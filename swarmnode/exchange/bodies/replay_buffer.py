@@ -74,7 +74,7 @@ class ReplayBuffer:
 
     @property
     def by_author(self) -> "Counter[str]":
-        """How many groups of each author wait here."""
+        """Number of waiting groups of each author."""
         return self._by_author
 
     def add(self, accepted: Accepted) -> Reason | None:
@@ -99,8 +99,8 @@ class ReplayBuffer:
         return before - len(self._groups)
 
     def has_room_for(self, author: str, *, coming: int = 0) -> bool:
-        """Whether one more group of this author would not displace another of the same author, `coming` ones
-        included."""
+        """Returns True if one more group of this author would not displace another of the same author,
+        `coming` ones included."""
         return self._by_author[author] + coming < self._max_per_author
 
     def drop_stale(self, now: float, policy_version: int) -> int:
@@ -158,7 +158,7 @@ class ReplayBuffer:
 
 
 def read_snapshot(data: bytes) -> BufferSnapshot:
-    """What `snapshot` wrote; an empty one for no bytes. Raises CheckpointError."""
+    """Returns the snapshot in these bytes; an empty one for no bytes. Raises CheckpointError."""
     if not data:
         return BufferSnapshot(SNAPSHOT_FORMAT, 0, ())
     try:

@@ -29,8 +29,9 @@ class Routes:
         self._dial_at: OrderedDict[str, float] = OrderedDict()
         self._through: OrderedDict[str, str] = OrderedDict()
         self._worth: dict[str, float] = {}
-        """How often a peer was the one to give us what we asked several for, the last times counting most:
-        from 0 to 1. What nobody had says nothing of those we asked: made-up names would make all look bad."""
+        """Share of the times that a peer was the one to give us what we asked several for, the last ones
+        counting most: from 0 to 1. What nobody had says nothing of those we asked: made-up names would make
+        all look bad."""
 
     def is_direct(self, author: str, now: float) -> bool:
         """Return True if the author itself should be asked: connected, or never dialled in vain lately."""

@@ -44,7 +44,7 @@ from swarmnode.types import Completion, RolloutGroup, one_span
 
 @dataclass(frozen=True, slots=True)
 class ModelLabel:
-    """What others are told of our policy; for their curiosity, nothing is decided by it."""
+    """The label of our policy, for the curiosity of others: nothing is decided by it."""
 
     family: str
     size: int | None
@@ -160,7 +160,7 @@ def _answer(completion: Completion, in_turns: bool) -> Answer:
 
 
 def _said(text: str) -> tuple[str, ...]:
-    """What the policy said in a transcript, turn by turn. Raises Rejected."""
+    """Returns the policy's part of a transcript, turn by turn. Raises Rejected."""
     from swarmnode.chat import turns_of
 
     try:

@@ -47,7 +47,7 @@ MAX_AGE_S = 120.0
 """The oldest request that is heard: by then its author has asked again."""
 
 AGAIN_S = 20.0
-"""How long we wait before we ask for the same again, and before we repeat the same header."""
+"""Seconds before we ask for the same again, and before we repeat the same header."""
 
 MAX_ASKED = 4096
 """Our own requests, and headers that we repeated, that are remembered."""
@@ -105,7 +105,7 @@ def help_topic_of(swarm: str, shard: int) -> str:
 
 
 class Helping:
-    """What is asked of us and by us. Pure: messages go in and out as values."""
+    """Requests for help, of others and our own. Pure: messages go in and out as values."""
 
     def __init__(
         self,

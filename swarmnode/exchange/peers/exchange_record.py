@@ -46,7 +46,7 @@ SeenKeys = Annotated[tuple[tuple[Key, float], ...], Meta(max_length=MAX_SEEN)]
 
 
 class SavedStanding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What reputation.py knows of one peer, but for its allowances."""
+    """A peer's standing (reputation.py), but for its allowances."""
 
     peer: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
     score: Annotated[float, Meta(ge=0, le=FULL_SCORE)]

@@ -70,7 +70,7 @@ def _judge_bucket() -> TokenBucket:
 
 @dataclass(slots=True)
 class Standing:
-    """What is remembered of one peer."""
+    """The memory of one peer."""
 
     score: float = FULL_SCORE
     scored_at: float = 0.0
@@ -81,13 +81,13 @@ class Standing:
     slow: bool = False
     """Its last group was long in coming, or in being judged."""
     judge_s: float = 0.0
-    """What judging one of its groups takes, the last ones counting most."""
+    """Seconds that judging one of its groups takes, the last ones counting most."""
     accepted: int = 0
     headers: TokenBucket = field(default_factory=_header_bucket)
     requests: TokenBucket = field(default_factory=_request_bucket)
-    """What it may still ask of us."""
+    """Requests that it may still make of us."""
     asks: TokenBucket = field(default_factory=_ask_bucket)
-    """What we may still ask of it, by the same rule and a little less: it need not refuse us."""
+    """Requests that we may still make of it, by the same rule and a little less: it need not refuse us."""
     judging: TokenBucket = field(default_factory=_judge_bucket)
     """Seconds that our judge may still spend on it."""
     gave_bytes: float = 0.0
@@ -113,7 +113,7 @@ class Reputation:
     # ---- what a peer may do ----
 
     def may_announce(self, peer: str, now: float) -> bool:
-        """Whether there is anything left of the peer's allowance of headers."""
+        """Returns True if there is anything left of the peer's allowance of headers."""
         return self._of(peer).headers.has(now=now)
 
     def announced(self, peer: str, now: float) -> None:
@@ -141,11 +141,11 @@ class Reputation:
         return newly_banned
 
     def score(self, peer: str, now: float) -> float:
-        """What is left of a peer's score."""
+        """Returns the rest of a peer's score."""
         return self._recover(self._of(peer), now)
 
     def banned_for_s(self, peer: str, now: float) -> float:
-        """How long a ban will last if nothing more happens; 0 for who is not banned."""
+        """Returns the seconds that a ban will last if nothing more happens; 0 for who is not banned."""
         standing = self._of(peer)
         return (FORGIVE_AT - self._recover(standing, now)) / RECOVERY_PER_S if standing.banned else 0.0
 
@@ -170,7 +170,7 @@ class Reputation:
     # ---- what it is worth to us ----
 
     def trust_of(self, peer: str) -> Trust:
-        """What the peer has shown of itself as an author; asking does not count as hearing of it."""
+        """Returns what the peer has shown of itself as an author; asking does not count as hearing of it."""
         standing = self._known(peer)
         if standing is None or standing.accepted < PROVEN_AFTER or peer in self.doubted:
             return "newcomer"
@@ -192,12 +192,12 @@ class Reputation:
         return self._givers.keys()
 
     def may_be_asked(self, peer: str, now: float) -> bool:
-        """Whether the pause after its last failure is over, and it would not have to refuse us."""
+        """Returns True if the pause after its last failure is over, and it would not have to refuse us."""
         standing = self._known(peer)
         return standing is None or (now >= standing.ask_again_at and standing.asks.has(now=now))
 
     def has_judge_time(self, author: str, now: float) -> bool:
-        """Whether our judge has time left for this author."""
+        """Returns True if our judge has time left for this author."""
         standing = self._known(author)
         return standing is None or standing.judging.has(0.0, now=now)
 
@@ -209,7 +209,7 @@ class Reputation:
         standing.judge_s = (standing.judge_s + took_s) / 2 if standing.judge_s else took_s
 
     def judge_s(self, author: str) -> float:
-        """What judging one of this author's groups takes. 0: none was judged yet."""
+        """Returns the seconds that judging one of this author's groups takes. 0: none was judged yet."""
         standing = self._known(author)
         return 0.0 if standing is None else standing.judge_s
 

@@ -31,7 +31,7 @@ PromptIds = Callable[[str], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class BodyRules:
-    """What check_body judges by: our tasks, our tokenizer, our limits."""
+    """The standards of check_body: our tasks, our tokenizer, our limits."""
 
     tasks: Mapping[str, Task]
     encode: Encode
@@ -103,9 +103,9 @@ def require_advantage(group: RolloutGroup) -> None:
 
 
 def is_false_claim(header: Header, group: RolloutGroup) -> bool:
-    """Whether the author announced other rewards than our judge gives. `group` has the answers that were
-    judged: where these are not all, or our judge had no time for some, whether no rewards of the others could
-    make the claim true."""
+    """Returns True if the author announced other rewards than our judge gives. `group` has the answers that
+    were judged: where these are not all, or our judge had no time for some, True if no rewards of the others
+    could make the claim true."""
     if len(group.completions) < header.group_size or None in group.rewards:
         return _contradicts(header, group)
     return _differ(header.reward_mean, group.reward_mean) or _differ(header.reward_std, group.reward_std)
@@ -118,9 +118,9 @@ def _differ(claimed: float | None, own: float | None) -> bool:
 
 
 def _contradicts(header: Header, group: RolloutGroup) -> bool:
-    """Whether the judged part rules the claimed mean and spread out. The others' deviations from that mean
-    must sum to the opposite of the part's, with the squares that it leaves of all: Cauchy and Schwarz say
-    whether so many numbers can. What an honest author claims is never ruled out."""
+    """Returns True if the judged part rules the claimed mean and spread out. The others' deviations from that
+    mean must sum to the opposite of the part's, with the squares that it leaves of all: Cauchy and Schwarz
+    say whether so many numbers can. What an honest author claims is never ruled out."""
     rewards = [reward for reward in group.rewards if reward is not None]
     if header.reward_mean is None or header.reward_std is None:
         return bool(rewards)
@@ -201,7 +201,7 @@ class _TextReader:
 
 
 def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules) -> _Reader:
-    """How answers to an example are read: those of an environment are played again."""
+    """Returns the reader of answers to an example: those of an environment are played again."""
     if not is_environment(task):
         return _TextReader(policy_version, rules)
     if rules.encode_turns is None:
