@@ -112,10 +112,7 @@ class Exchange:
         rollouts = topics_to_listen_to(settings, tasks)
         self._requests = frozenset(requests)
         self._gossip = HeaderGossip(host, settings, (*rollouts, *sorted(requests)), self._hear)
-        in_library = (lambda body_hash: None) if shelf is None else shelf.body
-        self._bodies = BodyTransfer(
-            host, settings, self._ledger, clock=clock, rng=context.rng, in_library=in_library
-        )
+        self._bodies = BodyTransfer(host, settings, self._ledger, clock=clock, rng=context.rng, shelf=shelf)
         self._publisher = Publisher(
             context,
             self._gossip,

@@ -25,6 +25,7 @@ from swarmnode.exchange.bodies.holder import PULL_S, Holder
 from swarmnode.exchange.bodies.routes import Routes
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.limits import MAX_OWN_BODIES, PROTOCOL, VAIN_ASKS_BURST, VAIN_ASKS_PER_S
 from swarmnode.exchange.messages import Announcement, hash_body
 from swarmnode.exchange.peers.ledger import Ledger
@@ -72,14 +73,14 @@ class BodyTransfer:
         *,
         clock: Callable[[], float],
         rng: random.Random,
-        in_library: Callable[[bytes], bytes | None] = lambda body_hash: None,
+        shelf: Shelf | None = None,
     ) -> None:
-        """`in_library`: returns a body of the library by its hash (library/shelf.py)."""
+        """`shelf`: the library's, whose bodies are served, too."""
         self._host = host
         self._ledger = ledger
         self._clock = clock
         self._rng = rng
-        self._in_library = in_library
+        self._shelf = shelf
         self.own = BodyStore(max_bytes=settings.store_bytes, max_bodies=MAX_OWN_BODIES)
         self.foreign = BodyStore(max_bytes=settings.store_bytes // FOREIGN_PART, max_bodies=MAX_OWN_BODIES)
         self.holder = Holder(self._pull)
@@ -217,7 +218,7 @@ class BodyTransfer:
 
     def _held(self, body_hash: bytes) -> bytes | None:
         found = self.own.get(body_hash) or self.foreign.get(body_hash)
-        return self._in_library(body_hash) if found is None else found
+        return self._shelf.body(body_hash) if found is None and self._shelf is not None else found
 
     async def _find(self, search: "_Search") -> bytes | None:
         """Ask the author where it can be dialled, and peers that we are connected to, the likeliest first.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from swarmnode.chat import turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.limits import (
@@ -161,8 +162,6 @@ def _answer(completion: Completion, in_turns: bool) -> Answer:
 
 def _said(text: str) -> tuple[str, ...]:
     """Returns the policy's part of a transcript, turn by turn. Raises Rejected."""
-    from swarmnode.chat import turns_of
-
     try:
         saids = tuple(turn.said for turn in turns_of(text))
     except ValueError as error:
