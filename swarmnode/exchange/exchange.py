@@ -122,9 +122,7 @@ class Exchange:
         )
         self._pool = HeaderPool()
         self._inbox = Inbox(context, self._pool, on_admitted=lambda _: self._fetcher.wake())
-        self._buffer = ReplayBuffer(
-            settings.buffer_groups, max_age_s=settings.max_age_s, max_age_versions=settings.max_age_versions
-        )
+        self._buffer = ReplayBuffer(settings)
         rules = BodyRules(
             tasks,
             encode,

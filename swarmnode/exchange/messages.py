@@ -34,6 +34,7 @@ from swarmnode.exchange.limits import (
     MAX_RAW_BODY_BYTES,
     MIN_GROUP_SIZE,
 )
+from swarmnode.identity.envelope import decoded
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.tasks.task import MAX_ABS_REWARD, MAX_INDEX, MAX_SEED
 from swarmnode.types import ExampleKey, RolloutGroup
@@ -161,10 +162,7 @@ def encode_header(header: Header) -> bytes:
 
 def decode_header(data: bytes) -> Header:
     """The header in an unsealed payload. Raises Rejected: malformed."""
-    try:
-        return _header_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Reason.MALFORMED, str(error)) from error
+    return decoded(_header_decoder, data)
 
 
 def encode_body(body: Body) -> bytes:
@@ -184,11 +182,9 @@ def decode_body(data: bytes) -> Body:
     if len(data) > MAX_BODY_BYTES:
         raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, at most {MAX_BODY_BYTES}")
     try:
-        return _body_decoder.decode(_decompress(data))
+        return decoded(_body_decoder, _decompress(data), Reason.MALFORMED_BODY)
     except zstandard.ZstdError as error:
         raise Rejected(Reason.BAD_COMPRESSION, str(error)) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Reason.MALFORMED_BODY, str(error)) from error
 
 
 def hash_body(data: bytes) -> bytes:

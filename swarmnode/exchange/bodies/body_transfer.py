@@ -89,7 +89,7 @@ class BodyTransfer:
             rate_per_s=settings.upload_bytes_per_s, burst=settings.upload_bytes_per_s * UPLOAD_BURST_S
         )
         self._kept_for_givers = settings.upload_bytes_per_s * UPLOAD_BURST_S / 2
-        self._vain_asks = TokenBucket(rate_per_s=VAIN_ASKS_PER_S, burst=VAIN_ASKS_BURST)
+        self._vain_asks = TokenBucket(VAIN_ASKS_PER_S, VAIN_ASKS_BURST)
         self._looking = asyncio.Lock()
         self._looked_at = 0.0
         """When we learnt who is connected, on the loop's clock."""

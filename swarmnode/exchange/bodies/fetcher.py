@@ -9,7 +9,7 @@ a policy of this process is chosen likewise, and is there already.
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,7 +46,8 @@ from swarmnode.exchange.limits import (
     VAIN_DIALS_BURST,
     VAIN_DIALS_PER_S,
 )
-from swarmnode.exchange.messages import Announcement, Arrival, Given
+from swarmnode.exchange.messages import Announcement, Given
+from swarmnode.exchange.peers.bounded_dict import BoundedDict
 from swarmnode.exchange.peers.recently_seen import RecentlySeen
 from swarmnode.exchange.peers.reputation import Trust
 from swarmnode.exchange.peers.token_bucket import TokenBucket
@@ -104,12 +105,12 @@ class Fetcher:
         self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=self._settings.max_age_s + MAX_CLOCK_SKEW_S)
         self.needs: Mapping[str, float] = {}
         """Our need of each task, by its name (selection.choose_header)."""
-        self.answered: OrderedDict[ExampleKey, None] = OrderedDict()
+        self.answered = BoundedDict[ExampleKey, None](MAX_ANSWERED)
         """Examples that we have answered, or are about to, the last MAX_ANSWERED of them."""
         self._target = min(self._settings.prefetch_groups, buffer.capacity)
-        self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
+        self._vain = TokenBucket(VAIN_BYTES_PER_S, VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
-        self._vain_dials = TokenBucket(rate_per_s=VAIN_DIALS_PER_S, burst=VAIN_DIALS_BURST)
+        self._vain_dials = TokenBucket(VAIN_DIALS_PER_S, VAIN_DIALS_BURST)
         """Allowance of newcomers to ask in vain whom we hold no connection to."""
         self._fetching: dict[Fetch, None] = {}
         self._gave_at: dict[str, float] = {}
@@ -128,9 +129,8 @@ class Fetcher:
 
     def has_answered(self, examples: Iterable[ExampleKey]) -> None:
         """Take note of examples that we answered, or are about to."""
-        self.answered.update((key, None) for key in examples)
-        while len(self.answered) > MAX_ANSWERED:
-            self.answered.popitem(last=False)
+        for key in examples:
+            self.answered[key] = None
 
     def want(self, groups: int) -> None:
         """Keep this many groups in the buffer from now on, and a few ahead; none at all for 0."""
@@ -268,15 +268,16 @@ class Fetcher:
             Candidate(
                 author,
                 trust,
-                reputation.failures(author),
-                reputation.accepted(author),
+                standing.failures,
+                standing.accepted,
                 self._bodies.routes.leads_to(author),
-                reputation.judge_s(author),
+                standing.judge_s,
             )
             for author in waiting
             if (trust := self._context.trust_of(author)) not in full
             and self._may_ask(author, trust, share)
             and self._usable(author)
+            and (standing := reputation.known(author))
         ]
 
     def _usable(self, author: str) -> Sequence[Announcement]:
@@ -413,7 +414,7 @@ class Fetcher:
         """Returns the seconds that a fetch from this author may take."""
         if self._context.trust_of(author) != "newcomer":
             return self._settings.fetch_timeout_s
-        tried = min(self._ledger.reputation.failures(author), 16)
+        tried = min(self._ledger.reputation.known(author).failures, 16)
         return min(self._settings.fetch_timeout_s, NEWCOMER_PATIENCE_S * 2.0**tried)
 
     def _was_in_vain(self, author: str, reason: str, size_bytes: int) -> None:
@@ -454,22 +455,12 @@ class Fetcher:
         if now.at < self._swept_at + TICK_S:
             return
         self._swept_at = now.at
-        stale = self._pool.keep_only(lambda waiting: self._is_fresh(waiting.arrival, now))
+        stale = self._pool.keep_only(lambda waiting: is_fresh(waiting.arrival, now, self._settings))
         self._ledger.let_go(Reason.STALE, stale)
         self._drop_stale_groups()
 
     def _drop_stale_groups(self) -> None:
-        now = self._context.arrive()
-        self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(now.at, now.policy_version))
-
-    def _is_fresh(self, arrival: Arrival, now: Arrival) -> bool:
-        return is_fresh(
-            arrival,
-            now.at,
-            now.policy_version,
-            max_age_s=self._settings.max_age_s,
-            max_age_versions=self._settings.max_age_versions,
-        )
+        self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(self._context.arrive()))
 
 
 def _checked(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> list[CheckedBody | Rejected]:

@@ -27,7 +27,7 @@ from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import MAX_HEADER_BYTES, SLOW_S
 from swarmnode.exchange.messages import decode_header
 from swarmnode.exchange.peers.token_bucket import TokenBucket
-from swarmnode.identity.envelope import Envelope
+from swarmnode.identity.envelope import Envelope, decoded
 from swarmnode.network.host import Message
 
 logger = logging.getLogger(__name__)
@@ -89,9 +89,7 @@ class Author:
     """Under way."""
     gave: bool = False
     """We have had a body of it."""
-    waits: TokenBucket = field(
-        default_factory=lambda: TokenBucket(rate_per_s=WAITS_S_PER_S, burst=WAITS_BURST_S)
-    )
+    waits: TokenBucket = field(default_factory=lambda: TokenBucket(WAITS_S_PER_S, WAITS_BURST_S))
     """Seconds that we may still wait for it in vain."""
 
     def remember(self, body_hash: bytes, announced: Announced) -> None:
@@ -140,9 +138,9 @@ class Holder:
             self._early.append(message)
             return
         try:
-            envelope = _decoder.decode(message.data)
+            envelope = decoded(_decoder, message.data)
             header = decode_header(envelope.payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, Rejected):
+        except Rejected:
             return
         if envelope.author != author:
             return

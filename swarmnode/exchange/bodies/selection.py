@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.limits import DELAYED_SHARE, LEAST_NEED, MAX_WAIT_SHARE, NEWCOMER_SHARE, THRIFTY_S
 from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.peers.reputation import Trust
@@ -186,12 +187,11 @@ def longest_wait_s(worked_s: float, deadline_s: float) -> float:
     return min(MAX_WAIT_SHARE * max(0.0, worked_s), deadline_s)
 
 
-def is_fresh(
-    arrival: Arrival, now: float, policy_version: int, *, max_age_s: float, max_age_versions: int
-) -> bool:
-    """Returns True if what arrived then may still be trained on.
+def is_fresh(arrival: Arrival, now: Arrival, settings: ExchangeSettings) -> bool:
+    """Returns True if what arrived then may still be trained on now.
 
-    >>> is_fresh(Arrival(at=100.0, policy_version=3), 110.0, 5, max_age_s=60.0, max_age_versions=2)
+    >>> is_fresh(Arrival(at=100.0, policy_version=3), Arrival(110.0, 5), ExchangeSettings())
     True
     """
-    return now - arrival.at <= max_age_s and policy_version - arrival.policy_version <= max_age_versions
+    too_old = now.at - arrival.at > settings.max_age_s
+    return not too_old and now.policy_version - arrival.policy_version <= settings.max_age_versions

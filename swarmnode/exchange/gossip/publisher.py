@@ -43,7 +43,7 @@ class Publisher:
         """`bodies`: where others find ours. `shelf`: the library's; None: there is none."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
         self._headers, self._bodies, self._shelf, self._model = headers, bodies, shelf, model
-        self._pace = TokenBucket(rate_per_s=PACE * HEADERS_PER_S, burst=PACE * HEADERS_BURST)
+        self._pace = TokenBucket(PACE * HEADERS_PER_S, PACE * HEADERS_BURST)
         self._host_was_down = False
         self.helping = Helping(context.key, context.settings, context.tasks, context.clock, context.rng)
         self._asked_for_help = asyncio.Event()

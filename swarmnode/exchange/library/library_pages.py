@@ -22,6 +22,7 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_HEADER_BYTES, MAX_NAME_CHARS
+from swarmnode.identity.envelope import decoded
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +100,9 @@ class LibraryPages:
         if not self._bodies.hears(peer):
             return b""
         try:
-            wanted = _requests.decode(request)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._ledger.drop(Reason.BAD_REQUEST, peer, str(error))
+            wanted = decoded(_requests, request, Reason.BAD_REQUEST)
+        except Rejected as rejected:
+            self._ledger.drop(rejected.reason, peer, str(rejected))
             return b""
         found, more = self._shelf.page(
             self._swarm, wanted.task, wanted.version, wanted.after, MAX_PAGE_HEADERS
@@ -131,7 +132,4 @@ class LibraryPages:
         if not data:
             raise Rejected(Reason.UNAVAILABLE, "it gives us nothing now")
         self._ledger.bytes_in += len(data)
-        try:
-            return _pages.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Rejected(Reason.MALFORMED, str(error)) from error
+        return decoded(_pages, data)

@@ -52,22 +52,6 @@ hands on its groups, is no reason for a swarm of two to stay apart for many roun
 LONGEST_PAUSE_S = 300.0
 
 
-def _header_bucket() -> TokenBucket:
-    return TokenBucket(rate_per_s=HEADERS_PER_S, burst=HEADERS_BURST)
-
-
-def _request_bucket() -> TokenBucket:
-    return TokenBucket(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_BURST)
-
-
-def _ask_bucket() -> TokenBucket:
-    return TokenBucket(rate_per_s=PACE * REQUESTS_PER_S, burst=PACE * REQUESTS_BURST)
-
-
-def _judge_bucket() -> TokenBucket:
-    return TokenBucket(rate_per_s=AUTHOR_JUDGE_S_PER_S, burst=AUTHOR_JUDGE_BURST_S)
-
-
 @dataclass(slots=True)
 class Standing:
     """The memory of one peer."""
@@ -83,16 +67,24 @@ class Standing:
     judge_s: float = 0.0
     """Seconds that judging one of its groups takes, the last ones counting most."""
     accepted: int = 0
-    headers: TokenBucket = field(default_factory=_header_bucket)
-    requests: TokenBucket = field(default_factory=_request_bucket)
+    headers: TokenBucket = field(default_factory=lambda: TokenBucket(HEADERS_PER_S, HEADERS_BURST))
+    requests: TokenBucket = field(default_factory=lambda: TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
     """Requests that it may still make of us."""
-    asks: TokenBucket = field(default_factory=_ask_bucket)
+    asks: TokenBucket = field(
+        default_factory=lambda: TokenBucket(PACE * REQUESTS_PER_S, PACE * REQUESTS_BURST)
+    )
     """Requests that we may still make of it, by the same rule and a little less: it need not refuse us."""
-    judging: TokenBucket = field(default_factory=_judge_bucket)
+    judging: TokenBucket = field(
+        default_factory=lambda: TokenBucket(AUTHOR_JUDGE_S_PER_S, AUTHOR_JUDGE_BURST_S)
+    )
     """Seconds that our judge may still spend on it."""
     gave_bytes: float = 0.0
     """Bodies that came from it, its own and those that it handed on."""
     took_bytes: float = 0.0
+
+
+_UNKNOWN = Standing()
+"""The standing of peers that nothing is remembered of."""
 
 
 class Reputation:
@@ -171,20 +163,14 @@ class Reputation:
 
     def trust_of(self, peer: str) -> Trust:
         """Returns what the peer has shown of itself as an author; asking does not count as hearing of it."""
-        standing = self._known(peer)
-        if standing is None or standing.accepted < PROVEN_AFTER or peer in self.doubted:
+        standing = self.known(peer)
+        if standing.accepted < PROVEN_AFTER or peer in self.doubted:
             return "newcomer"
         return "slow" if standing.slow or standing.failures else "proven"
 
-    def failures(self, peer: str) -> int:
-        """Fetches in a row from this author that gave us nothing."""
-        standing = self._known(peer)
-        return 0 if standing is None else standing.failures
-
-    def accepted(self, peer: str) -> int:
-        """Groups that were accepted from this author."""
-        standing = self._known(peer)
-        return 0 if standing is None else standing.accepted
+    def known(self, peer: str) -> Standing:
+        """Returns what is remembered of a peer, to be read only; asking does not count as hearing of it."""
+        return self._givers.get(peer) or self._strangers.get(peer, _UNKNOWN)
 
     @property
     def givers(self) -> Collection[str]:
@@ -193,13 +179,12 @@ class Reputation:
 
     def may_be_asked(self, peer: str, now: float) -> bool:
         """Returns True if the pause after its last failure is over, and it would not have to refuse us."""
-        standing = self._known(peer)
-        return standing is None or (now >= standing.ask_again_at and standing.asks.has(now=now))
+        standing = self.known(peer)
+        return now >= standing.ask_again_at and standing.asks.has(now=now)
 
     def has_judge_time(self, author: str, now: float) -> bool:
         """Returns True if our judge has time left for this author."""
-        standing = self._known(author)
-        return standing is None or standing.judging.has(0.0, now=now)
+        return self.known(author).judging.has(0.0, now=now)
 
     def was_judged(self, author: str, took_s: float, now: float) -> None:
         """Judging a group of this author took so long, whatever came of it."""
@@ -207,11 +192,6 @@ class Reputation:
         standing.judging.has(0.0, now=now)  # The time until now is made up for first.
         standing.judging.owe(took_s)
         standing.judge_s = (standing.judge_s + took_s) / 2 if standing.judge_s else took_s
-
-    def judge_s(self, author: str) -> float:
-        """Returns the seconds that judging one of this author's groups takes. 0: none was judged yet."""
-        standing = self._known(author)
-        return 0.0 if standing is None else standing.judge_s
 
     def ask(self, peer: str, now: float) -> bool:
         """Use up one of the requests that we may make of this peer; False when there is none left."""
@@ -259,9 +239,6 @@ class Reputation:
         kind = self._givers if standing.accepted else self._strangers
         if len(self) < self._max_peers:
             kind[peer] = standing
-
-    def _known(self, peer: str) -> Standing | None:
-        return self._givers.get(peer) or self._strangers.get(peer)
 
     def _of(self, peer: str) -> Standing:
         if peer in self._givers:

@@ -12,7 +12,7 @@ class TokenBucket:
     [True, True, False, True]
     """
 
-    def __init__(self, *, rate_per_s: float, burst: float) -> None:
+    def __init__(self, rate_per_s: float, burst: float) -> None:
         self._rate_per_s = rate_per_s
         self._burst = burst
         self._level = burst

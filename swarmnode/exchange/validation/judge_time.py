@@ -14,9 +14,7 @@ class JudgeTime:
 
     def __init__(self, reputation: Reputation) -> None:
         self.reputation = reputation
-        self._left = {
-            proven: TokenBucket(rate_per_s=JUDGE_S_PER_S, burst=JUDGE_BURST_S) for proven in (False, True)
-        }
+        self._left = {proven: TokenBucket(JUDGE_S_PER_S, JUDGE_BURST_S) for proven in (False, True)}
 
     def is_left(self, trust: Trust, now: float) -> bool:
         """Returns True if authors of this kind may have a group judged now."""
