@@ -94,14 +94,9 @@ class BodyTransfer:
         self._looked_at = 0.0
         """When we learnt who is connected, on the loop's clock."""
 
-    async def serve(self) -> bool:
-        """Start to answer requests; False when the host is down."""
-        try:
-            await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=MAX_REQUEST_BYTES)
-        except NetworkError as error:
-            logger.info("not yet serving rollouts: %s", error)
-            return False
-        return True
+    async def serve(self) -> None:
+        """Starts to answer requests. Raises NetworkError."""
+        await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=MAX_REQUEST_BYTES)
 
     def is_connected_to(self, peers: Collection[str]) -> None:
         """Take note of the peers that we hold a connection to."""

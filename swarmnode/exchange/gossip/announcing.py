@@ -9,7 +9,7 @@ those of strangers.
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import msgspec
 
@@ -140,13 +140,9 @@ def _packed(group: RolloutGroup, in_turns: bool) -> tuple[RolloutGroup, bytes]:
 
 
 def _body(group: RolloutGroup, in_turns: bool) -> Body:
-    key = group.example.key
     return Body(
         author=group.author,
-        task=key.task,
-        version=key.version,
-        seed=key.seed,
-        index=key.index,
+        **asdict(group.example.key),
         answers=tuple(_answer(completion, in_turns) for completion in group.completions),
     )
 
@@ -172,16 +168,12 @@ def _said(text: str) -> tuple[str, ...]:
 
 
 def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, now: float) -> Header:
-    key = group.example.key
     return Header(
         protocol=PROTOCOL,
         swarm=swarm,
         body_hash=hash_body(body),
         body_bytes=len(body),
-        task=key.task,
-        version=key.version,
-        seed=key.seed,
-        index=key.index,
+        **asdict(group.example.key),
         group_size=len(group.completions),
         reward_mean=_claimable(group.reward_mean),
         reward_std=_claimable(group.reward_std),

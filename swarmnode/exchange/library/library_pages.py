@@ -86,14 +86,9 @@ class LibraryPages:
         self.served = 0
         """Pages given to others."""
 
-    async def serve(self) -> bool:
-        """Start to answer requests; False when the host is down."""
-        try:
-            await self._host.serve(LIBRARY_PROTOCOL, self.answer, max_request_bytes=MAX_PAGE_REQUEST_BYTES)
-        except NetworkError as error:
-            logger.info("not yet serving the library: %s", error)
-            return False
-        return True
+    async def serve(self) -> None:
+        """Starts to answer requests. Raises NetworkError."""
+        await self._host.serve(LIBRARY_PROTOCOL, self.answer, max_request_bytes=MAX_PAGE_REQUEST_BYTES)
 
     async def answer(self, peer: str, request: bytes) -> bytes:
         """Return the page that a peer asks for, or nothing."""

@@ -61,9 +61,9 @@ class SwarmLibrary:
         """Read what the home has."""
         await asyncio.to_thread(self.shelf.load)
 
-    async def serve(self) -> bool:
-        """Start to answer requests; False when the host is down."""
-        return await self._pages.serve()
+    async def serve(self) -> None:
+        """Starts to answer requests. Raises NetworkError."""
+        await self._pages.serve()
 
     async def write(self) -> None:
         """Bring the file in the home up to date."""
