@@ -23,6 +23,7 @@ from swarmnode.cli.settings import (
     load_settings,
     of_policy,
 )
+from swarmnode.errors import ConfigError
 from swarmnode.registry import find
 
 if TYPE_CHECKING:
@@ -128,8 +129,6 @@ def _check_suite_options(
     suite: Sequence[Path] | None, task: Sequence[str] | None, shots: int | None, limit: int | None
 ) -> None:
     """Refuse what would be ignored."""
-    from swarmnode.errors import ConfigError
-
     if suite and task:
         raise ConfigError("--suite and --task are two evaluations", hint="measure one after the other")
     if not suite and (shots is not None or limit is not None):
