@@ -15,9 +15,9 @@ from swarmnode.extensions.suites.suite_evaluation import evaluate_suites, holds,
 from swarmnode.extensions.suites.suite_report import SuiteEvaluation, SuiteResult, SuiteScore
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
+from swarmnode.testing.fake_engine import FakeEngine
 from tests.suite_samples import GSM8K, IFEVAL, MATH, json_lines
 from tests.unit.node.commands.test_offline import trained_on
 from tests.unit.training.test_evaluation import END, Letters
