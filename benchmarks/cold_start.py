@@ -31,11 +31,11 @@ from swarmnode.model.policy import Policy
 from swarmnode.rollout.decode.adapters.adapter import LoraPair, lost_share, merged_weight
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, SamplingParams
-from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
 from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
+from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.types import Example, ExampleKey

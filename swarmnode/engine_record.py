@@ -1,4 +1,4 @@
-"""What the node knows of an engine before one is made: where it runs, what it takes, how to get it.
+"""The facts about an engine before one is made: where it runs, what it takes, how to get it.
 
 registry.py -> [record_of, by_preference] -> rollout/engine_choice.py (which one), models.py, doctor,
     node/building/machine_memory.py (its memory)
@@ -13,7 +13,7 @@ from typing import Any
 
 from swarmnode.errors import ConfigError
 from swarmnode.machine.memory_plan import EngineMemory
-from swarmnode.registry import SEAMS, find
+from swarmnode.registry import find, ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class EngineRecord(EngineMemory):
     takes_quantized: bool = False
     several_policies: bool = False
     """It holds the versions of several policies at once."""
+    last_resort: bool = False
+    """`auto` takes any other one first."""
 
 
 def record_of(name: str) -> EngineRecord:
@@ -76,4 +78,7 @@ def record_of(name: str) -> EngineRecord:
 
 def by_preference(device: str) -> list[EngineRecord]:
     """Returns our own engines in the order in which `auto` tries them on this type of device."""
-    return sorted(map(record_of, SEAMS["engine"].ours), key=lambda record: device not in record.fastest_on)
+    return sorted(
+        map(record_of, ours("engine")),
+        key=lambda record: (device not in record.fastest_on, record.last_resort),
+    )

@@ -1,22 +1,29 @@
 """The parts that a setting or a command names, in one table; each is imported when it is asked for.
 
-config, command line -> [find] -> engine, transport, learner, loss, rule, task kind, monitor, command
+config, command line -> [find] -> engine, transport, learner, loss, rule, task kind, monitor, command ...
 
-A part has a name of ours, of `SEAMS`; or `module:attribute`; or a name that an installed package registers
-as an entry point of the group `swarmnode.<kind>`. A name of ours is always ours. docs/extending.md has an
-example of each.
+A part has a name of ours, of `SEAMS` or of the `PARTS` of a folder of extensions/; or `module:attribute`; or
+a name that an installed package registers as an entry point of the group `swarmnode.<kind>`. A name of ours
+is always ours. docs/extending.md has an example of each.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from operator import attrgetter
+from pkgutil import iter_modules
 from typing import Any, Literal
 
 from swarmnode.errors import ConfigError
 
-Kind = Literal["engine", "transport", "learner", "loss", "rule", "task", "monitor", "command"]
+Kind = Literal[
+    "engine", "transport", "learner", "loss", "rule", "task", "reward", "monitor", "command",
+    "run", "evaluation", "check", "kernels",
+]  # fmt: skip
+Parts = Mapping[Kind, Mapping[str, str]]
+"""Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """`package.module:name`, as of a part of one's own."""
@@ -24,12 +31,12 @@ IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """A place where a part may be put, and our own parts for it."""
+    """A place where a part may be put, and the parts for it that the rest of swarmnode cannot do without."""
 
     said_by: str
     """The setting, flag or word that names the part."""
     ours: Mapping[str, str]
-    """Import paths of our own parts by name. Order counts for engines and commands."""
+    """Import paths of these parts by name. Order counts for commands."""
 
 
 SEAMS: Mapping[Kind, Seam] = {
@@ -37,7 +44,6 @@ SEAMS: Mapping[Kind, Seam] = {
         "rollout.engine",
         {
             "embedded": "swarmnode.rollout.decode.own_engines:EMBEDDED",
-            "vllm": "swarmnode.extensions.vllm.vllm_record:VLLM",
             "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
         },
     ),
@@ -63,14 +69,8 @@ SEAMS: Mapping[Kind, Seam] = {
             "own_book": "swarmnode.training.rules.book_rule:OwnBook",
         },
     ),
-    "task": Seam(
-        "--task",
-        {
-            "hf": "swarmnode.tasks.kinds.data:DATA_SETS",
-            "reasoning-gym": "swarmnode.extensions.environments.gym_task:REASONING_GYM",
-            "verifiers": "swarmnode.extensions.environments.taskset_task:VERIFIERS",
-        },
-    ),
+    "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
+    "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "monitor": Seam(
         "node.monitors",
         {
@@ -93,13 +93,29 @@ SEAMS: Mapping[Kind, Seam] = {
             "runs": "swarmnode.cli.runs:app",
             "library": "swarmnode.cli.library:app",
             "task": "swarmnode.cli.task_commands:app",
-            "pipeline": "swarmnode.extensions.pipeline.pipeline_commands:app",
             "identity": "swarmnode.cli.identity:app",
             "config": "swarmnode.cli.config_commands:app",
             "version": "swarmnode.cli.app:version",
         },
     ),
+    "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
+    "evaluation": Seam("eval --suite", {}),
+    "check": Seam("doctor", {}),
+    "kernels": Seam("policy.cpu_kernels", {}),
 }
+
+
+@cache
+def ours(kind: Kind) -> Mapping[str, str]:
+    """Returns the import paths of our own parts by name, those of extensions/ behind the others.
+
+    >>> list(ours("engine"))
+    ['embedded', 'generate', 'vllm']
+    """
+    found = dict(SEAMS[kind].ours)
+    for parts in _extensions():
+        found |= parts.get(kind, {})
+    return found
 
 
 def names(kind: Kind) -> tuple[str, ...]:
@@ -108,14 +124,13 @@ def names(kind: Kind) -> tuple[str, ...]:
     >>> names("transport")[0]
     'p2pd'
     """
-    ours = SEAMS[kind].ours
-    return (*ours, *sorted(_registered(kind).keys() - ours.keys()))
+    return (*ours(kind), *sorted(_registered(kind).keys() - ours(kind).keys()))
 
 
 def known(kind: Kind, name: str, *besides: str) -> str:
     """Returns `name` where it may be that of a part; imports nothing. `besides`: words that are none and may
     stand there too. Raises ValueError, as a setting's validator does."""
-    if name not in (*besides, *SEAMS[kind].ours) and not IMPORT_PATH.fullmatch(name):
+    if name not in (*besides, *ours(kind)) and not IMPORT_PATH.fullmatch(name):
         found = names(kind)
         if name not in found:
             raise ValueError(_unknown(kind, (*besides, *found)))
@@ -130,17 +145,17 @@ def find(kind: Kind, name: str) -> Any:
 
     Raises ConfigError where there is none, or it cannot be imported.
     """
-    seam = SEAMS[kind]
-    path = seam.ours.get(name) or (name if ":" in name else _registered(kind).get(name))
+    said = f"{SEAMS[kind].said_by} = {name!r}"
+    path = ours(kind).get(name) or (name if ":" in name else _registered(kind).get(name))
     if path is None:
-        raise ConfigError(f"{seam.said_by} = {name!r}: {_unknown(kind, names(kind))}")
-    return _imported(f"{seam.said_by} = {name!r}", path)
+        raise ConfigError(f"{said}: {_unknown(kind, names(kind))}")
+    return _imported(said, path)
 
 
 def _unknown(kind: Kind, names: tuple[str, ...]) -> str:
     return (
-        f"no such {kind}: there are {', '.join(names)}; or one of your own as mymodule:name, or install"
-        f" a package that registers the name in the entry points swarmnode.{kind} (docs/extending.md)"
+        f"no such {kind}: there are {', '.join(names) or 'none'}; or one of your own as mymodule:name, or"
+        f" install a package that registers the name in the entry points swarmnode.{kind} (docs/extending.md)"
     )
 
 
@@ -160,6 +175,16 @@ def _imported(said: str, path: str) -> Any:
         raise ConfigError(
             f"{said} cannot be imported: {error}", hint=f"{module} has: {public or 'no names'}"
         ) from error
+
+
+@cache
+def _extensions() -> list[Parts]:
+    """Returns what each folder of extensions/ registers. Empty: this installation has none."""
+    try:
+        home = import_module("swarmnode.extensions")
+    except ModuleNotFoundError:
+        return []
+    return [import_module(f"{home.__name__}.{folder.name}").PARTS for folder in iter_modules(home.__path__)]
 
 
 def _registered(kind: Kind) -> dict[str, str]:

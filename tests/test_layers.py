@@ -24,6 +24,7 @@ LAYERS = (
 GROUND = {
     "",
     "chat",
+    "cpu_kernels",
     "engine_record",
     "errors",
     "families",

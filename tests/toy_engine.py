@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from swarmnode.engine_record import EngineOptions, EngineRecord
-from swarmnode.rollout.fake_engine import FakeEngine
+from swarmnode.testing.fake_engine import FakeEngine
 
 
 def repeats_the_prompt(options: EngineOptions) -> FakeEngine:

@@ -84,7 +84,7 @@ def said(text: str) -> tuple[int, ...]:
 
 
 def skilled(request: Request, given: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The turns of a policy that can do it (rollout/fake_engine.py: by_turns)."""
+    """The turns of a policy that can do it (testing/fake_engine.py: by_turns)."""
     heard = [Letters().decode(ids).strip() for ids in given]
     match heard:
         case []:

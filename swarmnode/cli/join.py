@@ -4,7 +4,7 @@ import atexit
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,11 +17,10 @@ from swarmnode.cli.settings import (
     RunName,
     TaskSpecs,
     invited,
-    load_settings,
 )
-
-if TYPE_CHECKING:
-    from swarmnode.node.building.policies import Ending
+from swarmnode.node.building.policies import Ending
+from swarmnode.registry import find
+from swarmnode.settings.config_layers import load_settings
 
 
 def join(
@@ -95,18 +94,11 @@ def join(
             "node.seed": seed,
         },
     )
-    if settings.config.pipeline.name:
-        from swarmnode.extensions.pipeline.runtime.run_pipeline import run_pipeline
-
-        ended = run_pipeline(settings.config, settings.model, settings.paths, fresh=fresh)
-        leave(ended)
-    from swarmnode.node.building.run import run_node
-
-    ending = run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh)
-    leave(ending)
+    run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
+    leave(run_it(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh))
 
 
-def leave(ending: "Ending") -> NoReturn:
+def leave(ending: Ending) -> NoReturn:
     """Print the last line and end the process. Everything is on the disk by now: taking torch apart module by
     module takes seconds, and a thread that some library left behind would be waited for without end."""
     print(ending.line)

@@ -2,14 +2,14 @@
 
 packing -> layout.py (what lies where) -> [attention] -> training/forward.py
                                               |
-                  extensions/native/passes.py, box_attention.py, or torch
+                    cpu_kernels.py, box_attention.py, or torch
 
 Every layer but attention treats tokens one by one, so a packed row needs no padding there, and a prompt that
 several completions share needs to be there only once. For attention the sequences are taken apart: on a GPU
 by the variable-length flash kernel, elsewhere in a few boxes, each of sequences of similar length, padded on
 the right: a call of SDPA, or products of ours where sequences are short (`box_attention.py`). Under causal
 attention no real token sees such a pad, and no [T, T] mask is ever built. Where there is a C compiler, short
-sequences need neither boxes nor pads: the kernel of extensions/native/passes.py takes them as they lie.
+sequences need neither boxes nor pads: a kernel (cpu_kernels.py) takes them as they lie.
 
 Of a shared prompt only keys and values are repeated, once per completion. Its queries are asked once: what
 they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`), so
@@ -32,9 +32,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import varlen_attn
 
+from swarmnode.cpu_kernels import kernels
 from swarmnode.errors import ModelError
-from swarmnode.extensions.native.passes import fits, packed_attention_gradient
-from swarmnode.extensions.native.passes import packed_attention as packed_rows
 from swarmnode.model.layout import PackedLayout, RowMask, TokenSlots
 from swarmnode.model.layout import packed_layout as packed_layout
 
@@ -248,7 +247,7 @@ def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dro
         and value_TGE.shape[2] == query_THE.shape[2]
         and dropout == 0
         and not torch.is_autocast_enabled("cpu")
-        and fits(query_THE)
+        and kernels().fits(query_THE)
     )
 
 
@@ -261,7 +260,7 @@ class _ByKernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, mask: RowMask) -> Tensor:
         ctx.mask = mask
-        out_THE, sums_TH = packed_rows(
+        out_THE, sums_TH = kernels().packed_attention(
             query_THE, key_TGE, value_TGE, mask.layout.sequences, mask.window, mask.scale
         )
         ctx.save_for_backward(query_THE, key_TGE, value_TGE, out_THE, sums_TH)
@@ -271,7 +270,7 @@ class _ByKernel(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout_THE: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         query_THE, key_TGE, value_TGE, out_THE, sums_TH = ctx.saved_tensors
-        gradients = packed_attention_gradient(
+        gradients = kernels().packed_attention_gradient(
             dout_THE, query_THE, key_TGE, value_TGE, out_THE, sums_TH,
             ctx.mask.layout.sequences, ctx.mask.window, ctx.mask.scale,
         )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swarmnode.cpu_kernels import kernels
 from swarmnode.errors import ModelError
-from swarmnode.extensions.native.compiler import library, turn_off
 from swarmnode.families.family import longest_sequence_of
 from swarmnode.machine.hardware import find_card
 from swarmnode.machine.memory_plan import ModelCard
@@ -87,9 +87,9 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     local = _only_from_disk(source)
     device = find_device(config.device)
     if config.cpu_kernels == "off":
-        turn_off()
+        kernels().turn_off()
     elif device.type == "cpu":
-        library()  # Now, and not in the first round, if it has to be compiled.
+        kernels().prepare()  # Now, and not in the first round, if it has to be compiled.
     published = read_config(spec, source)
     hidden = 0 if config.quantization == "nf4" else hidden_size(published)
     dtype = find_dtype(config.dtype, device, hidden)

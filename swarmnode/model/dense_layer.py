@@ -1,6 +1,6 @@
 """A decoder layer of Llama or its like with one LoRA on it: two autograd functions around its attention.
 
-dense_patch.py (where, and with which weights) -> [dense_layer] -> extensions/native/passes.py, or torch
+dense_patch.py (where, and with which weights) -> [dense_layer] -> cpu_kernels.py, or torch
                                                         |
    hidden -> into_attention -> queries, keys, values -> attention.py -> out_of_attention -> hidden
 
@@ -16,8 +16,8 @@ round the adapter away, so there they are added to the product.
 
 Kept for the backward pass are xhat, gate and up, S, and queries and keys where they are normed. The rest is
 computed again, W' too: it would be a copy of the layer's weights, and costs what R more tokens would. What is
-done to each token between products (norms, rotation, the gate) is one pass of extensions/native/passes.py in
-float32 and bfloat16 on a CPU, and torch's operations elsewhere.
+done to each token between products (norms, rotation, the gate) is one pass of a kernel in float32
+and bfloat16 on a CPU (cpu_kernels.py), and torch's operations elsewhere.
 
 Shapes: M tokens, D hidden size, K features in, N out, I width of the MLP, H query heads, G key heads, E head
 size, R rank.
@@ -32,8 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from swarmnode.extensions.native import passes
-from swarmnode.extensions.native.passes import fits
+from swarmnode.cpu_kernels import kernels
 from swarmnode.model.adapters.lora import LoraWeights
 
 
@@ -300,8 +299,8 @@ def normed(x_MD: Tensor, norm: Norm, *, scaled: bool) -> Normed:
     """Returns the norm over the last dimension, which may be that of heads. `scaled` False leaves the scale
     out, for a caller that has it in its weights."""
     scale_D = norm.scale_D if scaled else None
-    if fits(x_MD):
-        return Normed(*passes.rms_norm_kept(x_MD, scale_D, norm.eps))
+    if kernels().fits(x_MD):
+        return Normed(*kernels().rms_norm_kept(x_MD, scale_D, norm.eps))
     xhat_MD, rstd_M1 = torch.ops.aten._fused_rms_norm(x_MD, x_MD.shape[-1:], None, norm.eps)
     return Normed(xhat_MD, rstd_M1, xhat_MD if scale_D is None else xhat_MD * scale_D)
 
@@ -311,8 +310,8 @@ def norm_gradient(
 ) -> Tensor:
     """Returns the gradient of x from that of y = xhat scale (of xhat without a scale), plus `more`. May
     overwrite `dy`."""
-    if fits(dy_MD):
-        return passes.rms_norm_gradient(dy_MD, xhat_MD, rstd_M1, scale_D, more_MD)
+    if kernels().fits(dy_MD):
+        return kernels().rms_norm_gradient(dy_MD, xhat_MD, rstd_M1, scale_D, more_MD)
     dxhat_MD = dy_MD if scale_D is None else dy_MD.mul_(scale_D)
     mean = (dxhat_MD * xhat_MD).sum(-1, keepdim=True, dtype=rstd_M1.dtype).div_(dxhat_MD.shape[-1])
     # Of one type: with two, torch takes several times as long.
@@ -322,15 +321,15 @@ def norm_gradient(
 
 def gated(gate_MI: Tensor, up_MI: Tensor) -> Tensor:
     """Returns silu(gate) * up."""
-    if fits(gate_MI):
-        return passes.silu_mul(gate_MI, up_MI)
+    if kernels().fits(gate_MI):
+        return kernels().silu_mul(gate_MI, up_MI)
     return F.silu(gate_MI).mul_(up_MI)
 
 
 def gated_gradient(gate_MI: Tensor, up_MI: Tensor, dactive_MI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns silu(gate) * up computed again, and the gradients of gate and up. May overwrite `dactive`."""
-    if fits(gate_MI):
-        return passes.silu_mul_gradient(gate_MI, up_MI, dactive_MI)
+    if kernels().fits(gate_MI):
+        return kernels().silu_mul_gradient(gate_MI, up_MI, dactive_MI)
     silu_MI = F.silu(gate_MI)
     active_MI = silu_MI * up_MI
     dup_MI = silu_MI.mul_(dactive_MI)
@@ -348,8 +347,8 @@ class Rotation:
 
 def turned_heads(x_MHE: Tensor, norm: Norm | None, rotation: Rotation) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Returns each head normed, if there is a norm, and rotated, with the values that the gradient needs."""
-    if fits(x_MHE):
-        turned = passes.rotate_heads(x_MHE, *_scale_of(norm), rotation.cos_ME, rotation.sin_ME)
+    if kernels().fits(x_MHE):
+        turned = kernels().rotate_heads(x_MHE, *_scale_of(norm), rotation.cos_ME, rotation.sin_ME)
         return turned, () if norm is None else (x_MHE,)
     cos, sin = rotation.cos_ME[:, None], rotation.sin_ME[:, None]
     if norm is None:
@@ -362,10 +361,12 @@ def turned_heads_gradient(
     dy_MHE: Tensor, kept: Sequence[Tensor], norm: Norm | None, rotation: Rotation
 ) -> Tensor:
     """Returns the gradient of x, contiguous. `kept`: the values that `turned_heads` returned for it."""
-    by_kernel = len(kept) == 1 if norm is not None else fits(dy_MHE)
+    by_kernel = len(kept) == 1 if norm is not None else kernels().fits(dy_MHE)
     if by_kernel:
         x_MHE = kept[0] if kept else None
-        return passes.rotate_heads_gradient(dy_MHE, x_MHE, *_scale_of(norm), rotation.cos_ME, rotation.sin_ME)
+        return kernels().rotate_heads_gradient(
+            dy_MHE, x_MHE, *_scale_of(norm), rotation.cos_ME, rotation.sin_ME
+        )
     cos, sin = rotation.cos_ME[:, None], rotation.sin_ME[:, None]
     dnormed_MHE = _rotated(dy_MHE, cos, sin, back=True)
     if norm is None:

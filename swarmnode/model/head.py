@@ -5,10 +5,9 @@ decoder's hidden states -> [head] -> logprob
 With a frozen head, the gradient of row i's log-probability with respect to its hidden state is one vector,
 u_i = (onehot_i - p_i) W / temperature. Whatever the loss is, row i receives a multiple of u_i. So u is formed
 while the probabilities are at hand, and the backward pass scales its rows: two matrix products in all, and
-nothing as wide as the vocabulary outlives a chunk of rows. A differentiable entropy adds a second vector,
-v_i = sum_j p_ij (mean_i - z_ij) W_j / temperature with z the scaled logits and mean_i = sum_j p_ij z_ij,
-and a third product. A head that is trained, or that is more than a matrix, is computed again in the backward
-pass instead, chunk by chunk.
+nothing as wide as the vocabulary outlives a chunk of rows. A head that is trained, or that is more than a
+matrix, is computed again in the backward pass instead, chunk by chunk. The entropy is measured and has no
+gradient.
 
 Names: N tokens, C rows of a chunk, R rows of a block, D hidden size, V vocabulary.
 """
@@ -20,6 +19,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from swarmnode.model.nucleus import FAR_BELOW, outside_nucleus
 
 SMALLEST_CHUNK = 256
 """Rows below which reading the head's weights costs more than multiplying with them."""
@@ -61,17 +62,16 @@ def head_logprobs(
     temperature: float | Tensor = 1.0,
     *,
     top_p: float = 1.0,
-    entropy_gradient: bool = False,
     chunk_rows: int | None = None,
 ) -> TokenLogprobs:
     """Returns the log-probability of each target and the entropy around it, in float32 (float64 for a float64
     head).
 
     `temperature` is above zero, one for all or one per token, and receives no gradient. `top_p` is the
-    sampler's: the distribution is that over the head's own nucleus (nucleus.py). The entropy has a gradient
-    only with `entropy_gradient`. `chunk_rows` replaces the rows per chunk, not the result. The products run
-    in the dtype of the head's weights, the softmax in float32. Autocast is not supported, and a head that is
-    computed again must give the same logits twice: no active dropout.
+    sampler's: the distribution is that over the head's own nucleus (nucleus.py). `chunk_rows` replaces the
+    rows per chunk, not the result. The products run in the dtype of the head's weights, the softmax in
+    float32. Autocast is not supported, and a head that is computed again must give the same logits twice: no
+    active dropout.
 
     >>> head = nn.Linear(2, 3, bias=False).requires_grad_(False)
     >>> head_logprobs(head, torch.zeros(1, 2), torch.tensor([0])).logprobs_N
@@ -81,16 +81,13 @@ def head_logprobs(
     inverse_N1 = _inverse(temperature, hidden_ND)
     if _is_matrix(head) and not trained:
         wanted = hidden_ND.requires_grad and torch.is_grad_enabled()
-        vectors = (1 + entropy_gradient) if wanted else 0
-        rows = _chunk_rows(hidden_ND, head.out_features * max(vectors, 1), chunk_rows)
+        rows = _chunk_rows(hidden_ND, head.out_features, chunk_rows)
         found = _FrozenHead.apply(
-            hidden_ND, head.weight, head.bias, targets_N, inverse_N1, top_p, vectors, rows
+            hidden_ND, head.weight, head.bias, targets_N, inverse_N1, top_p, wanted, rows
         )
     else:
         rows = _chunk_rows(hidden_ND, _vocabulary(head, hidden_ND) * RECOMPUTED_BUFFERS, chunk_rows)
-        found = _RecomputedHead.apply(
-            head, hidden_ND, targets_N, inverse_N1, top_p, entropy_gradient, rows, *trained
-        )
+        found = _RecomputedHead.apply(head, hidden_ND, targets_N, inverse_N1, top_p, rows, *trained)
     return TokenLogprobs(*found)
 
 
@@ -100,16 +97,14 @@ def logits_logprobs(
     temperature: float | Tensor = 1.0,
     *,
     top_p: float = 1.0,
-    entropy_gradient: bool = False,
 ) -> TokenLogprobs:
     """Measures targets as `head_logprobs` does, from logits that exist already; autograd keeps the parts that
     it needs."""
-    inverse_N1 = _inverse(temperature, logits_NV)
-    return TokenLogprobs(*_measure(logits_NV, targets_N, inverse_N1, top_p, entropy_gradient))
+    return TokenLogprobs(*_measure(logits_NV, targets_N, _inverse(temperature, logits_NV), top_p))
 
 
 class _FrozenHead(torch.autograd.Function):
-    """Two products, or three with a differentiable entropy; one if nothing needs a gradient."""
+    """Two products; one if nothing needs a gradient."""
 
     @staticmethod
     def forward(
@@ -120,52 +115,41 @@ class _FrozenHead(torch.autograd.Function):
         targets_N: Tensor,
         inverse_N1: Tensor | None,
         top_p: float,
-        vectors: int,
+        wanted: bool,
         chunk_rows: int,
     ) -> tuple[Tensor, Tensor]:
         inputs_ND = hidden_ND.to(weight_VD.dtype)
         count, exact = len(inputs_ND), _exact(weight_VD.dtype)
-        # How the log-probabilities and the entropies change with the hidden states.
-        slopes = [torch.empty_like(inputs_ND) for _ in range(vectors)]
-        buffers = [weight_VD.new_empty(chunk_rows, len(weight_VD)) for _ in range(max(vectors, 1))]
+        slopes_ND = torch.empty_like(inputs_ND) if wanted else None
+        buffer_CV = weight_VD.new_empty(chunk_rows, len(weight_VD))
         softmax = _BlockSoftmax(weight_VD, chunk_rows, top_p)
         logprobs_N, entropy_N = (inputs_ND.new_empty(count, dtype=exact) for _ in range(2))
         for chunk in _slices(count, chunk_rows):
             inputs_CD = inputs_ND[chunk]
-            chunk_buffers = [buffer[: len(inputs_CD)] for buffer in buffers]
-            _linear(inputs_CD, weight_VD, bias_V, out=chunk_buffers[0])
+            logits_CV = buffer_CV[: len(inputs_CD)]
+            _linear(inputs_CD, weight_VD, bias_V, out=logits_CV)
             for block in _slices(len(inputs_CD), softmax.rows):
                 at = slice(chunk.start + block.start, chunk.start + block.stop)
                 inverse_R1 = None if inverse_N1 is None else inverse_N1[at]
-                measured = softmax.measure(chunk_buffers[0][block], targets_N[at], inverse_R1)
+                measured = softmax.measure(logits_CV[block], targets_N[at], inverse_R1)
                 logprobs_N[at], entropy_N[at] = measured.logprobs_R, measured.entropy_R
-                if vectors:
-                    measured.store_slopes([buffer[block] for buffer in chunk_buffers], targets_N[at])
-            for slope_ND, slope_CV in zip(slopes, chunk_buffers, strict=False):
-                torch.mm(slope_CV, weight_VD, out=slope_ND[chunk])
-        ctx.save_for_backward(inverse_N1, *slopes)
+                if wanted:
+                    measured.store_slope(logits_CV[block], targets_N[at])
+            if slopes_ND is not None:
+                torch.mm(logits_CV, weight_VD, out=slopes_ND[chunk])
+        ctx.save_for_backward(inverse_N1, slopes_ND)
         ctx.hidden_dtype = hidden_ND.dtype
-        ctx.set_materialize_grads(False)
-        if vectors < 2:
-            ctx.mark_non_differentiable(entropy_N)
+        ctx.mark_non_differentiable(entropy_N)
         return _nan_where_entropy_is(logprobs_N, entropy_N), entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients_N: Tensor | None
+        ctx: Any, gradient_N: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
-        inverse_N1, *slopes = ctx.saved_tensors
-        hidden_gradient_ND: Tensor | None = None
-        for gradient_N, slope_ND in zip(gradients_N, slopes, strict=False):
-            if gradient_N is None:
-                continue
-            factor_N1 = gradient_N[:, None] if inverse_N1 is None else gradient_N[:, None] * inverse_N1
-            part_ND = slope_ND * factor_N1
-            hidden_gradient_ND = part_ND if hidden_gradient_ND is None else hidden_gradient_ND.add_(part_ND)
-        if hidden_gradient_ND is not None:
-            hidden_gradient_ND = hidden_gradient_ND.to(ctx.hidden_dtype)
-        return hidden_gradient_ND, None, None, None, None, None, None, None
+        inverse_N1, slopes_ND = ctx.saved_tensors
+        factor_N1 = gradient_N[:, None] if inverse_N1 is None else gradient_N[:, None] * inverse_N1
+        return (slopes_ND * factor_N1).to(ctx.hidden_dtype), None, None, None, None, None, None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,23 +160,16 @@ class _Block:
     entropy_R: Tensor
     exp_RV: Tensor
     """exp(z), z being the logits over the temperature minus the largest of their row."""
-    product_RV: Tensor
-    """exp(z) z. The memory may be that of the logits."""
     total_R1: Tensor
     """Sum of exp(z)."""
-    mean_R1: Tensor
-    """Expectation of z."""
 
-    def store_slopes(self, slopes: list[Tensor], targets_R: Tensor) -> None:
-        """Writes onehot - p into the first buffer and, if there is a second, p (mean - z) into that one. The
-        second goes first: the product may share the memory of the first."""
+    def store_slope(self, slope_RV: Tensor, targets_R: Tensor) -> None:
+        """Writes onehot - p, by which the log-probabilities change with the logits, into a buffer, which may
+        be that of the logits."""
         minus_inverse_R1 = self.total_R1.reciprocal().neg_()
-        if len(slopes) == 2:
-            deviation_RV = self.product_RV.addcmul_(self.exp_RV, self.mean_R1, value=-1)
-            slopes[1].copy_(deviation_RV.mul_(minus_inverse_R1))
         minus_p_RV = self.exp_RV.mul_(minus_inverse_R1)
         ones_R1 = torch.ones_like(minus_inverse_R1)
-        slopes[0].copy_(minus_p_RV.scatter_add_(-1, targets_R[:, None], ones_R1))
+        slope_RV.copy_(minus_p_RV.scatter_add_(-1, targets_R[:, None], ones_R1))
 
 
 class _BlockSoftmax:
@@ -216,20 +193,15 @@ class _BlockSoftmax:
         if inverse_R1 is not None:
             shifted_RV.mul_(inverse_R1)
         if self._top_p < 1:
-            from swarmnode.model.nucleus import FAR_BELOW, outside_nucleus
-
             shifted_RV.masked_fill_(outside_nucleus(shifted_RV, targets_R, self._top_p), FAR_BELOW)
         shifted_RV.sub_(shifted_RV.amax(-1, keepdim=True))
         chosen_R = shifted_RV.gather(-1, targets_R[:, None])[:, 0]
         exp_RV = torch.exp(shifted_RV, out=self._exp_RV[: len(logits_RV)])
         total_R1 = exp_RV.sum(-1, keepdim=True)
         # 0 * -inf is NaN on purpose: a row with any logit that is not finite has no entropy.
-        product_RV = shifted_RV.mul_(exp_RV)
-        mean_R1 = product_RV.sum(-1, keepdim=True).div_(total_R1)
+        mean_R1 = shifted_RV.mul_(exp_RV).sum(-1, keepdim=True).div_(total_R1)
         log_total_R = total_R1.log()[:, 0]
-        return _Block(
-            chosen_R - log_total_R, log_total_R - mean_R1[:, 0], exp_RV, product_RV, total_R1, mean_R1
-        )
+        return _Block(chosen_R - log_total_R, log_total_R - mean_R1[:, 0], exp_RV, total_R1)
 
 
 class _RecomputedHead(torch.autograd.Function):
@@ -243,35 +215,25 @@ class _RecomputedHead(torch.autograd.Function):
         targets_N: Tensor,
         inverse_N1: Tensor | None,
         top_p: float,
-        entropy_gradient: bool,
         chunk_rows: int,
         *trained: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.head, ctx.top_p = head, top_p
-        ctx.entropy_gradient, ctx.chunk_rows = entropy_gradient, chunk_rows
+        ctx.head, ctx.top_p, ctx.chunk_rows = head, top_p, chunk_rows
         ctx.save_for_backward(hidden_ND, targets_N, inverse_N1, *trained)
-        ctx.set_materialize_grads(False)
-        found = [
-            _measure(
-                head(hidden_ND[at]),
-                targets_N[at],
-                None if inverse_N1 is None else inverse_N1[at],
-                top_p,
-                False,
-            )
-            for at in _slices(len(hidden_ND), chunk_rows)
-        ]
+        found: list[tuple[Tensor, Tensor]] = []
+        for at in _slices(len(hidden_ND), chunk_rows):
+            inverse_C1 = None if inverse_N1 is None else inverse_N1[at]
+            found.append(_measure(head(hidden_ND[at]), targets_N[at], inverse_C1, top_p))
         empty = hidden_ND.new_empty(0, dtype=_exact(hidden_ND.dtype))
         logprobs, entropies = zip(*found, strict=True) if found else ((empty,), (empty,))
         entropy_N = torch.cat(entropies)
-        if not entropy_gradient:
-            ctx.mark_non_differentiable(entropy_N)
+        ctx.mark_non_differentiable(entropy_N)
         return torch.cat(logprobs), entropy_N
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, logprob_gradient_N: Tensor | None, entropy_gradient_N: Tensor | None
+        ctx: Any, gradient_N: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
         hidden_ND, targets_N, inverse_N1, *trained = ctx.saved_tensors
         hidden_gradient_ND = torch.zeros_like(hidden_ND)
@@ -280,40 +242,27 @@ class _RecomputedHead(torch.autograd.Function):
             with torch.enable_grad():
                 hidden_CD = hidden_ND[at].detach().requires_grad_()
                 inverse_C1 = None if inverse_N1 is None else inverse_N1[at]
-                logits_CV = ctx.head(hidden_CD)
-                measured = _measure(logits_CV, targets_N[at], inverse_C1, ctx.top_p, ctx.entropy_gradient)
-            pairs = [
-                (value_C, gradient_N[at])
-                for value_C, gradient_N in zip(
-                    measured, (logprob_gradient_N, entropy_gradient_N), strict=True
-                )
-                if gradient_N is not None
-            ]
-            if not pairs:
-                continue
-            outputs, gradients = zip(*pairs, strict=True)
-            found = torch.autograd.grad(outputs, (hidden_CD, *trained), gradients, allow_unused=True)
+                logprobs_C, _ = _measure(ctx.head(hidden_CD), targets_N[at], inverse_C1, ctx.top_p)
+            found = torch.autograd.grad(logprobs_C, (hidden_CD, *trained), gradient_N[at], allow_unused=True)
             hidden_gradient_ND[at] = found[0]
             for total, part in zip(sums, found[1:], strict=True):
                 if part is not None:
                     total.add_(part)
         gradients_of_trained = (total.to(p.dtype) for total, p in zip(sums, trained, strict=True))
-        return None, hidden_gradient_ND, None, None, None, None, None, *gradients_of_trained
+        return None, hidden_gradient_ND, None, None, None, None, *gradients_of_trained
 
 
 def _measure(
-    logits_NV: Tensor, targets_N: Tensor, inverse_N1: Tensor | None, top_p: float, entropy_gradient: bool
+    logits_NV: Tensor, targets_N: Tensor, inverse_N1: Tensor | None, top_p: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns (log-probabilities, entropies) by plain operations that autograd follows."""
+    """Returns (log-probabilities, entropies) by plain operations; autograd follows those of the first."""
     logits_NV = logits_NV.to(_exact(logits_NV.dtype))
     if inverse_N1 is not None:
         logits_NV = logits_NV * inverse_N1
     if top_p < 1:
-        from swarmnode.model.nucleus import FAR_BELOW, outside_nucleus
-
         logits_NV = logits_NV.masked_fill(outside_nucleus(logits_NV, targets_N, top_p), FAR_BELOW)
     all_NV = logits_NV.log_softmax(-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+    with torch.no_grad():
         entropy_N = -(all_NV.exp() * all_NV).sum(-1)
     chosen_N = all_NV.gather(-1, targets_N[:, None])[:, 0]
     return _nan_where_entropy_is(chosen_N, entropy_N), entropy_N

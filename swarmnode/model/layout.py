@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swarmnode.cpu_kernels import Sequences
 from swarmnode.errors import ModelError
-from swarmnode.extensions.native.passes import Sequences
 
 CALL_COST = 20_000
 SLOT_COST = 50
@@ -88,7 +88,7 @@ class PackedLayout:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """Returns the runs and sequences in the form of the CPU kernel."""
+        """Returns the runs and sequences in the form of the kernels."""
         tokens = self.position_ids_1T.shape[1]
         return Sequences(
             query_ends=self.query_ends.long(),

@@ -1,6 +1,6 @@
 """Which engine runs a model, and why.
 
-node, cli -> [make_engine] -> EngineRecord.make -> decode/embedded.py | vllm/engine.py | decode/fallback.py
+node, cli -> [make_engine] -> EngineRecord.make -> decode/embedded.py | decode/fallback.py | ...
                  ^
   choose(outline) before the weights are loaded: what cannot be had is refused then
 
@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 from swarmnode.engine_record import EngineOptions, EngineRecord, by_preference, record_of
 from swarmnode.errors import EngineError, ModelError
 from swarmnode.families.family import USE_AUTO
-from swarmnode.registry import SEAMS
+from swarmnode.registry import ours
 from swarmnode.rollout.engine import Engine
+from swarmnode.rollout.shared_engine import versions_needed
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +62,9 @@ def make_engine(
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     place = torch.device(device) if device is not None else base.device
+    versions = ONE_POLICY_VERSIONS if policies == 1 else versions_needed(policies)
     options = EngineOptions(
-        base, eos_token_ids, max_slots, max_length, place, source, lora_rank, policies, _versions(policies)
+        base, eos_token_ids, max_slots, max_length, place, source, lora_rank, policies, versions
     )
     broken: dict[str, str] = {}
     while True:
@@ -80,14 +82,6 @@ def make_engine(
                 failure,
                 record.name,
             )
-
-
-def _versions(policies: int) -> int:
-    if policies == 1:
-        return ONE_POLICY_VERSIONS
-    from swarmnode.rollout.shared_engine import versions_needed
-
-    return versions_needed(policies)
 
 
 def choose(
@@ -149,7 +143,7 @@ def _fastest(
 
 
 def _and(against: Mapping[str, str]) -> str:
-    return " and ".join(against[name] for name in SEAMS["engine"].ours if name in against)
+    return " and ".join(against[name] for name in ours("engine") if name in against)
 
 
 def _first_line(text: str) -> str:

@@ -5,7 +5,7 @@ decode/, vLLM, shared_engine.py -> [EngineCounters] -> EngineStats
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 
 from swarmnode.rollout.engine import EngineStats, Request
@@ -61,17 +61,13 @@ class EngineCounters:
         self.swap_s += perf_counter() - started
         self.swaps += 1
 
-    def stats(self, running: int, waiting: int, live_versions: Iterable[int]) -> EngineStats:
+    def stats(
+        self, running: int, waiting: int, live_versions: Iterable[int], kv_use: float | None = None
+    ) -> EngineStats:
         return EngineStats(
             running=running,
             waiting=waiting,
-            prompt_tokens=self.prompt_tokens,
-            reprefilled_tokens=self.reprefilled_tokens,
-            kept_tokens=self.kept_tokens,
-            generated_tokens=self.generated_tokens,
-            generation_s=self.generation_s,
             live_versions=tuple(sorted(live_versions)),
-            swaps=self.swaps,
-            swap_s=self.swap_s,
-            kv_use=None,
+            kv_use=kv_use,
+            **asdict(self),
         )

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from swarmnode.chat import Turn
 from swarmnode.errors import ModelError
 from swarmnode.types import (
     CHAT_MARK,
@@ -28,7 +29,6 @@ from swarmnode.types import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from swarmnode.chat import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Renderer:
         return next((behind.removeprefix(end) for end in ends if behind.startswith(end)), behind)
 
     def encode_turns(
-        self, turns: Sequence["Turn"], finish: FinishReason
+        self, turns: Sequence[Turn], finish: FinishReason
     ) -> tuple[tuple[int, ...], tuple[Stretch, ...]]:
         """Returns the token ids of a conversation known only as text, and the ranges of them that the policy
         reads and does not learn: observations, and the EOS before each, since its author may not have sampled

@@ -54,7 +54,8 @@ class RequestQueue:
         self._open |= ids
         for request in accepted:
             self._arrivals += 1
-            self._insert(request.priority, self._arrivals, request)
+            entry = (request.priority, self._arrivals, request)
+            insort(self._line, entry, key=lambda entry: entry[:2])
         return accepted
 
     def put_first(self, requests: Sequence[Request]) -> None:
@@ -117,9 +118,6 @@ class RequestQueue:
                 f"this engine holds {self._max_length}",
                 hint="shorten the prompt or lower max_tokens",
             )
-
-    def _insert(self, priority: int, arrival: int, request: Request) -> None:
-        insort(self._line, (priority, arrival, request), key=lambda entry: entry[:2])
 
 
 def _check_sampling(name: str, sampling: SamplingParams) -> None:

@@ -74,11 +74,12 @@ class SharedEngine:
         )
         self.steps = 0
         """Steps of the engine below, failed ones included."""
-        self._engine = engine
+        self.engine = engine
         self._expected = members
         self._members: dict[str, Member] = {}
-        self._turns = FairLock()
-        self._serials = count(FIRST_SERIAL)
+        self.turns = FairLock()
+        """Each call of a member has the engine to itself."""
+        self.serials = count(FIRST_SERIAL)
         self._numbers = count()
         self._rows: dict[str, Member] = {}
         """Whose is what the engine works on, by its id there."""
@@ -86,166 +87,62 @@ class SharedEngine:
     @property
     def waiting(self) -> int:
         """Number of callers that wait for the engine."""
-        return self._turns.waiting
+        return self.turns.waiting
 
     def member(self, name: str) -> "SharedMember":
         """Returns the engine of one more policy, which starts on the base, version 0. All members must be
         made before any of them closes: the last one that closes, closes the engine."""
         if name in self._members or len(self._members) == self._expected:
             raise EngineError(f"no place for {name}: this engine is shared by {self._expected} policies")
-        base = PolicyUpdate(next(self._serials), {}, 1.0)
+        base = PolicyUpdate(next(self.serials), {}, 1.0)
         member = self._members[name] = Member(name, self.capabilities.max_length, base, version=0)
         return SharedMember(self, member)
 
-    # What a member asks for. Each call has the engine to itself.
+    # What members ask for; the caller holds `turns`.
 
-    def check(self, member: Member, request: Request) -> None:
-        with self._turns:
-            self._check(request)
-            member.check(request)
-
-    def submit(self, member: Member, requests: Iterable[Request]) -> None:
-        accepted = list(requests)
-        with self._turns:
-            for request in accepted:
-                self._check(request)
-            member.submit(accepted)
-
-    def step(self, member: Member) -> Sequence[Output]:
-        before = self.steps
-        with self._turns:
-            # Waiting for our turn we may have waited for somebody's step: it was ours as well.
-            if member.wants_a_step and self.steps == before:
-                self._step(member)
-            return tuple(member.take_outputs())
-
-    def abort(self, member: Member, request_ids: Iterable[str] | None) -> Sequence[Output]:
-        chosen = None if request_ids is None else set(request_ids)
-        with self._turns:
-            return self._abort(member, chosen)
-
-    def set_policy(self, member: Member, update: PolicyUpdate, inflight: InFlight) -> Sequence[Output]:
-        with self._turns:
-            followers = member.followers
-            if followers and inflight not in self.capabilities.inflight:
-                raise EngineError(
-                    f"the {self.capabilities.name} engine cannot {inflight} requests in flight",
-                    hint=f"it can {', '.join(sorted(self.capabilities.inflight))} them",
-                )
-            member.check_versions(update.version, inflight, self.capabilities.max_versions)
-            known = replace(update, version=next(self._serials))
-            started = time.perf_counter()
-            # At once, although it may be forgotten before it is used: an update that does not fit the model
-            # is refused here and not in the middle of a round.
-            self._engine.set_policy(known, "keep")
-            outputs: list[Output] = []
-            if inflight == "abort":
-                outputs = self._take_back(member, followers)
-                member.release(outputs)
-            elif inflight == "recompute":
-                member.put_back(followers, self._take_back(member, followers))
-            member.adopt(known, update.version, time.perf_counter() - started)
-            member.forget_unused()
-            return outputs
-
-    def score(
-        self, member: Member, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None
-    ) -> list[tuple[float, ...]]:
-        with self._turns:
-            serial = member.serial_of(version)
-            self._load(member, serial)
-            return self._engine.score(sequences, serial)
-
-    def stats(self, member: Member) -> EngineStats:
-        with self._turns:
-            return member.stats(self._engine.stats().kv_use)
-
-    def snapshot(self, member: Member) -> tuple[Request, ...]:
-        with self._turns:
-            below = {request.request_id: request.sampled for request in self._engine.snapshot()}
-            rows = [row for row in member.rows.values() if row.name in below]
-            running = [row.request.resumed(member.translated(below[row.name])) for row in rows]
-            return (*running, *member.waiting)
-
-    def restore(self, member: Member, snapshot: Iterable[Request]) -> None:
-        live = member.live_versions
-        self.submit(member, [with_live_version(request, live) for request in snapshot])
-
-    def sleep(self, member: Member) -> Sequence[Output]:
-        with self._turns:
-            outputs = self._abort(member, None)
-            member.asleep = True
-            if self._all(lambda one: one.asleep or one.closed):
-                self._engine.sleep()
-            return outputs
-
-    def close(self, member: Member) -> None:
-        with self._turns:
-            if member.closed:
-                return
-            member.closed = True
-            if self._all(lambda one: one.closed):
-                self._engine.close()
-            else:
-                self._take_back(member, list(member.rows.values()))
-                member.fail(None)
-
-    # Below
-
-    def _step(self, caller: Member) -> None:
+    def step(self, caller: Member) -> None:
         """Steps the engine once, after waiting requests took the free rows."""
         started = time.perf_counter()
         with self._failing_for_all(caller):
             self._fill_rows()
             busy = set(self._rows.values())
-            for output in self._engine.step():
+            for output in self.engine.step():
                 if (member := self._rows.pop(output.request_id, None)) is not None:
                     member.post(member.left(member.rows[output.request_id], output))
         for member in busy:
-            member.generation_s += time.perf_counter() - started
+            member.counters.generation_s += time.perf_counter() - started
 
     def _fill_rows(self) -> None:
         free = self.capabilities.max_running - len(self._rows)
         for member, share in fair_shares(self._members.values(), free).items():
             # One version after the other: nothing asks for one that is loaded until its rows are submitted.
             for serial, rows in groupby(member.start(share, self._numbers), lambda row: row.serial):
-                self._load(member, serial)
+                self.load(member, serial)
                 started = [row.below for row in rows]
                 self._rows |= {request.request_id: member for request in started}
-                self._engine.submit(started)
+                self.engine.submit(started)
 
-    def _load(self, member: Member, serial: int) -> None:
+    def load(self, member: Member, serial: int) -> None:
         """Loads a version again before a request asks for it: the engine forgets versions that no request
         uses."""
-        if serial != BASE_VERSION and serial not in self._engine.stats().live_versions:
+        if serial != BASE_VERSION and serial not in self.engine.stats().live_versions:
             started = time.perf_counter()
-            self._engine.set_policy(member.policies[serial].update, "keep")
-            member.swap_s += time.perf_counter() - started
+            self.engine.set_policy(member.policies[serial].update, "keep")
+            member.counters.swap_s += time.perf_counter() - started
 
-    def _abort(self, member: Member, chosen: set[str] | None) -> list[Output]:
-        ended = member.take_outputs(chosen)
-        waiting = member.withdraw(chosen)
-        rows = [r for r in member.rows.values() if chosen is None or r.request.request_id in chosen]
-        outputs = self._take_back(member, rows)
-        member.release(outputs)
-        member.forget_unused()
-        return [*ended, *outputs, *waiting]
-
-    def _take_back(self, member: Member, rows: Sequence[MemberRow]) -> list[Output]:
+    def take_back(self, member: Member, rows: Sequence[MemberRow]) -> list[Output]:
         """Takes rows out of the engine, with their tokens so far, in this order."""
         if not rows:
             return []
-        found = {output.request_id: output for output in self._engine.abort([row.name for row in rows])}
+        found = {output.request_id: output for output in self.engine.abort([row.name for row in rows])}
         for row in rows:
             del self._rows[row.name]
         return [member.left(row, found[row.name]) for row in rows]
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
         """Lets the engine refuse now the requests that it would refuse at their turn. The member checks its
         own versions."""
-        self._engine.check(
-            replace(request, version=BASE_VERSION if request.version == BASE_VERSION else None)
-        )
+        self.engine.check(replace(request, version=BASE_VERSION if request.version == BASE_VERSION else None))
 
     @contextmanager
     def _failing_for_all(self, caller: Member) -> Iterator[None]:
@@ -261,7 +158,7 @@ class SharedEngine:
         finally:
             self.steps += 1
 
-    def _all(self, condition: Callable[[Member], bool]) -> bool:
+    def all_are(self, condition: Callable[[Member], bool]) -> bool:
         return len(self._members) == self._expected and all(map(condition, self._members.values()))
 
 
@@ -278,36 +175,105 @@ class SharedMember:
         return self._member.version
 
     def check(self, request: Request) -> None:
-        self._shared.check(self._member, request)
+        with self._shared.turns:
+            self._shared.check(request)
+            self._member.check(request)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        self._shared.submit(self._member, requests)
+        accepted = list(requests)
+        with self._shared.turns:
+            for request in accepted:
+                self._shared.check(request)
+            self._member.submit(accepted)
 
     def step(self) -> Sequence[Output]:
-        return self._shared.step(self._member)
+        before = self._shared.steps
+        with self._shared.turns:
+            # Waiting for our turn we may have waited for somebody's step: it was ours as well.
+            if self._member.wants_a_step and self._shared.steps == before:
+                self._shared.step(self._member)
+            return tuple(self._member.take_outputs())
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        return self._shared.abort(self._member, request_ids)
+        chosen = None if request_ids is None else set(request_ids)
+        with self._shared.turns:
+            return self._abort(chosen)
 
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
-        return self._shared.set_policy(self._member, update, inflight)
+        shared, member, can = self._shared, self._member, self.capabilities
+        with shared.turns:
+            followers = member.followers
+            if followers and inflight not in can.inflight:
+                raise EngineError(
+                    f"the {can.name} engine cannot {inflight} requests in flight",
+                    hint=f"it can {', '.join(sorted(can.inflight))} them",
+                )
+            member.check_versions(update.version, inflight, can.max_versions)
+            known = replace(update, version=next(shared.serials))
+            outputs: list[Output] = []
+            with member.counters.swap():
+                # At once, although it may be forgotten before it is used: an update that does not fit the
+                # model is refused here and not in the middle of a round.
+                shared.engine.set_policy(known, "keep")
+                if inflight == "abort":
+                    outputs = shared.take_back(member, followers)
+                    member.release(outputs)
+                elif inflight == "recompute":
+                    member.put_back(followers, shared.take_back(member, followers))
+            member.adopt(known, update.version)
+            member.forget_unused()
+            return outputs
 
     def score(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
     ) -> list[tuple[float, ...]]:
-        return self._shared.score(self._member, sequences, version)
+        with self._shared.turns:
+            serial = self._member.serial_of(version)
+            self._shared.load(self._member, serial)
+            return self._shared.engine.score(sequences, serial)
 
     def stats(self) -> EngineStats:
-        return self._shared.stats(self._member)
+        with self._shared.turns:
+            return self._member.stats(self._shared.engine.stats().kv_use)
 
     def snapshot(self) -> tuple[Request, ...]:
-        return self._shared.snapshot(self._member)
+        member = self._member
+        with self._shared.turns:
+            below = {request.request_id: request.sampled for request in self._shared.engine.snapshot()}
+            rows = [row for row in member.rows.values() if row.name in below]
+            running = [row.request.resumed(member.translated(below[row.name])) for row in rows]
+            return (*running, *member.waiting)
 
     def restore(self, snapshot: Iterable[Request]) -> None:
-        self._shared.restore(self._member, snapshot)
+        live = self._member.live_versions
+        self.submit([with_live_version(request, live) for request in snapshot])
 
     def sleep(self) -> Sequence[Output]:
-        return self._shared.sleep(self._member)
+        with self._shared.turns:
+            outputs = self._abort(None)
+            self._member.asleep = True
+            if self._shared.all_are(lambda one: one.asleep or one.closed):
+                self._shared.engine.sleep()
+            return outputs
 
     def close(self) -> None:
-        self._shared.close(self._member)
+        member = self._member
+        with self._shared.turns:
+            if member.closed:
+                return
+            member.closed = True
+            if self._shared.all_are(lambda one: one.closed):
+                self._shared.engine.close()
+            else:
+                self._shared.take_back(member, list(member.rows.values()))
+                member.fail(None)
+
+    def _abort(self, chosen: set[str] | None) -> list[Output]:
+        member = self._member
+        ended = member.take_outputs(chosen)
+        waiting = member.withdraw(chosen)
+        rows = [r for r in member.rows.values() if chosen is None or r.request.request_id in chosen]
+        outputs = self._shared.take_back(member, rows)
+        member.release(outputs)
+        member.forget_unused()
+        return [*ended, *outputs, *waiting]

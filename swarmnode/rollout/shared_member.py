@@ -15,7 +15,7 @@ from swarmnode.rollout.engine import (
     Sampled,
     merged,
 )
-from swarmnode.rollout.engine_counters import read_tokens
+from swarmnode.rollout.engine_counters import EngineCounters
 from swarmnode.rollout.request_queue import RequestQueue, untouched
 from swarmnode.types import Span
 
@@ -63,20 +63,14 @@ class Member:
         self.closed = False
         self.last_start = -1
         """Number of the row that it got last."""
-        self.generation_s = 0.0
-        """Time of all steps in which it had a row."""
-        self.swap_s = 0.0
+        self.counters = EngineCounters()
+        """Its generation time is that of all steps in which it had a row."""
         # The engine itself looks at tokens; what is left to check here has nothing to do with a vocabulary.
         self._queue = RequestQueue(max_length, vocab=maxsize)
         self._named = {version: base.version}
         """Serials by version number; where a number was given twice, the later one."""
         self._outputs: list[Output] = []
         self._error: BaseException | None = None
-        self._swaps = 0
-        self._prompt_tokens = 0
-        self._reprefilled_tokens = 0
-        self._kept_tokens = 0
-        self._generated_tokens = 0
 
     # Requests
 
@@ -118,11 +112,8 @@ class Member:
     def left(self, row: MemberRow, output: Output) -> Output:
         """Removes a row that left the engine. Returns its output in the member's terms."""
         del self.rows[row.name]
-        self._generated_tokens += len(output.sampled) - len(row.request.sampled)
-        first, again = read_tokens(row.request, output.kept_tokens)
-        self._prompt_tokens += first
-        self._reprefilled_tokens += again
-        self._kept_tokens += output.kept_tokens
+        self.counters.started(row.request, output.kept_tokens)
+        self.counters.generated_tokens += len(output.sampled) - len(row.request.sampled)
         return replace(output, request_id=row.request.request_id, sampled=self.translated(output.sampled))
 
     def post(self, output: Output) -> None:
@@ -207,12 +198,10 @@ class Member:
                 hint='let the oldest requests end first, or update with "recompute"',
             )
 
-    def adopt(self, known: PolicyUpdate, version: int, seconds: float) -> None:
+    def adopt(self, known: PolicyUpdate, version: int) -> None:
         """Adds a new version, which the engine has just taken over."""
         self.policies[known.version] = KnownPolicy(known, version)
         self._named[version] = self.newest = known.version
-        self._swaps += 1
-        self.swap_s += seconds
 
     def forget_unused(self) -> None:
         used = {self.newest, *(row.serial for row in self.rows.values()), *self._asked_for(None)}
@@ -230,19 +219,7 @@ class Member:
         return replace(sampled, spans=merged(spans))
 
     def stats(self, kv_use: float | None) -> EngineStats:
-        return EngineStats(
-            running=len(self.rows),
-            waiting=len(self._queue),
-            prompt_tokens=self._prompt_tokens,
-            reprefilled_tokens=self._reprefilled_tokens,
-            kept_tokens=self._kept_tokens,
-            generated_tokens=self._generated_tokens,
-            generation_s=self.generation_s,
-            live_versions=tuple(sorted(self.live_versions)),
-            swaps=self._swaps,
-            swap_s=self.swap_s,
-            kv_use=kv_use,
-        )
+        return self.counters.stats(len(self.rows), len(self._queue), self.live_versions, kv_use)
 
     def _asked_for(self, new_version: int | None) -> set[int]:
         """Returns the serials that waiting requests will start on, except `new_version` and the newest."""

@@ -335,11 +335,11 @@ class ExchangeConfig(Section):
     """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
     (exchange.rule), what is missing is filled up with own groups."""
     rule: Annotated[str, named("rule")] = "book"
-    """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
-    fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
-    the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows sapo and
-    takes the others as successes; with enabled=false book is own_book, and the others but own_book are plain
-    GRPO."""
+    """Rule to learn from others by. book: keep verified right answers, own and foreign, and replay them where
+    we fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones;
+    successes: the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows
+    sapo and takes the others as successes; with enabled=false book is own_book, and the others but own_book
+    are plain GRPO."""
     mend: Literal["auto", "off"] = "auto"
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
@@ -380,8 +380,6 @@ class TrainingConfig(Section):
     straight line, or along half a cosine."""
     warmup_rounds: int = Field(default=0, ge=0)
     """Rounds over which the learning rate rises to its full size. 0: it begins with that."""
-    weight_decay: float = Field(default=0.0, ge=0, lt=1)
-    """AdamW weight decay of the adapter."""
     inner_epochs: int = Field(default=1, ge=1, le=64)
     """Passes of a round over the same answers, each in an order of its own. The ratio that is clipped stays
     the one against the policy before the round."""
@@ -394,18 +392,11 @@ class TrainingConfig(Section):
     """Largest gradient norm of one optimizer step."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
-    entropy_coef: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus. 0: the entropy is measured only."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
-    correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
-    """Weighting of tokens sampled by another policy than the newest: truncated importance sampling, masked
-    importance sampling, decoupled PPO, or not at all."""
     micro_batch_tokens: int | None = Field(default=None, ge=16)
     """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
     out."""
-    packing: Literal["auto", "off"] = "auto"
-    """Sequences behind each other without padding. auto: where the model gives the same numbers that way."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 

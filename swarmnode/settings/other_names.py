@@ -36,7 +36,6 @@ NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "loss_type": ("training.loss", ""),
     "importance_sampling_level": ("training.loss", "sequence is the loss gspo"),
     "scale_rewards": ("training.loss", "without scaling it is dr_grpo"),
-    "vllm_importance_sampling_correction": ("training.correction", ""),
     "gradient_checkpointing": ("training.gradient_checkpointing", ""),
     "max_steps": ("node.rounds", "rounds= of sn.Node, --rounds of join; over all starts"),
     "num_train_epochs": ("node.rounds", "a stream of examples has no epochs"),
@@ -66,6 +65,7 @@ WITHOUT_A_NAME_HERE: Mapping[str, str] = {
     "delta": "the ratio is clipped by training.clip_low and training.clip_high alone",
     "vllm_mode": "the engine runs beside the trainer by itself; rollout.engine chooses it",
     "repetition_penalty": "none: training needs the probabilities that the policy itself gives",
+    "vllm_importance_sampling_correction": "always: tokens of another version are weighted by TIS",
     "top_k": "none: rollout.top_p and rollout.temperature shape the sampling",
     "min_p": "none: rollout.top_p and rollout.temperature shape the sampling",
 }
@@ -96,13 +96,20 @@ NO_LONGER_SETTINGS: Mapping[str, tuple[Any, str]] = {
     "pipeline.step_timeout_s": (60.0, "members wait 60 s for each other"),
     "rollout.budget": ("fixed", "every example gets rollout.group_size answers"),
     "rollout.over_provision": (2.0, "mode april asks for twice as many groups as are wanted"),
-    "training.correction_cap": (2.0, "tis has weights of 2 at most"),
-    "training.correction_high": (5.0, "icepop and decoupled leave out tokens with a weight above 5"),
-    "training.correction_low": (0.5, "icepop leaves out tokens with a weight below 0.5"),
+    "training.correction": ("tis", "tokens of another version are weighted by truncated importance sampling"),
+    "training.correction_cap": (2.0, "tokens of another version have weights of 2 at most"),
+    "training.correction_high": (5.0, "only icepop and decoupled had it, which are gone"),
+    "training.correction_low": (0.5, "only icepop had it, which is gone"),
+    "training.entropy_coef": (0.0, "the entropy is measured, and nothing is added to the loss for it"),
     "training.lora": ("auto", "LoRA layers are fused, with our kernel where it was measured to be faster"),
     "training.max_policy_lag": (None, "rollout.max_lag bounds the age of own tokens"),
     "training.overlong_penalty": (1.0, "TRL's get_soft_overlong_punishment is a reward: tasks.reward"),
     "training.overlong_tokens": (0, "TRL's get_soft_overlong_punishment is a reward: tasks.reward"),
+    "training.packing": ("auto", "sequences are packed wherever the model gives the same numbers that way"),
+    "training.weight_decay": (
+        0.0,
+        "the adapter has none; training.kl_coef keeps it near the base",
+    ),
 }
 """A setting of earlier versions -> the value that holds now, and where what it did has gone. A file that says
 that value is read as if it did not."""

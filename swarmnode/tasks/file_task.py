@@ -17,6 +17,7 @@ from swarmnode.tasks.judging.rewards import (
     judge_groups,
     score_with,
 )
+from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.source_file import where
 from swarmnode.tasks.task import EVALUATION_SEED, holds_out
 from swarmnode.types import Example, ExampleKey
@@ -67,8 +68,6 @@ class FileTask:
     def examples(self, seed: int) -> Iterator[Example]:
         """Yields the file's own examples. May be read slowly, and alongside other draws. Raises TaskError if
         the file fails or yields something else."""
-        from swarmnode.tasks.rows import read_row
-
         index = 0
         for row in self._rows(seed):
             example = read_row(row, ExampleKey(self.name, self.version, seed, index), self.path)

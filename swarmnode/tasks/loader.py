@@ -40,11 +40,10 @@ import hashlib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from swarmnode import registry
 from swarmnode.errors import TaskError
@@ -61,10 +60,19 @@ from swarmnode.tasks.task_source import task_source
 
 if TYPE_CHECKING:
     from swarmnode.tasks.specs import TaskSpec
-from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
+from swarmnode.tasks.digests import digest_of_texts, sources_beside
 from swarmnode.tasks.file_task import Draw, FileTask
+from swarmnode.tasks.kinds.conventions import adapted
+from swarmnode.tasks.kinds.imported import find_attribute, task_of
+from swarmnode.tasks.kinds.puzzles import PUZZLES
+from swarmnode.tasks.play.environment_task import environment_around
+from swarmnode.tasks.play.tools import listed
+from swarmnode.tasks.specs import TaskKind, TaskSpec, parse_spec
 
 logger = logging.getLogger(__name__)
+
+BUILTIN: Mapping[str, Task] = {task.name: task for task in (*BUILTIN_TASKS, *PUZZLES)}
+"""Tasks that need nothing but their name."""
 
 ALL_BUILTIN = "builtin"
 """Spec that stands for every built-in task."""
@@ -84,7 +92,7 @@ def load_tasks(
     """
     tasks: dict[str, Task] = {}
     for spec in specs:
-        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (_builtin(spec) or load(spec),):
+        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (BUILTIN.get(spec) or load(spec),):
             if task.name in tasks:
                 raise TaskError(f"two tasks are called {task.name}", hint="name each task once")
             tasks[task.name] = task
@@ -100,11 +108,8 @@ def load_task(spec: str, text: str | None = None) -> Task:
     >>> load_task("rev").version
     '1'
     """
-    if (ours := _builtin(spec)) is not None:
-        return ours
-    from swarmnode.tasks.specs import TaskKind, parse_spec
-
-    # Each kind brings modules of its own, and only what was asked for is imported.
+    if spec in BUILTIN:
+        return BUILTIN[spec]
     asked = parse_spec(spec)
     match asked.kind:
         case TaskKind.FILE:
@@ -112,22 +117,9 @@ def load_task(spec: str, text: str | None = None) -> Task:
         case TaskKind.IMPORT:
             return _load_import(asked)
         case TaskKind.BUILTIN:
-            return _load_puzzle(spec)
+            raise _unknown(spec)
         case kind:
             return _named(task_source(kind).load(asked))
-
-
-def _builtin(name: str) -> Task | None:
-    return next((task for task in BUILTIN_TASKS if task.name == name), None)
-
-
-def _load_puzzle(name: str) -> Task:
-    from swarmnode.tasks.kinds.puzzles import PUZZLES
-
-    for task in PUZZLES:
-        if task.name == name:
-            return task
-    raise _unknown(name, [task.name for task in (*BUILTIN_TASKS, *PUZZLES)])
 
 
 def spec_of(task: Task) -> str | None:
@@ -138,20 +130,18 @@ def spec_of(task: Task) -> str | None:
     return task.name if isinstance(task, BuiltinTask) else None
 
 
-def _unknown(spec: str, names: Sequence[str]) -> TaskError:
-    close = difflib.get_close_matches(spec, names, n=1)
+def _unknown(spec: str) -> TaskError:
+    close = difflib.get_close_matches(spec, BUILTIN, n=1)
     if close:
         hint = f"did you mean {close[0]}?"
     elif ":" in spec:
         hint = f"kinds of tasks are {', '.join(registry.names('task'))}: `swarmnode task list` tells more"
     else:
-        hint = f"built in are {', '.join(names)}; or give a .py file, or package.module:attribute"
+        hint = f"built in are {', '.join(BUILTIN)}; or give a .py file, or package.module:attribute"
     return TaskError(f"there is no task {spec!r}", hint=hint)
 
 
-def _load_import(asked: "TaskSpec") -> Task:
-    from swarmnode.tasks.kinds.imported import find_attribute, task_of
-
+def _load_import(asked: TaskSpec) -> Task:
     asked.only()
     found = find_attribute(asked.name)
     if inspect.isclass(found.value) and hasattr(found.value, "reset"):
@@ -186,57 +176,22 @@ def _task_of(
     module: ModuleType, name: str, digest: str, path: Path, draw: object, environment: object = None
 ) -> Task:
     """Returns the task that a module describes: an environment if it has tools or names one."""
-    environment = environment or _environment(module)
-    tools = _tools(module)
+    named = (_assigned(module, name) for name in ("environment", "environment_factory"))
+    environment = environment or next((one for one in named if one is not None), None)
+    given = _assigned(module, "tools")
+    tools = None if given is None else listed(given)
     if environment is None or draw is not None:
         _require_seed(draw, path)
     version = _version(module, digest, path)
     found = _own_rewards(module)
     rewards = found or {"correct": load_reward("exact_match")}
     if environment is None and tools is None:
+        may_leave = bool(vars(module).get("exchangeable", True))
         each_alone = bool(vars(module).get("each_alone", False)) and not judge_groups(rewards)
-        return FileTask(name, version, path, cast(Draw, draw), rewards, _exchangeable(module), each_alone)
+        return FileTask(name, version, path, cast(Draw, draw), rewards, may_leave, each_alone)
     return environment_around(
         FileTask(name, version, path, cast(Draw, draw), rewards), tools, environment, vars(module), own=found
     )
-
-
-def environment_around(
-    source: FileTask,
-    tools: Sequence[object] | None,
-    environment: object,
-    said: Mapping[str, Any],
-    *,
-    own: Mapping[str, Reward],
-) -> Task:
-    """Returns a task with an environment around its questions; without `draw` they are the texts of
-    `reset`. `own`: the user's rewards; without any, an environment that gives one is its own judge. Raises
-    TaskError."""
-    from swarmnode.tasks.play.environment_parts import blank_rows, judge_themselves, parts_of
-    from swarmnode.tasks.play.environment_task import EnvironmentTask, version_with_environment
-
-    parts = parts_of(tools, environment, said, asks_by_reset=source.draw is None)
-    if source.draw is None:
-        source = replace(source, draw=blank_rows)
-    with TASK_LOCK.taken():
-        rewards = own if judge_themselves(parts) else source.rewards
-    return EnvironmentTask(source, rewards, parts, TASK_LOCK.taken, version_with_environment(source.version))
-
-
-def _tools(module: ModuleType) -> Sequence[object] | None:
-    """Returns the list that a file calls `tools`. Raises TaskError if it is no list."""
-    found = _assigned(module, "tools")
-    if found is None:
-        return None
-    from swarmnode.tasks.play.tools import listed
-
-    return listed(found)
-
-
-def _environment(module: ModuleType) -> object:
-    """Returns the environment that a file defines, or None."""
-    names = ("environment", "environment_factory")
-    return next((one for name in names if (one := _assigned(module, name)) is not None), None)
 
 
 def _assigned(module: ModuleType, name: str) -> object:
@@ -252,11 +207,6 @@ def _require_seed(draw: object, path: Path) -> None:
         )
 
 
-def _exchangeable(module: ModuleType) -> bool:
-    """Returns False if the file says `exchangeable = False`, which keeps its rollouts at home."""
-    return bool(vars(module).get("exchangeable", True))
-
-
 def _own_rewards(module: ModuleType) -> dict[str, Reward]:
     """Returns `reward` and every `reward_<name>` of the file."""
     if inspect.isfunction(vars(module).get("score")):
@@ -264,8 +214,6 @@ def _own_rewards(module: ModuleType) -> dict[str, Reward]:
             "the file defines score(), which a task file does not use",
             hint="name it reward(completions, **columns) and return one number per completion",
         )
-    from swarmnode.tasks.kinds.conventions import adapted
-
     found = {
         name.removeprefix("reward_"): adapted(function)
         for name, function in vars(module).items()
@@ -277,8 +225,6 @@ def _own_rewards(module: ModuleType) -> dict[str, Reward]:
 def _version(module: ModuleType, digest: str, path: Path) -> str:
     """Returns the digest of the source, mixed with that of the files that it imports from beside it and with
     the value of its own `version()`."""
-    from swarmnode.tasks.digests import digest_of_texts, sources_beside
-
     if beside := sources_beside(module):
         digest = digest_of_texts([digest, *beside])
     version = vars(module).get("version")

@@ -71,7 +71,8 @@ def _messages(prompt: Any, origin: object) -> list[Message]:
 
 def _message(message: Any, origin: object) -> Message:
     # Tables have every key in every row: what nobody said is None there.
-    match {key: value for key, value in _items(message) if value is not None}:
+    items = cast(dict[Any, Any], message).items() if isinstance(message, dict) else ()
+    match {key: value for key, value in items if value is not None}:
         case {"role": str(role), "content": str(content), **others} if role in ROLES and not others:
             return {"role": role, "content": content}
         case _:
@@ -79,7 +80,3 @@ def _message(message: Any, origin: object) -> Message:
                 f"{origin}: a prompt has a message {message!r:.80}",
                 hint=f'a message is {{"role": ..., "content": a text}}, the role one of {", ".join(ROLES)}',
             )
-
-
-def _items(message: Any) -> list[tuple[Any, Any]]:
-    return list(cast(dict[Any, Any], message).items()) if isinstance(message, dict) else []

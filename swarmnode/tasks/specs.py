@@ -8,16 +8,14 @@ from urllib.parse import parse_qsl, quote
 
 from swarmnode.errors import TaskError
 from swarmnode.registry import IMPORT_PATH, names
+from swarmnode.tasks.builtin import BUILTIN_TASKS
+from swarmnode.tasks.kinds.puzzles import PUZZLES
 
 DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
 """Files with these endings are data sets."""
 
 JUDGED_ELSEWHERE = ("",)
 """Value of the option `reward` for a data set without a judge: whoever sets it brings a judge."""
-
-
-PUZZLE_NAMES = ("countdown", "sudoku")
-"""Names of the tasks of puzzles.py, which is imported when one of them is asked for."""
 
 
 class TaskKind(StrEnum):
@@ -35,6 +33,10 @@ OWN_KINDS = (TaskKind.BUILTIN, TaskKind.FILE, TaskKind.IMPORT)
 
 WITHOUT_PREFIX = (*OWN_KINDS, TaskKind.DATA)
 """All others stand before a colon."""
+
+
+OWN_NAMES = frozenset({"builtin", *(task.name for task in (*BUILTIN_TASKS, *PUZZLES))})
+"""Names of built-in tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +98,10 @@ def parse_spec(spec: str) -> TaskSpec:
         return TaskSpec(TaskKind.DATA, name, options)
     if IMPORT_PATH.fullmatch(name) or ".py:" in name:
         return TaskSpec(TaskKind.IMPORT, name, options)
-    if "/" in name or (Path(name).is_dir() and not _is_ours(name)):
+    # A folder that is called like a task of ours is written ./NAME.
+    if "/" in name or (Path(name).is_dir() and name not in OWN_NAMES):
         return TaskSpec(TaskKind.DATA, name, options)
     return TaskSpec(TaskKind.BUILTIN, spec)
-
-
-def _is_ours(name: str) -> bool:
-    """Returns True if a built-in task has this name. A folder of the same name is written `./NAME`."""
-    from swarmnode.tasks.builtin import BUILTIN_TASKS
-
-    return name in {"builtin", *PUZZLE_NAMES, *(task.name for task in BUILTIN_TASKS)}
 
 
 def absolute(spec: TaskSpec) -> TaskSpec:

@@ -12,14 +12,11 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, Self, TypeGuard, runtime_checkable
+from typing import Protocol, Self, TypeGuard, runtime_checkable
 
+from swarmnode.chat import Turn
 from swarmnode.errors import TaskError
 from swarmnode.types import Completion, Example, ExampleKey, Message, Scores
-
-if TYPE_CHECKING:
-    from swarmnode.chat import Turn
-
 
 MAX_INDEX = 4096
 """Examples per seed. Bounds what redrawing one costs, so that a peer cannot name an expensive one."""
@@ -83,7 +80,7 @@ class Environment(Task, Protocol):
         """Turns that the policy has at most."""
         ...
 
-    def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
         """Returns the answer to the last of these turns, whose `observed` is still empty, as messages of role
         `tool` or `user`. None: the episode is over. May take long; several threads may ask, for several
         episodes of one example. Raises TaskError; JudgementLost if this episode cannot continue (its process

@@ -10,7 +10,7 @@ in one process, do; `emulated` makes one computer the machines and links of a pl
 """
 
 from swarmnode.network.memory_network import MemoryNetwork
-from swarmnode.rollout.fake_engine import FakeEngine
+from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.testing.fake_learner import FakeLearner
 from swarmnode.testing.fake_task import FakeTask
 

@@ -36,16 +36,14 @@ def learning_rate_at(config: TrainingConfig, done: int, rounds: int | None) -> f
     )
 
 
-def adam(
-    parameters: Sequence[nn.Parameter], learning_rate: float, weight_decay: float = 0.0
-) -> torch.optim.AdamW:
+def adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
     """AdamW with its moments in place: a first step that found no memory for them would leave half of them.
 
     Raises ModelError where there is no memory for them now.
     """
     # Fused: one pass, and no temporaries of the size of the adapter.
     optimizer = torch.optim.AdamW(
-        parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=weight_decay, fused=True
+        parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True
     )
     try:
         for parameter in parameters:

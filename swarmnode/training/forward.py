@@ -63,7 +63,7 @@ class Forward:
         self._policies: dict[int, Policy] = {}
         self._head = head_of(self._model)
         self._fused = policy.fuse(kernel)
-        self._packed = config.packing == "auto" and self._can_pack()
+        self._packed = self._can_pack()
         self._budget = budget or _as_set(config, self._device)
         if self._budget.checkpointing:
             self._recompute_layers()
@@ -112,16 +112,9 @@ class Forward:
             self._peft_model.set_adapter(names[0][0])
         yield
 
-    def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> TokenLogprobs:
+    def logprobs(self, batch: MicroBatch) -> TokenLogprobs:
         """Log-probabilities and entropies of every completion token. Called inside `policies_of`."""
-        return completion_logprobs(
-            self._model,
-            batch,
-            self.temperature,
-            head=self._head,
-            top_p=self.top_p,
-            entropy_gradient=entropy_gradient,
-        )
+        return completion_logprobs(self._model, batch, self.temperature, head=self._head, top_p=self.top_p)
 
     @torch.no_grad()
     def distributions(self, batch: MicroBatch) -> Callable[[Tensor], Tensor]:
@@ -256,35 +249,34 @@ def completion_logprobs(
     *,
     head: nn.Module | None,
     top_p: float = 1.0,
-    entropy_gradient: bool = False,
 ) -> TokenLogprobs:
     """Log-probabilities of the N completion tokens of a batch and the entropies there, float32, in its order.
 
     `model` is a causal LM of transformers, with or without injected LoRA layers. `temperature` is the one the
     tokens were sampled with, for all or per token [N], and so is `top_p`. With a `head` (see `head_of`) only
     positions that predict completion tokens pass it, in chunks; without, the model's own forward builds the
-    whole [B, T, vocabulary]. The entropy has a gradient only with `entropy_gradient`, for a third more.
+    whole [B, T, vocabulary].
     """
-    sampled_by: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
     if head is not None:
-        hidden_BTD = model.base_model(**batch.forward_arguments()).last_hidden_state
-        hidden_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
-        return head_logprobs(
-            head, hidden_ND, batch.targets_N, entropy_gradient=entropy_gradient, **sampled_by
-        )
-    logits_NV = model(**batch.forward_arguments()).logits.flatten(0, 1)[batch.predictors_N]
-    return logits_logprobs(logits_NV, batch.targets_N, entropy_gradient=entropy_gradient, **sampled_by)
+        hidden_ND = _predictors(model.base_model(**batch.forward_arguments()).last_hidden_state, batch)
+        return head_logprobs(head, hidden_ND, batch.targets_N, temperature, top_p=top_p)
+    logits_NV = _predictors(model(**batch.forward_arguments()).logits, batch)
+    return logits_logprobs(logits_NV, batch.targets_N, temperature, top_p=top_p)
 
 
 def completion_logits(model: Any, batch: MicroBatch, *, head: nn.Module | None) -> Callable[[Tensor], Tensor]:
     """A function to the logits [R, V] at R of the N places that predict completion tokens; one forward pass
     is taken now. Where there is a `head`, logits are made when they are asked for: ask for few at once."""
     if head is not None:
-        hidden_BTD = model.base_model(**batch.forward_arguments()).last_hidden_state
-        hidden_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
+        hidden_ND = _predictors(model.base_model(**batch.forward_arguments()).last_hidden_state, batch)
         return lambda places_R: head(hidden_ND[places_R])
-    logits_NV = model(**batch.forward_arguments()).logits.flatten(0, 1)[batch.predictors_N]
+    logits_NV = _predictors(model(**batch.forward_arguments()).logits, batch)
     return lambda places_R: logits_NV[places_R]
+
+
+def _predictors(values_BTX: Tensor, batch: MicroBatch) -> Tensor:
+    """Returns the rows [N, X] of the places that predict completion tokens."""
+    return values_BTX.flatten(0, 1)[batch.predictors_N]
 
 
 def head_of(model: Any) -> nn.Module | None:

@@ -53,7 +53,7 @@ class TokenBatch:
     weights_N: Tensor
     """Weight of a token in every term: 1, a correction for who sampled it, or 0 to leave it out."""
     entropy_N: Tensor | None
-    """Entropy of the next-token distribution, with gradient where `entropy_coef` asks for it."""
+    """Entropy of the next-token distribution, which is only measured. None: not known."""
     reference_N: Tensor | None
     """Log-probabilities under the base model, without gradient. None: not wanted."""
     lengths: Sequence[int]
@@ -144,18 +144,17 @@ class Loss:
 def policy_loss(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> LossOutput:
     """The loss of one micro-batch of an optimizer step of size `step`, by `config.loss`.
 
-    Minus the objective, plus `kl_coef` times the KL divergence to the base, minus `entropy_coef` times the
-    entropy; these two are weighted and shared out as the objective is. Raises ValueError when a coefficient
-    asks for values that the batch does not have.
+    Minus the objective, plus `kl_coef` times the KL divergence to the base, which is weighted and shared out
+    as the objective is. Raises ValueError if the coefficient asks for values that the batch does not have.
     """
     loss = loss_of(config.loss)
     surrogate = loss.surrogate(batch, Clip(config.clip_low, config.clip_high))
     terms_N = -surrogate.values_N
     kl_N = None if batch.reference_N is None else kl_to_reference(batch.logprobs_N, batch.reference_N)
     if config.kl_coef > 0:
-        terms_N = terms_N + config.kl_coef * _needed(kl_N, "kl_coef", "reference_N")
-    if config.entropy_coef > 0:
-        terms_N = terms_N - config.entropy_coef * _needed(batch.entropy_N, "entropy_coef", "entropy_N")
+        if kl_N is None:
+            raise ValueError("training.kl_coef needs reference_N")
+        terms_N = terms_N + config.kl_coef * kl_N
     return LossOutput(
         loss=(batch.weights_N * terms_N * loss.share_N(batch, step)).sum(),
         clipped=surrogate.clipped_N.sum(),
@@ -187,12 +186,6 @@ def _constant(batch: TokenBatch, share: float) -> Tensor:
 
 def _lengths(batch: TokenBatch) -> Tensor:
     return torch.tensor(batch.lengths, device=batch.logprobs_N.device)
-
-
-def _needed(values_N: Tensor | None, setting: str, field: str) -> Tensor:
-    if values_N is None:
-        raise ValueError(f"training.{setting} needs {field}")
-    return values_N
 
 
 # ---- what each token adds ----

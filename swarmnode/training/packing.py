@@ -48,7 +48,7 @@ class TrainingSample:
     policy: int = 0
     """Which of the node's policies learns from it."""
     shaped: bool = False
-    """Its tokens count by `objective.shaped_weights`. Only without behaviour log-probabilities."""
+    """Its tokens count by `token_weights.shaped_weights`. Only without behaviour log-probabilities."""
     recalled: bool = False
     """An answer of our own that is replayed, without behaviour log-probabilities."""
     given: tuple[Stretch, ...] = ()
@@ -100,7 +100,7 @@ class MicroBatch:
     """The predicted tokens, EOS included, sample after sample."""
     own: OwnTokens
     shaped_N: Tensor | None
-    """True where a token counts by `objective.shaped_weights`. None: nowhere."""
+    """True where a token counts by `token_weights.shaped_weights`. None: nowhere."""
     advantages_N: Tensor
     """The sample's advantage at each of its learned tokens."""
     completion_lengths: list[int]

@@ -21,7 +21,7 @@ from swarmnode.model.policy import Policy
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import LossOutput, StepSize, group_advantages, loss_of
-from swarmnode.training.objective import MeasuredTokens, with_off_policy
+from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
 from swarmnode.training.packing import TrainingSample, completion_tokens, credited_samples, to_samples
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.gradient_agreement import Agreement
@@ -201,7 +201,7 @@ def lesson_samples(
     lesson: GroupLesson, rules: SampleRules, *, shaped: bool = False
 ) -> list[TrainingSample] | None:
     """Samples of a group as a rule wants it learned from, or None where there is nothing to learn. `shaped`:
-    tokens without a recorded log-probability are weighed by `objective.shaped_weights`.
+    tokens without a recorded log-probability are weighed by `token_weights.shaped_weights`.
 
     Those of conversations always are. Who plays an environment at home knows what our policy has to ask for.
     Right answers that ask nothing, and wrong ones that ask well, are all true and teach to guess: held-out

@@ -94,7 +94,7 @@ class Trainer:
             end=lambda: policy.base.eos_token_ids[0],
             policy=policy.number,
         )
-        self.optimizer = adam(policy.parameters, config.learning_rate, config.weight_decay)
+        self.optimizer = adam(policy.parameters, config.learning_rate)
         self._agreement = Agreement(self.optimizer) if compares else None
         self.forward = forward or Forward(policy, config, temperature=temperature, top_p=top_p)
         self.forward.add(policy)
@@ -329,11 +329,10 @@ def take_step(steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
 
 def _add_gradients(batch: MicroBatch, steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
     """Pass one micro-batch through the model, forward and backward: it adds to each policy's gradient."""
-    forward, config = steps[0].round.forward, steps[0].round.config
+    forward = steps[0].round.forward
     of_policy = {one.round.policy.number: one for one in steps}
     with forward.policies_of(batch):
-        current = forward.logprobs(batch, entropy_gradient=config.entropy_coef > 0)
-        scored = known.beside(current, batch)
+        scored = known.beside(forward.logprobs(batch), batch)
         losses: list[Tensor] = []
         for share in shares_of(batch):
             one = of_policy[share.policy]

@@ -51,9 +51,9 @@ from swarmnode.rollout.engine import (
     Sampled,
     SamplingParams,
 )
-from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.rollout.shared_engine import SharedEngine, versions_needed
 from swarmnode.settings.config import PolicyConfig
+from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Span
 from tests.conversations import Talk
 from tests.families import DENSE, dense

@@ -1,44 +1,23 @@
 """The kernels of a decode step on tensors: heads of a fused product, attention over a cache, sampling.
 
-passes.py -> [decode] <- rollout/decode/decoder.py, attention.py, sampler.py
+passes.py -> [decode_kernels] -> native_record.py
 
 Only for tensors that `fits`. Shapes: N rows, one token each; P prompts of W
 tokens; K key heads with G queries each, of size E; V vocabulary.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from swarmnode.extensions.native.passes import expect, kernel
+from swarmnode.cpu_kernels import HeadLayout, Streams, expect
+from swarmnode.extensions.native.passes import kernel
 
 SCORES_TOGETHER = 16
 """Scores computed together: COLUMNS of kernels/attention.h."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadLayout:
-    """The order of a token's numbers: per key head its `group` queries, its key and its value."""
-
-    kv_heads: int
-    group: int
-    size: int
-    eps: float
-    """Epsilon of the norm of queries and keys."""
-    scale: float
-    """Factor of queries times keys."""
-    cap: float | None = None
-    """The c of c tanh(score / c). None: scores are not capped."""
-
-    @property
-    def fused(self) -> int:
-        """Number of a token's numbers."""
-        return self.kv_heads * (self.group + 2) * self.size
-
-
 class CachedRows:
-    """Sequences in a cache with one new token each: the common part of all layers of a step, checked once."""
+    """Sequences in a cache with one new token each: the `StepRows` of the kernel."""
 
     def __init__(
         self,
@@ -73,8 +52,6 @@ class CachedRows:
         self._kernel = kernel("attend", cache.dtype)
 
     def attend(self, layer: int, fused_ND: Tensor, scale: Tensor | None, attended_ND: Tensor) -> None:
-        """Writes the new keys and values of a layer, and attention over everything up to them into `attended`
-        [N, K * G * E]. `scale` [G + 1, E] is that of the norm, float32."""
         heads, cache = self._heads, self._cache
         expect(fused_ND, (self.count, heads.fused), cache.dtype)
         expect(attended_ND, (self.count, heads.kv_heads * heads.group * heads.size), cache.dtype)
@@ -113,22 +90,6 @@ def split_heads(
         heads.size,
     )  # fmt: skip
     return queries
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """The random streams of rows, as sampler.py defines them."""
-
-    words: Tensor
-    """Random words, [2, windows + V or more] int32."""
-    windows: int
-    """Number of windows in each table of words; a power of two."""
-    steps: tuple[int, int]
-    """Distance that a row's window moves per position in each table."""
-    unit: float
-    """Unit of a sum of two words."""
-    offsets: Tensor
-    """Beginnings of each row's windows, [2, N]. They move."""
 
 
 def sample(

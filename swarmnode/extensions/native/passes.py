@@ -1,8 +1,8 @@
 """The kernels on tensors: passes over tokens, and attention inside the sequences of a packed row.
 
-compiler.py -> [passes] <- model/dense_layer.py, model/attention.py, rollout/decode/
-                  ^
-                  +-- decode_kernels.py, for kernels of its own: [kernel, expect]
+compiler.py -> [passes] -> native_record.py
+                  |
+                  +-- [kernel] -> decode_kernels.py, for kernels of its own
 
 A pass reads and writes memory once where torch does so several times. All of them take only tensors that
 `fits`, and what a kernel gets is checked before its memory is handed over.
@@ -12,11 +12,11 @@ G key heads, R runs, S key slots.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from swarmnode.cpu_kernels import Sequences, expect
 from swarmnode.extensions.native.compiler import library, loaded
 
 KERNEL_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -37,17 +37,6 @@ def kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
     kernels = loaded()
     assert kernels is not None, "ask `fits` first"
     return getattr(kernels, f"{name}_{KERNEL_KINDS[dtype]}")
-
-
-def expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
-    """Raises ValueError unless `tensor` is a plain block of memory of this shape and type: a kernel reads and
-    writes where it is told to, so a wrong one is a defect of the caller."""
-    right = tensor.shape == shape and (dtype is None or tensor.dtype == dtype)
-    if not right or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(
-            f"{tensor.dtype} {tuple(tensor.shape)} strided {tensor.stride()} on {tensor.device}, "
-            f"not {dtype} {shape}"
-        )
 
 
 def expect_rows(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
@@ -209,43 +198,6 @@ def _exact(scale_D: Tensor | None, width: int) -> Tensor | None:
 
 
 # ---- attention inside the sequences of a packed row ----
-
-
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """The queries and keys of each sequence in a packed row."""
-
-    query_ends: Tensor
-    """0 and the running sum of the runs' lengths, int64 [R + 1]."""
-    key_ends: Tensor
-    """0 and the running sum of the whole sequences' lengths; a run's tokens are the last of its sequence."""
-    key_tokens: Tensor
-    """Tokens of all sequences, one after the other, int64 [S]."""
-    longest: int
-    """Tokens of the longest sequence."""
-    tokens: int
-    """T, the number of tokens in the row."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for numbers that lead a kernel out of T tokens. Checked once for all layers."""
-        queries, keys = self.query_ends.diff(), self.key_ends.diff()
-        runs = len(queries)
-        expect(self.query_ends, (runs + 1,), torch.int64)
-        expect(self.key_ends, (runs + 1,), torch.int64)
-        expect(self.key_tokens, (int(self.key_ends[-1]),), torch.int64)
-        inside = not len(self.key_tokens) or (
-            int(self.key_tokens.min()) >= 0 and int(self.key_tokens.max()) < self.tokens
-        )
-        if (
-            not inside
-            or int(self.query_ends[0]) != 0
-            or int(self.key_ends[0]) != 0
-            or int(self.query_ends[-1]) != self.tokens
-            or bool((queries < 0).any())
-            or bool((keys < queries).any())
-            or (runs and int(keys.max()) > self.longest)
-        ):
-            raise ValueError(f"these sequences are not in a row of {self.tokens} tokens")
 
 
 def packed_attention(

@@ -23,6 +23,7 @@ from swarmnode.extensions.sandbox.isolation import (
     interpreter,
     runtime_paths,
 )
+from swarmnode.tasks.processes.unconfined import is_unconfined_allowed
 
 logger = logging.getLogger(__name__)
 
@@ -118,21 +119,13 @@ def available() -> Isolation:
         return _found[0] if _found else UNCONFINED
 
 
-def allow_unconfined(allowed: bool) -> None:
-    """Sets whether this process may run programs without isolation if there is none (setting
-    tasks.sandbox)."""
-    global _unconfined_allowed
-    _unconfined_allowed = allowed
-
-
-_unconfined_allowed = False
 _looking = threading.Lock()
 _found: list[Isolation] = []
 
 
 def _allowed() -> Isolation:
     isolation = available()
-    if not isolation.confines and not _unconfined_allowed:
+    if not isolation.confines and not is_unconfined_allowed():
         raise SandboxError(
             "this machine has nothing to run a stranger's program in",
             hint="let this user have landlock (Linux 5.13) or user namespaces, or install bubblewrap; or let "

@@ -8,7 +8,6 @@ are sampled, and pass@k is estimated from them without bias.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import stdev
@@ -16,6 +15,7 @@ from statistics import stdev
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.suites.formats import Prompting
 from swarmnode.extensions.suites.suite import Suite, SuiteQuestions, load_suites
+from swarmnode.extensions.suites.suite_report import SuiteEvaluation, SuiteResult, SuiteScore
 from swarmnode.extensions.suites.suite_rows import SUFFIXES
 from swarmnode.machine.storage import Paths
 from swarmnode.node.commands.offline import apply_checkpoint, load_checkpoint, of_round, with_room
@@ -25,69 +25,10 @@ from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.tasks.task import score_strictly
 from swarmnode.training.evaluation import collect, pass_at_k, powers_of_two
-from swarmnode.training.records import PassAt
 from swarmnode.types import mean_or_none, total_reward
 
 MIN_PROMPT_TOKENS = 2048
 """Longest prompt, where rollout.max_prompt_tokens is less: eight worked examples are about a thousand."""
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteScore:
-    """How one policy did on one suite. None: nothing was judged."""
-
-    pass_at: PassAt
-    """k -> the chance that one of k answers is right; with k = 1 the usual accuracy."""
-    standard_error: PassAt
-    """Of each, over the questions."""
-    answered: int
-    """SuiteQuestions that were not too long to ask."""
-    judged: int
-    """Those of them with an answer that could be judged."""
-    cut_share: float | None
-    """The share of answers that ran out of tokens before they ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteResult:
-    """A suite, how it was asked, and how the policies did."""
-
-    name: str
-    version: str
-    """A digest of its rows."""
-    format: str
-    prompting: str
-    """Such as "8-shot" or "zero-shot, chat"."""
-    rows: int
-    """Rows of the suite, those beyond the limit included."""
-    asked: int
-    unknown: Mapping[str, int]
-    """Rows that were not asked since no answer could be judged, by reason. They count as nothing."""
-    trained_on: bool
-    """Whether the checkpoint names this very file among those that it was trained on."""
-    before: SuiteScore
-    """The base model's."""
-    after: SuiteScore | None
-    """The checkpoint's."""
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteEvaluation:
-    """What `swarmnode eval --suite` prints."""
-
-    model: str
-    policy: str | None
-    """The checkpoint. None: only the base model was measured."""
-    sampling: str
-    samples: int
-    """Answers to each question."""
-    max_tokens: int
-    suites: tuple[SuiteResult, ...]
-
-    @property
-    def measured(self) -> bool:
-        """Whether an answer to any question was judged."""
-        return any(suite.before.judged for suite in self.suites)
 
 
 def evaluate_suites(
@@ -104,7 +45,7 @@ def evaluate_suites(
     limit: int | None = None,
     screen: Screen | None = None,
 ) -> SuiteEvaluation:
-    """Measure the base model and, unless `base` says otherwise, the newest or the best checkpoint on suites.
+    """Measures the base model and, unless `base` says otherwise, the newest or the best checkpoint on suites.
 
     `shots`: worked examples in front of a question; None: as usual. `limit`: only the first questions. What
     is wrong with a suite is said before a model is loaded. Raises TaskError, CheckpointError.
@@ -151,7 +92,7 @@ def measure(
     *,
     samples: int,
 ) -> dict[str, SuiteScore]:
-    """Ask everything `samples` times and judge it. Raises TaskError, SandboxError."""
+    """Asks everything `samples` times and judges it. Raises TaskError, SandboxError."""
     counts: dict[str, list[tuple[int, int]]] = defaultdict(list)
     cut: dict[str, list[bool]] = defaultdict(list)
     # The engine would refuse what is longer, and say so of each.
@@ -215,7 +156,7 @@ def _result(
 
 
 def holds(suite: Path, spec: str) -> bool:
-    """Whether a task that a policy was trained on is one of the files of a suite, options behind it aside.
+    """Returns True if a task that a policy was trained on is one of the files of a suite, options aside.
 
     >>> holds(Path("/data/gsm8k"), "/data/gsm8k/test.jsonl?answer=answer"), holds(Path("/data/a"), "rev")
     (True, False)

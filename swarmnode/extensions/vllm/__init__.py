@@ -1,1 +1,7 @@
 """vLLM behind our Protocol. Nothing outside this folder imports vLLM."""
+
+from swarmnode.registry import Parts
+
+PARTS: Parts = {
+    "engine": {"vllm": "swarmnode.extensions.vllm.vllm_record:VLLM"},
+}

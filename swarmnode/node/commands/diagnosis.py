@@ -16,9 +16,6 @@ from typing import Literal
 from swarmnode import __version__
 from swarmnode.engine_record import by_preference
 from swarmnode.errors import ConfigError, EngineError, ModelError, PortInUse, SwarmnodeError
-from swarmnode.extensions.native.compiler import find_compiler
-from swarmnode.extensions.sandbox.isolation import Isolation
-from swarmnode.extensions.sandbox.sandbox import available
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
 from swarmnode.machine.installing import how_to_install
@@ -29,6 +26,7 @@ from swarmnode.network.private.swarm_record import record_of
 from swarmnode.node.building.machine_memory import PlannedMemory, plan_for
 from swarmnode.node.building.node_process import ask_status, read_running
 from swarmnode.node.building.policies import check_policies, check_status_port, config_of
+from swarmnode.registry import find, names
 from swarmnode.settings.config import Config
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import load_tasks
@@ -61,7 +59,6 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         _memory(machine),
         gpu_finding(machine, card),
         *engine_findings(used),
-        *compiler_findings(config, used),
         Finding("model", "ok", f"{model} ({model_reason})"),
         *model_findings(config, model),
         *memory_findings(plan_for(config, model)),
@@ -69,7 +66,7 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         *([_daemon()] if config.network.transport == "p2pd" else []),
         _swarm(config, paths),
         *policy_findings(config, paths),
-        sandbox_finding(available(), config.tasks.sandbox == "optional"),
+        *(finding for name in names("check") for finding in find("check", name)(config, used)),
         *reach_findings(paths),
         _clock(),
     ]
@@ -183,21 +180,6 @@ def engine_findings(machine: Machine) -> Iterator[Finding]:
             yield Finding(record.name, "ok", f"can be used on {device}")
 
 
-def compiler_findings(config: Config, machine: Machine) -> Iterator[Finding]:
-    """A CPU node compiles its kernels; a card does not need them."""
-    if config.policy.device not in ("auto", "cpu") or (config.policy.device == "auto" and machine.gpus):
-        return
-    if config.policy.cpu_kernels == "off":
-        yield Finding("C compiler", "note", "not asked: policy.cpu_kernels is off")
-    elif (found := find_compiler()) is not None:
-        yield Finding("C compiler", "ok", f"{found} compiles the CPU kernels, once")
-    else:
-        text = "none found: torch's operations take the place of our CPU kernels"
-        yield Finding(
-            "C compiler", "note", text, "install gcc or clang: training on this CPU is slower without"
-        )
-
-
 def _folders(paths: Paths) -> Iterator[Finding]:
     for subject, folder in (("data", paths.data), ("cache", paths.cache)):
         free = free_disk_bytes(folder)
@@ -233,17 +215,6 @@ def _tasks(subject: str, config: Config) -> Finding:
         return Finding(subject, "ok", ", ".join(task.name for task in load_tasks(specs_of(config.tasks))))
     except SwarmnodeError as error:
         return Finding(subject, "problem", error.message, error.hint)
-
-
-def sandbox_finding(isolation: Isolation, optional: bool) -> Finding:
-    """What programs in answers would run in, for rewards that run them. No other task needs it."""
-    text = isolation.describe()
-    if isolation.confines:
-        return Finding("sandbox", "ok", text)
-    if optional:
-        return Finding("sandbox", "note", f"{text}, as tasks.sandbox=optional lets them")
-    advice = "for rewards that run code: landlock (Linux 5.13), user namespaces, or install bubblewrap"
-    return Finding("sandbox", "note", f"{text}, so none is run", advice)
 
 
 def _port(subject: str, config: Config, paths: Paths) -> Finding:

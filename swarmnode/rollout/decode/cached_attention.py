@@ -4,7 +4,7 @@ whose beginning is in the cache already).
 decoder.py -> [attention] -> decoder.py, slots.py (keys and values of everything in flight), kv_reuse.py
                    |
                    v  one call for a band and layer of a decode step on a CPU:
-                   extensions/native/decode_kernels.py
+                   cpu_kernels.py
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.extensions.native.decode_kernels import CachedRows, split_heads
-from swarmnode.extensions.native.passes import fits
+from swarmnode.cpu_kernels import kernels
 from swarmnode.rollout.decode.decoder import Attention, Heads
 from swarmnode.rollout.decode.matrix import native_on_cpu
 from swarmnode.rollout.decode.slots import Band, rounded_up
@@ -39,8 +38,8 @@ class PromptAttention:
 
     def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
         keys, values = self._cache[2 * layer], self._cache[2 * layer + 1]
-        if fits(fused):
-            queries = split_heads(self._heads.layout, fused, qk_norm, self._rotation, keys, values)
+        if kernels().fits(fused):
+            queries = kernels().split_heads(self._heads.layout, fused, qk_norm, self._rotation, keys, values)
         else:
             new_queries, new_keys, new_values = self._heads.split(fused, qk_norm, self._rotation)
             keys.copy_(new_keys.transpose(1, 2))
@@ -108,10 +107,10 @@ class ContinuedAttention:
     def _split(self, fused: Tensor, qk_norm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [1, H, N, E], keys and values [1, K, N, E] of all new tokens."""
         shape = self._heads.shape
-        if fits(fused):
+        if kernels().fits(fused):
             keys, values = fused.new_empty(2, 1, shape.kv_heads, len(fused), shape.head_dim)
             layout = self._heads.layout
-            return split_heads(layout, fused, qk_norm, self._rotation, keys, values), keys, values
+            return kernels().split_heads(layout, fused, qk_norm, self._rotation, keys, values), keys, values
         queries, keys, values = self._heads.split(fused, qk_norm, self._rotation)
         in_heads = queries.flatten(2, 3).transpose(1, 2).to(values.dtype)
         return in_heads, keys.transpose(1, 2), values.transpose(1, 2)
@@ -190,7 +189,7 @@ def cache_attention(
 ) -> Attention:
     """Computes attention of one new token for each sequence of some bands, which lie in the batch one band
     after another. `window` is as in `LayerKind`."""
-    if all(fits(band.cache) for band in bands):
+    if all(kernels().fits(band.cache) for band in bands):
         return KernelAttention(heads, bands, positions, rotation, window)
     return CacheAttention(heads, bands, tick, positions, rotation, scratch, window)
 
@@ -208,8 +207,8 @@ class KernelAttention:
     ) -> None:
         self._sizes = [len(band.rows) for band in bands]
         self._parts = [
-            CachedRows(heads.layout, band.cache, *own, window=window)
-            for band, *own in zip(
+            kernels().cached_rows(heads.layout, band.cache, own_positions, own_rotation, window)
+            for band, own_positions, own_rotation in zip(
                 bands, positions.split(self._sizes), rotation.split(self._sizes), strict=True
             )
         ]

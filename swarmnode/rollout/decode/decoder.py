@@ -9,8 +9,8 @@ Tokens of all sequences lie one after another, shape [N]; only attention knows w
 where in its sequence each one is.
 
 `Heads` makes queries, keys and values of the product with a layer's fused matrix: split, normed if need be,
-and rotated. That is with torch's operations: on a CPU, extensions/native/decode_kernels.py does the same
-while it reads and writes the cache.
+and rotated. That is with torch's operations: on a CPU, a kernel (cpu_kernels.py) does the same while it reads
+and writes the cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.extensions.native import decode_kernels as decode
-from swarmnode.extensions.native.passes import fits, gelu_tanh_mul, silu_mul
+from swarmnode.cpu_kernels import HeadLayout, kernels
 from swarmnode.rollout.decode.matrix import Matrix, RmsNorm
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, Shape
 
@@ -148,9 +147,9 @@ def gated(gate_up_ND: Tensor, activation: str) -> Tensor:
     `family.ACTIVATIONS`."""
     gate, up = gate_up_ND.chunk(2, dim=-1)
     if activation == "silu":
-        return silu_mul(gate, up) if fits(gate_up_ND) else F.silu(gate).mul_(up)
-    if fits(gate_up_ND):
-        return gelu_tanh_mul(gate, up)
+        return kernels().silu_mul(gate, up) if kernels().fits(gate_up_ND) else F.silu(gate).mul_(up)
+    if kernels().fits(gate_up_ND):
+        return kernels().gelu_tanh_mul(gate, up)
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
@@ -160,7 +159,7 @@ class Heads:
     def __init__(self, shape: Shape, norm: RmsNorm, device: torch.device) -> None:
         self.shape = shape
         scale = shape.head_dim**-0.5 if shape.score_scale is None else shape.score_scale
-        self.layout = decode.HeadLayout(
+        self.layout = HeadLayout(
             shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps, scale, shape.score_cap
         )
         """Numbers of heads and of a head, in the form of the C kernels."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.extensions.native.passes import fits, rms_norm
+from swarmnode.cpu_kernels import kernels
 
 PACKED_FOR_ROWS = 64
 """Batch size that oneDNN arranges weights for. The arrangement suits any other size as well."""
@@ -119,8 +119,8 @@ class RmsNorm:
             if scale_D.dtype != x_ND.dtype:
                 return F.rms_norm(x_ND.to(scale_D.dtype), x_ND.shape[-1:], scale_D, self._eps).to(x_ND.dtype)
             return F.rms_norm(x_ND, x_ND.shape[-1:], scale_D, self._eps)
-        if fits(x_ND):
-            return rms_norm(x_ND, scale_D, self._eps)
+        if kernels().fits(x_ND):
+            return kernels().rms_norm(x_ND, scale_D, self._eps)
         exact = x_ND.float()
         per_rms = self.per_rms(exact)
         normed = exact * per_rms if exact is x_ND else exact.mul_(per_rms)

@@ -74,4 +74,5 @@ GENERATE = EngineRecord(
     make=_make_generate,
     instead="one batch at a time",
     takes_quantized=True,
+    last_resort=True,
 )

@@ -3,7 +3,7 @@
 decoder.py | fallback.py -> logits -> [sampler] -> tokens and their log-probabilities
                                           |
                                           v  on a CPU, where nobody filters:
-                                          extensions/native/decode_kernels.py
+                                          cpu_kernels.py
 
 A token is the winner of an exponential race: argmax of p_i / e_i with independent e_i ~ Exp(1) picks i with
 probability p_i (the Gumbel-max trick without logarithms of p). The e_i depend on nothing but (seed, position,
@@ -19,8 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.extensions.native import decode_kernels as decode
-from swarmnode.extensions.native.passes import fits
+from swarmnode.cpu_kernels import Streams, kernels
 from swarmnode.rollout.engine import SamplingParams
 
 WORDS = 1 << 18
@@ -85,10 +84,10 @@ class Noise:
         # log1p(-u) and not log(u): float32 is fine near 0, where the winners are, and coarse near 1.
         return words.abs_().float().mul_(-UNIT).log1p_()
 
-    def streams(self, rows: int) -> decode.Streams:
+    def streams(self, rows: int) -> Streams:
         """Returns the streams of the first `rows` rows, for a kernel that advances them and forms the same
         noise."""
-        return decode.Streams(self._words, WORDS, STRIDES, UNIT, self._offsets.narrow(1, 0, rows))
+        return Streams(self._words, WORDS, STRIDES, UNIT, self._offsets.narrow(1, 0, rows))
 
 
 def _offsets(seed: int | None, position: int) -> tuple[int, int]:
@@ -138,9 +137,9 @@ class Sampler:
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns tokens [rows] and their log-probabilities [rows] for float32 logits [rows, vocab]."""
         count = len(logits)
-        if fits(logits) and not self._any_filtered:
+        if kernels().fits(logits) and not self._any_filtered:
             temperature, greedy = self._settings[TEMPERATURE, :count], self._settings[GREEDY, :count]
-            return decode.sample(logits, temperature, greedy, self._noise.streams(count))
+            return kernels().sample(logits, temperature, greedy, self._noise.streams(count))
         portion = count
         if logits.device.type == "cpu":
             portion = max(1, NUMBERS_AT_ONCE // len(self._ranks))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, JudgementOverran
 from swarmnode.rollout.engine import Request
 from swarmnode.rollout.renderer import Renderer
@@ -18,9 +18,6 @@ from swarmnode.tasks.deadlines.daemon_threads import ThreadWork, in_daemon_threa
 from swarmnode.tasks.deadlines.task_lock import leave_behind
 from swarmnode.tasks.task import Environment
 from swarmnode.types import Example, Message
-
-if TYPE_CHECKING:
-    from swarmnode.chat import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +86,7 @@ class _Question:
 
     group: OpenGroup
     place: int
-    turns: "Sequence[Turn]"
+    turns: Sequence[Turn]
     answer: ThreadWork[Observed | None] | None = None
     """Answer under way. None: no thread is free yet."""
     has_thread: bool = False
@@ -116,7 +113,7 @@ class Conversations:
         self._budget = budget
         self._clock = clock
         self._questions: list[_Question] = []
-        """Those that nobody has heard the answer to."""
+        """Questions whose answer nobody has heard yet."""
         self._left: list[Future[Observed | None]] = []
         """Answers that nobody waits for any more."""
         self._played_elsewhere: set[str] = set()

@@ -10,19 +10,17 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from swarmnode.chat import Turn, transcript, turns_of
 from swarmnode.rollout.engine import NOTHING, Output, Request, Sampled, SamplingParams
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.types import (
     Completion,
     Example,
     ExampleKey,
     Message,
 )
-
-if TYPE_CHECKING:
-    from swarmnode.chat import Turn
-from swarmnode.rollout.renderer import Renderer
 
 logger = logging.getLogger(__name__)
 
@@ -177,16 +175,12 @@ def _member(completion: Completion) -> OpenCompletion:
     )
     observed: tuple[tuple[Message, ...], ...] = ()
     if completion.given:
-        from swarmnode.chat import turns_of
-
         observed = tuple(turn.observed for turn in turns_of(completion.text) if turn.observed)
     return OpenCompletion(sampled, completion.finish, observed, broken_off=completion.broken_off)
 
 
-def turns_so_far(member: OpenCompletion, renderer: Renderer) -> "list[Turn]":
+def turns_so_far(member: OpenCompletion, renderer: Renderer) -> list[Turn]:
     """Returns the turns of a policy and its environment, each decoded from its own tokens."""
-    from swarmnode.chat import Turn
-
     sampled, start, turns = member.sampled, 0, list[Turn]()
     for (end, after), observed in zip(sampled.given, member.observed, strict=True):
         turns.append(Turn(renderer.decode(sampled.token_ids[start:end]), observed))
@@ -199,8 +193,6 @@ def turns_so_far(member: OpenCompletion, renderer: Renderer) -> "list[Turn]":
 def _text(member: OpenCompletion, renderer: Renderer, in_turns: bool) -> str:
     if not in_turns:
         return renderer.decode(member.sampled.token_ids)
-    from swarmnode.chat import transcript
-
     return transcript(turns_so_far(member, renderer))
 
 

@@ -27,12 +27,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count, islice
-from typing import TYPE_CHECKING
 
 from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.concurrency_control import ConcurrencyControl
+from swarmnode.rollout.schedule.conversations import ConversationRules, Conversations
 from swarmnode.rollout.schedule.departure_order import DepartureOrder, due_in_rounds, leaves_room
 from swarmnode.rollout.schedule.group_pool import GroupPool
 from swarmnode.rollout.schedule.length_estimates import LengthEstimates
@@ -48,10 +48,6 @@ from swarmnode.rollout.schedule.partial_stats import PartialCounters, PartialSta
 from swarmnode.rollout.schedule.requests_in_flight import RequestsInFlight, nearest_mode
 from swarmnode.rollout.schedule.scheduler_state import decode, encode
 from swarmnode.types import Example, ExampleKey
-
-if TYPE_CHECKING:
-    from swarmnode.rollout.schedule.conversations import ConversationRules
-
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +76,7 @@ class PartialRollouts:
         *,
         seed: int | None,
         sampling_of: SamplingOf | None = None,
-        conversations: "ConversationRules | None" = None,
+        conversations: ConversationRules | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`seed` and the name of a completion make its sampling seed; None seeds nothing, which is cheaper on
@@ -108,8 +104,6 @@ class PartialRollouts:
         self._in_engine = RequestsInFlight()
         self._conversations = None
         if conversations is not None:
-            from swarmnode.rollout.schedule.conversations import Conversations
-
             self._conversations = Conversations(conversations, renderer, self._budget, clock=clock)
         self._version = engine.policy_version
         self._only_decodes = False  # the next step starts nothing and computes nothing again
@@ -149,7 +143,8 @@ class PartialRollouts:
         places = self._settings.groups if groups is None else groups
         try:
             while places:
-                self._drop_stale()
+                if self._engine.policy_version != self._version:  # Only a jump of it makes a group too old.
+                    self._drop_older_than_allowed()
                 self._listen(should_stop)
                 if (group := self._next_out(places)) is not None:
                     places -= 1
@@ -272,13 +267,8 @@ class PartialRollouts:
     def _due(self, group: OpenGroup) -> int:
         return due_in_rounds(group.oldest_version, self._version, self._settings.max_lag)
 
-    def _drop_stale(self) -> None:
-        """Starts groups over that are too old. Only a jump of the version makes any, so it looks only after a
-        change."""
-        if self._engine.policy_version != self._version:
-            self._drop_older_than_allowed()
-
     def _drop_older_than_allowed(self, spared: Sequence[OpenGroup] = ()) -> None:
+        """Starts groups over that are too old for the policy that is the newest now."""
         self._version = self._engine.policy_version
         kept = {group.serial for group in spared}
         begun = self._pool.begun.values()
@@ -309,7 +299,10 @@ class PartialRollouts:
             return False
         if not self._pool.drawn:
             drawn = list(islice(examples, min(room, self._settings.groups)))
-            self._pool.drawn.extend(map(self._new_group, self._lengths.longest_first(drawn)))
+            empty = [OpenCompletion()] * self._settings.group_size
+            self._pool.drawn.extend(
+                self._group(example, list(empty)) for example in self._lengths.longest_first(drawn)
+            )
         if not self._pool.drawn:
             return False
         self._pool.begin()
@@ -417,9 +410,6 @@ class PartialRollouts:
     def _sampling(self, example: Example, place: int) -> SamplingParams:
         seed = None if self._seed is None else completion_seed(self._seed, example.key, place)
         return replace(self._sampling_of(example, place), seed=seed)
-
-    def _new_group(self, example: Example) -> OpenGroup:
-        return self._group(example, [OpenCompletion()] * self._settings.group_size)
 
     def _group(self, example: Example, members: list[OpenCompletion]) -> OpenGroup:
         return OpenGroup(next(self._serials), example, self._renderer.prompt_ids(example.prompt), members)

@@ -63,9 +63,7 @@ class RequestsInFlight:
 def nearest_mode(engine: Engine, wanted: InFlight) -> InFlight | None:
     """Returns the wanted mode of an update, or the nearest available one. None: the engine has to be
     empty."""
-    can = engine.capabilities.inflight
-    return next((mode for mode in (wanted, *FALLBACKS) if mode in can and _possible(engine, mode)), None)
-
-
-def _possible(engine: Engine, mode: InFlight) -> bool:
-    return mode != "pin" or len(engine.stats().live_versions) < engine.capabilities.max_versions
+    can = engine.capabilities
+    full = wanted == "pin" and len(engine.stats().live_versions) >= can.max_versions
+    modes = FALLBACKS if full else (wanted, *FALLBACKS)
+    return next((mode for mode in modes if mode in can.inflight), None)

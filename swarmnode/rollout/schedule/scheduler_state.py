@@ -32,11 +32,8 @@ Length = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 _Message = tuple[str, str]
 
 
-class _Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    version: int
-    start: int
-    end: int
-    kv: Literal["fresh", "stale"]
+_Span = tuple[int, int, int, Literal["fresh", "stale"]]
+"""Version, start, end, keys and values."""
 
 
 class _Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -96,7 +93,13 @@ def decode(state: bytes) -> SavedState:
     state at all."""
     try:
         found = msgspec.msgpack.decode(state, type=_State)
-        groups = [_checked(group) for group in found.groups]
+        groups = [
+            (
+                ExampleKey(group.task, group.version, group.seed, group.index),
+                [_checked_member(member) for member in group.members],
+            )
+            for group in found.groups
+        ]
     # Sampled and its spans check themselves with ValueErrors, and so does UTF-8.
     except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointError(
@@ -117,7 +120,7 @@ def _group(group: OpenGroup, in_engine: Mapping[str, Sampled]) -> _Group:
 
 
 def _member(sampled: Sampled, member: OpenCompletion) -> _Member:
-    spans = tuple(_Span(span.version, span.start, span.end, span.kv) for span in sampled.spans)
+    spans = tuple((span.version, span.start, span.end, span.kv) for span in sampled.spans)
     observed = tuple(
         tuple((message["role"], message["content"]) for message in messages) for messages in member.observed
     )
@@ -134,11 +137,6 @@ def _member(sampled: Sampled, member: OpenCompletion) -> _Member:
     )
 
 
-def _checked(group: _Group) -> tuple[ExampleKey, list[OpenCompletion]]:
-    key = ExampleKey(group.task, group.version, group.seed, group.index)
-    return key, [_checked_member(member) for member in group.members]
-
-
 def _checked_member(member: _Member) -> OpenCompletion:
     if not all(map(math.isfinite, member.logprobs)):
         raise ValueError("a log-probability is not a finite number")
@@ -146,7 +144,7 @@ def _checked_member(member: _Member) -> OpenCompletion:
         raise ValueError("a completion ended before its first token")
     if len(member.observed) != len(member.given) or not all(member.observed):
         raise ValueError("what an environment said does not fit the tokens of it")
-    spans = tuple(Span(span.version, span.start, span.end, span.kv) for span in member.spans)
+    spans = tuple(Span(*span) for span in member.spans)
     observed = tuple(
         tuple({"role": role, "content": content} for role, content in messages)
         for messages in member.observed

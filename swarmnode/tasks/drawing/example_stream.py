@@ -17,6 +17,7 @@ from itertools import chain, cycle, islice
 from swarmnode.errors import (
     TaskError,
 )
+from swarmnode.tasks.drawing.curriculum import at_level
 from swarmnode.tasks.task import (
     MAX_SEED,
     Task,
@@ -132,6 +133,4 @@ def _seeds(task: Task, node_seed: int, round_index: int, levels: Mapping[str, in
     seeds = (round_seed(node_seed, round_index, attempt) for attempt in range(MAX_SEEDS_PER_ROUND))
     if task.name not in levels:
         return seeds
-    from swarmnode.tasks.drawing.curriculum import at_level
-
     return (at_level(seed, levels[task.name]) for seed in seeds)

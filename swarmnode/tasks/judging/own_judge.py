@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from swarmnode.chat import Turn
 from swarmnode.errors import (
     JudgementAbandoned,
     JudgementLost,
@@ -40,10 +41,6 @@ from swarmnode.tasks.task import (
     score_strictly,
 )
 from swarmnode.types import Example, Message, Scores
-
-if TYPE_CHECKING:
-    from swarmnode.chat import Turn
-
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +200,7 @@ class JudgedEnvironment(JudgedTask):
         """The last one of a turn."""
         self._observe = task.observe
 
-    def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
         """Returns the environment's answer. Raises JudgementLost if it fails or the judge is stopped, and
         TaskError if it fails before it ever judged anything."""
         if self._judge.stopped.done():

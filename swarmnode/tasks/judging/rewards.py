@@ -35,9 +35,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
 
+from pydantic import ValidationError
+
 from swarmnode.errors import TaskError
+from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
+from swarmnode.tasks.judging.http_judge import HttpJudge
 from swarmnode.tasks.judging.plain_rewards import builtin
+from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
 from swarmnode.tasks.source_file import load_source, traceback_of, where
 from swarmnode.tasks.task import is_held_out
 from swarmnode.types import WEIGHT_MARK, Example, Message, messages_of
@@ -85,9 +90,6 @@ _MODULES = ("exact", "format", "length", "math", "strict")
 
 URLS = ("http://", "https://")
 """Prefixes of a reward that is the URL of a judge."""
-
-_OURS = ("swarmnode.extensions.suites.code_tests", "swarmnode.tasks.judging.votes")
-"""Modules of swarmnode with rewards that need more than a plain file may import."""
 
 _RESERVED = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
@@ -143,12 +145,12 @@ def load_reward(spec: str) -> Reward:
         return judge_of(json.dumps({"url": spec}))
     origin, _, name = spec.rpartition(":")
     if not origin:
-        found = (rewards[name] for rewards in map(_rewards_in, (*_MODULES, *_OURS)) if name in rewards)
-        if (ours := next(found, None)) is None:
+        found = (rewards[name] for rewards in map(_rewards_in, _MODULES) if name in rewards)
+        if (plain := next(found, None)) is not None:
+            return plain
+        if name not in names("reward"):
             raise _unknown(spec)
-        return ours
-    from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
-
+        return find("reward", name)
     # `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
     first, _, rest = spec.partition(":")
     convention, path = (first, rest) if first in CONVENTIONS and ":" in rest else (None, spec)
@@ -162,8 +164,6 @@ def load_reward(spec: str) -> Reward:
 def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
     """Returns rewards by their names in scores and metrics. The policy learns from their sum, each with its
     weight. Raises TaskError."""
-    from swarmnode.tasks.kinds.conventions import adapted
-
     found: dict[str, Reward] = {}
     for number, given in enumerate(rewards):
         if not isinstance(given, str) and not callable(given):
@@ -208,10 +208,6 @@ def with_weights(rewards: Mapping[str, Reward], weights: object) -> dict[str, Re
 def judge_of(settings: str) -> Reward:
     """Returns the judge behind a URL with these settings in JSON. Raises TaskError, which quotes no value:
     one may hold a password."""
-    from pydantic import ValidationError
-
-    from swarmnode.tasks.judging.http_judge import HttpJudge
-
     try:
         return HttpJudge(JudgeConfig.model_validate_json(settings))
     except ValidationError as error:
@@ -227,7 +223,7 @@ def _unknown(spec: str) -> TaskError:
 
 def builtin_rewards() -> list[str]:
     """Names of the reward functions that come with swarmnode."""
-    return [name for module in (*_MODULES, *_OURS) for name in _rewards_in(module)]
+    return [*(name for module in _MODULES for name in _rewards_in(module)), *names("reward")]
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
@@ -242,15 +238,12 @@ def _attribute(module: ModuleType, name: str) -> Any:
 @cache
 def _rewards_in(name: str) -> dict[str, Reward]:
     """Returns the rewards of one of these modules, each imported only if the ones before it lack the name."""
-    module = builtin(name) if name in _MODULES else importlib.import_module(name)
-    found: dict[str, Reward] = {
+    module = builtin(name)
+    return {
         name: value
         for name, value in vars(module).items()
-        if (inspect.isfunction(value) or isinstance(value, HasHeldOutJudge))
-        and value.__module__ == module.__name__
-        and _is_reward(value)
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and _is_reward(value)
     }
-    return found
 
 
 def _is_reward(function: Callable[..., Any]) -> bool:
@@ -306,8 +299,6 @@ def call_reward(
     }
     accepted = _accepted(reward, arguments)
     if _insists_on_ids(reward):
-        from swarmnode.tasks.judging.rewards import pieces_of
-
         accepted["completion_ids"] = [pieces_of(text) for text in completions]
     try:
         result = reward(**accepted)
@@ -329,15 +320,18 @@ def score_with(
     completions: Sequence[str],
     *,
     held_out: bool | None = None,
+    instead: Mapping[str, Any] | None = None,
 ) -> list[Mapping[str, float | None]]:
     """Scores the completions of one example with several named rewards, in the form of `Task.score`.
-    `held_out`: True if nobody trains on the example; None: its prompt decides."""
+    `held_out`: True if nobody trains on the example; None: its prompt decides. `instead`: see
+    `call_reward`."""
     rewards = rewards_for(rewards, example, held_out=held_out)
+    conversational = example.conversational or instead is not None
     count = len(completions)
     prompts = [example.prompt] * count
     columns = {name: [value] * count for name, value in example.columns.items()}
     values = [
-        call_reward(reward, prompts, completions, columns, conversational=example.conversational)
+        call_reward(reward, prompts, completions, columns, conversational=conversational, instead=instead)
         for reward in rewards.values()
     ]
     rows = zip(*values, strict=True) if values else [()] * count
@@ -351,11 +345,10 @@ def rewards_for(
     `score_with`."""
     if not (is_held_out(example.prompt) if held_out is None else held_out):
         return rewards
-    return dict(_measured(name, reward, example) for name, reward in rewards.items())
-
-
-def _measured(name: str, reward: Reward, example: Example) -> tuple[str, Reward]:
-    return reward.measured(example.columns) if isinstance(reward, HasHeldOutJudge) else (name, reward)
+    return dict(
+        reward.measured(example.columns) if isinstance(reward, HasHeldOutJudge) else (name, reward)
+        for name, reward in rewards.items()
+    )
 
 
 def _said(text: str) -> list[Message]:
@@ -364,11 +357,7 @@ def _said(text: str) -> list[Message]:
 
 def _wants_messages(reward: Reward) -> bool:
     completions = _parameters(reward).get("completions")
-    return completions is not None and bool(_LISTS_OF_MESSAGES.match(_text_of(completions.annotation)))
-
-
-def _text_of(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else str(annotation)
+    return completions is not None and bool(_LISTS_OF_MESSAGES.match(str(completions.annotation)))
 
 
 def _insists_on_ids(reward: Reward) -> bool:
@@ -389,18 +378,14 @@ def _accepted(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
     keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for parameter in keywords:
         if parameter.default is parameter.empty and parameter.name not in {*arguments, "completion_ids"}:
-            raise _missing(reward, parameter.name, arguments)
+            columns = ", ".join(sorted(arguments.keys() - _RESERVED)) or "none"
+            raise TaskError(
+                f"reward {_name(reward)} needs {parameter.name!r}, which the example does not have",
+                hint=f"its columns are: {columns}",
+            )
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(arguments)
     return {p.name: arguments[p.name] for p in keywords if p.name in arguments}
-
-
-def _missing(reward: Reward, name: str, arguments: Mapping[str, Any]) -> TaskError:
-    columns = ", ".join(sorted(arguments.keys() - _RESERVED)) or "none"
-    return TaskError(
-        f"reward {_name(reward)} needs {name!r}, which the example does not have",
-        hint=f"its columns are: {columns}",
-    )
 
 
 def _wait(awaitable: Awaitable[Any]) -> Any:

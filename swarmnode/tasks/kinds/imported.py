@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swarmnode.chat import Turn
 from swarmnode.errors import SwarmnodeError, TaskError
 from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.source_file import load_source, read_source, where
 from swarmnode.tasks.task import is_environment, is_exchangeable, is_task
 from swarmnode.types import Example, ExampleKey, Message
-
-if TYPE_CHECKING:
-    from swarmnode.chat import Turn
 
 _END = object()
 
@@ -129,7 +127,7 @@ class ImportedEnvironment(ImportedTask):
         """Most turns of the policy, as the object states them."""
         return int(self.task.most_turns)
 
-    def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
         """Returns the object's answer. Raises TaskError."""
         return self._called("observe()", lambda: self.task.observe(example, turns))
 

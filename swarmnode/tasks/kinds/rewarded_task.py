@@ -5,7 +5,9 @@ script_objects.py, offline evaluation -> [rewarded] -> RewardedTask, RewardedEnv
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from swarmnode.chat import Turn
 from swarmnode.tasks.digests import judged_version
 from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations, HasDemonstrations
 from swarmnode.tasks.judging.rewards import (
@@ -14,6 +16,7 @@ from swarmnode.tasks.judging.rewards import (
     judge_groups,
     score_with,
 )
+from swarmnode.tasks.play.conversation_scores import as_turns, score_turns
 from swarmnode.tasks.task import (
     Task,
     evaluation_size_of,
@@ -22,7 +25,7 @@ from swarmnode.tasks.task import (
     is_exchangeable,
     levels_of,
 )
-from swarmnode.types import Example
+from swarmnode.types import Example, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,28 @@ class RewardedTask:
         return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
 
+class RewardedEnvironment(RewardedTask):
+    """An environment's questions and answers, judged by other rewards, which see the conversation alone."""
+
+    task: Any
+
+    @property
+    def most_turns(self) -> int:
+        return self.task.most_turns
+
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
+        """Returns the wrapped environment's answer."""
+        key = replace(example.key, version=self.task.version)
+        return self.task.observe(replace(example, key=key), turns)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """Returns the scores of these rewards. Raises TaskError."""
+        told = [as_turns(text) for text in completions]
+        return score_turns(self.rewards, example, told, {}, held_out=holds_out(self, example))
+
+
 def rewarded(task: Task, rewards: Mapping[str, Reward]) -> Task:
     """Returns `task` judged by these rewards instead of its own."""
     version = judged_version(task.version, rewards)
-    if is_environment(task):
-        from swarmnode.tasks.play.environment_task import RewardedEnvironment
-
-        return RewardedEnvironment(task, rewards, version)
-    return RewardedTask(task, rewards, version)
+    kind = RewardedEnvironment if is_environment(task) else RewardedTask
+    return kind(task, rewards, version)

@@ -25,7 +25,9 @@ from swarmnode.tasks.judging.rewards import (
 from swarmnode.tasks.kinds.data import digest_of, drawn, packed_rows, prompts_of, without
 from swarmnode.tasks.kinds.rewarded_task import rewarded
 from swarmnode.tasks.kinds.rows_in_memory import TRAINING_SPLIT, rows_of, split
-from swarmnode.tasks.loader import TASK_NAME, environment_around
+from swarmnode.tasks.loader import TASK_NAME
+from swarmnode.tasks.play.environment_task import environment_around
+from swarmnode.tasks.play.tools import listed
 from swarmnode.tasks.rows import columns_of
 from swarmnode.tasks.specs import TaskKind, TaskSpec
 from swarmnode.tasks.task import (
@@ -79,8 +81,6 @@ def as_task(
     source = _source(trained, own, environment, measured if evaluation is None else evaluation)
     if tools is None and environment is None:
         return source
-    from swarmnode.tasks.play.tools import listed
-
     used = [] if tools is None else [*listed(tools)]
     used += [] if environment is None else _factories(environment)
     digest = digest_of_texts([source.version, *map(source_of, filter(callable, used))])

@@ -11,6 +11,7 @@ import msgspec
 
 from swarmnode.errors import TaskError
 from swarmnode.machine.installing import how_to_install
+from swarmnode.tasks.kinds.hub_datasets import load_from_hub
 from swarmnode.tasks.optional_packages import extra_module
 from swarmnode.tasks.specs import TaskKind, TaskSpec
 
@@ -39,8 +40,6 @@ class BadRow:
 def read_table(spec: TaskSpec) -> Iterator[PlacedRow]:
     """Yields the rows of a data set in their order. Raises TaskError, for a bad row when it is reached."""
     if spec.kind == TaskKind.HUB:
-        from swarmnode.tasks.kinds.hub_datasets import load_from_hub
-
         return _numbered(load_from_hub(spec.name), f"{spec.name} row")
     path = Path(spec.name).expanduser()
     if path.is_dir():

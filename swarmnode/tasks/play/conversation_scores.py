@@ -8,7 +8,7 @@ from typing import Any
 
 from swarmnode.chat import Turn, turns_of
 from swarmnode.tasks.judging.plain_rewards import final_answer
-from swarmnode.tasks.judging.rewards import Reward, call_reward
+from swarmnode.tasks.judging.rewards import Reward, score_with
 from swarmnode.tasks.play.tool_calls import read_turn
 from swarmnode.tasks.play.tools import parameters_of
 from swarmnode.types import Example, tools_of
@@ -59,20 +59,13 @@ def score_turns(
     example: Example,
     told: Sequence[Sequence[Turn]],
     given: Mapping[str, Sequence[Any]],
+    *,
+    held_out: bool,
 ) -> list[Mapping[str, float | None]]:
     """Scores conversations with several named rewards. `given`: further arguments of TRL's contract, such as
-    `environments`. Raises TaskError."""
+    `environments`; `held_out`: see `score_with`. Raises TaskError."""
     if not told:
         return []
     texts = ["".join(turn.said for turn in turns) for turns in told]
     instead = {"completions": [conversation(example, turns) for turns in told], **given}
-    columns = {name: [value] * len(told) for name, value in example.columns.items()}
-    values = [
-        call_reward(
-            reward, [example.prompt] * len(told), texts, columns, conversational=True, instead=instead
-        )
-        for reward in rewards.values()
-    ]
-    if not values:
-        return [{} for _ in told]
-    return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]
+    return score_with(rewards, example, texts, held_out=held_out, instead=instead)

@@ -6,16 +6,23 @@ environment_parts.py -> [environment_around] -> EnvironmentTask -> episodes.py, 
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swarmnode.chat import Turn, chat_text, transcript
 from swarmnode.errors import JudgementLost, TaskError
-from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, rewards_for
+from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
+from swarmnode.tasks.file_task import FileTask
+from swarmnode.tasks.judging.rewards import Reward, are_exchangeable
 from swarmnode.tasks.play.conversation_scores import as_turns, score_turns
-from swarmnode.tasks.play.environment_parts import EnvironmentParts
+from swarmnode.tasks.play.environment_parts import (
+    EnvironmentParts,
+    blank_rows,
+    judge_themselves,
+    judges_itself,
+    parts_of,
+)
 from swarmnode.tasks.play.episodes import (
     Episode,
     StepEpisode,
@@ -23,7 +30,6 @@ from swarmnode.tasks.play.episodes import (
     begin,
     called,
     close,
-    is_stepwise,
     own_tools,
 )
 from swarmnode.tasks.play.live_episodes import EpisodeKey, LiveEpisodes, place_of
@@ -37,8 +43,6 @@ MAX_SCORED = 4096
 OWN_REWARD = "environment"
 """The name of the reward that an environment gives by itself."""
 
-Lock = Callable[[], AbstractContextManager[None]]
-
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentTask:
@@ -48,8 +52,6 @@ class EnvironmentTask:
     """Task that draws the examples before the environment has added to them."""
     rewards: Mapping[str, Reward]
     parts: EnvironmentParts
-    lock: Lock
-    """Lock that lets one thread at a time run the code of task files (task_lock)."""
     version: str
     live: LiveEpisodes = field(default_factory=LiveEpisodes)
     scored: OrderedDict[EpisodeKey, Mapping[str, float | None]] = field(
@@ -81,7 +83,7 @@ class EnvironmentTask:
 
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
         """Returns the environment's answer to the last of these turns. Raises TaskError, JudgementLost."""
-        with self.lock():
+        with TASK_LOCK.taken():
             episode = self._episode(example, turns[:-1])
             if episode is None:
                 raise JudgementLost(f"an episode of {self.name} is gone, and cannot be played again")
@@ -89,7 +91,7 @@ class EnvironmentTask:
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """Returns the rewards' scores of these transcripts, and none for an episode that is gone."""
-        with self.lock():
+        with TASK_LOCK.taken():
             return self._scores(example, [as_turns(text) for text in completions])
 
     def _scores(self, example: Example, told: Sequence[tuple[Turn, ...]]) -> list[Mapping[str, float | None]]:
@@ -97,15 +99,16 @@ class EnvironmentTask:
         alive = [number for number, episode in enumerate(episodes) if episode is not None]
         environments = [episode.environment for episode in episodes if episode is not None]
         given = {"environments": environments} if self.parts.factories else {}
-        rewards = rewards_for(self.rewards, example, held_out=holds_out(self, example))
-        found = iter(score_turns(rewards, example, [told[number] for number in alive], given))
+        alive_told = [told[number] for number in alive]
+        held_out = holds_out(self, example)
+        found = iter(score_turns(self.rewards, example, alive_told, given, held_out=held_out))
         scores: list[Mapping[str, float | None]] = []
         for episode, turns in zip(episodes, told, strict=True):
             place = place_of(example.key, transcript(turns))
             if episode is None:
                 scores.append(self.scored.get(place, {}))
                 continue
-            own = episode.reward() if self._judges_itself(episode.environment) else None
+            own = episode.reward() if judges_itself(episode.environment) else None
             scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
             close(episode)
             self._remember(place, scores[-1])
@@ -118,13 +121,10 @@ class EnvironmentTask:
         if len(self.scored) > MAX_SCORED:
             self.scored.popitem(last=False)
 
-    def _judges_itself(self, environment: Any) -> bool:
-        return environment is not None and (is_stepwise(environment) or hasattr(environment, "get_reward"))
-
     # ---- episodes ----
 
     def _asked(self, example: Example) -> Example:
-        with self.lock():
+        with TASK_LOCK.taken():
             episode = self._begun(example)
         messages = [] if self.parts.asks_by_reset else messages_of(example.prompt)
         if episode.opening:
@@ -200,44 +200,23 @@ class EnvironmentTask:
         return episode
 
 
-@dataclass(frozen=True, slots=True)
-class RewardedEnvironment:
-    """An environment's questions and answers, judged by other rewards, which see the conversation alone."""
-
-    task: Any
-    rewards: Mapping[str, Reward]
-    version: str
-
-    @property
-    def name(self) -> str:
-        return self.task.name
-
-    @property
-    def exchangeable(self) -> bool:
-        return bool(self.task.exchangeable) and are_exchangeable(self.rewards)
-
-    @property
-    def most_turns(self) -> int:
-        return self.task.most_turns
-
-    @property
-    def evaluation_size(self) -> int:
-        return evaluation_size_of(self.task)
-
-    def examples(self, seed: int) -> Iterator[Example]:
-        """Yields the other task's examples, under this task's version."""
-        for example in self.task.examples(seed):
-            yield replace(example, key=replace(example.key, version=self.version))
-
-    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
-        """Returns the wrapped environment's answer."""
-        key = replace(example.key, version=self.task.version)
-        return self.task.observe(replace(example, key=key), turns)
-
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Returns the scores of these rewards. Raises TaskError."""
-        rewards = rewards_for(self.rewards, example, held_out=holds_out(self, example))
-        return score_turns(rewards, example, [as_turns(text) for text in completions], {})
+def environment_around(
+    source: FileTask,
+    tools: Sequence[object] | None,
+    environment: object,
+    said: Mapping[str, Any],
+    *,
+    own: Mapping[str, Reward],
+) -> Task:
+    """Returns a task with an environment around its questions; without `draw` they are the texts of
+    `reset`. `own`: the user's rewards; without any, an environment that gives one is its own judge. Raises
+    TaskError."""
+    parts = parts_of(tools, environment, said, asks_by_reset=source.draw is None)
+    if source.draw is None:
+        source = replace(source, draw=blank_rows)
+    with TASK_LOCK.taken():
+        rewards = own if judge_themselves(parts) else source.rewards
+    return EnvironmentTask(source, rewards, parts, version_with_environment(source.version))
 
 
 def version_with_environment(version: str) -> str:

@@ -236,7 +236,9 @@ def step_result(result: Any) -> tuple[Any, float | None, bool]:
     ('hot', 0.5, False)
     """
     match result:
-        case (observation, reward, *ends, _) if len(ends) in (1, 2) and all(map(_is_truth, ends)):
+        case (observation, reward, *ends, _) if len(ends) in (1, 2) and all(
+            isinstance(_scalar(one), bool) for one in ends
+        ):
             return observation, as_number(reward, "step()"), any(map(_scalar, ends))
         case _ if hasattr(result, "done"):
             reward = as_number(getattr(result, "reward", None), "step()")
@@ -274,10 +276,6 @@ def _scalar(value: Any) -> Any:
         return item() if callable(item) else value
     except (TypeError, ValueError, RuntimeError):
         return value  # An array of several.
-
-
-def _is_truth(value: Any) -> bool:
-    return isinstance(_scalar(value), bool)
 
 
 HIDDEN = frozenset({"done", "reward", "metadata"})

@@ -57,16 +57,15 @@ def read_turn(said: str, tools: Mapping[str, Mapping[str, Any]]) -> SaidTurn:
             (match.group(1), bool(match.group(2)))
             for _, match in zip(range(MAX_CALLS + 1), _TAGGED.finditer(rest), strict=False)
         ]
-        calls = [_tagged(body, closed) for body, closed in found[:MAX_CALLS]]
+        calls = [
+            _from_json(body) if closed else _broken("<tool_call> without </tool_call>")
+            for body, closed in found[:MAX_CALLS]
+        ]
         if len(found) > MAX_CALLS:
             calls.append(_broken(f"more than {MAX_CALLS} calls in one turn"))
         return SaidTurn((before + _TAGGED.sub("", rest)).strip(), _checked(calls, tools))
     call = _bare(text) or _line(text, tools)
     return SaidTurn(said if call is None else before, () if call is None else _checked([call], tools))
-
-
-def _tagged(body: str, closed: bool) -> ToolCall:
-    return _from_json(body) if closed else _broken("<tool_call> without </tool_call>")
 
 
 def _bare(text: str) -> ToolCall | None:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from typing import IO, cast
 
@@ -97,7 +98,7 @@ class TaskProcess:
         self._load_timeout_s = load_timeout_s
         self._load_wait_s = load_wait_s
         self._random_hashes = random_hashes
-        self._printed = printed or self._log_line
+        self._printed = printed or partial(logger.info, "%s prints: %s", self.name)
         self._turn = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._reader: wire.MessageReader | None = None
@@ -318,9 +319,6 @@ class TaskProcess:
         except subprocess.TimeoutExpired:
             return "it hung up"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-    def _log_line(self, line: str) -> None:
-        logger.info("%s prints: %s", self.name, line)
 
 
 def _doing(name: str, request: wire.Request) -> str:

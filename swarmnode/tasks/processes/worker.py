@@ -27,12 +27,13 @@ import msgspec
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
-from swarmnode.extensions.sandbox.sandbox import allow_unconfined
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.drawing.draw_digest import draw_digest, written_down
 from swarmnode.tasks.file_task import FileTask
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.play.environment_task import EnvironmentTask
 from swarmnode.tasks.processes import worker_messages as wire
+from swarmnode.tasks.processes.unconfined import allow_unconfined
 from swarmnode.tasks.source_file import traceback_of, where
 from swarmnode.tasks.task import (
     EVALUATION_SEED,
@@ -212,8 +213,6 @@ def _yield_to_others() -> None:
 def _play_strangers(task: Task, *, limited: bool) -> None:
     """Bounds an environment's resources for strangers: episodes of one example at a time, and memory, unless
     that is `limited` already."""
-    from swarmnode.tasks.play.environment_task import EnvironmentTask
-
     if isinstance(task, EnvironmentTask):
         task.live.of_one_example = True
     taken = _taken_bytes()

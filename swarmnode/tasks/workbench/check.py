@@ -42,6 +42,9 @@ SLOW_SCORES_PER_S = 100.0
 them."""
 
 
+_Scored = list[tuple[Scores, ...]]
+"""Scores by example and probe."""
+
 INDIFFERENT = "a right answer scores no better than nonsense"
 READS_NO_QUESTION = "a right answer to another question scores as well as the right one"
 
@@ -248,17 +251,20 @@ def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, li
     """Returns the scored completions per second, and findings on the scores."""
     start = time.perf_counter()
     try:
-        scored = [_score_probes(task, example) for example in examples]
+        scored = [score_strictly(task, example, _probes(example)) for example in examples]
         seconds = time.perf_counter() - start
         # In another order: what a reward keeps from call to call must not show in a score.
-        again = [_score_probes(task, example) for example in reversed(examples)][::-1]
-        alone = [_score_alone(task, example) for example in examples[:ALONE_EXAMPLES]]
+        again = [score_strictly(task, example, _probes(example)) for example in reversed(examples)][::-1]
+        alone = [
+            tuple(score_strictly(task, example, [text])[0] for text in _probes(example))
+            for example in examples[:ALONE_EXAMPLES]
+        ]
     except (TaskError, JudgementLost) as error:
         return None, [TaskFinding("error", error.message, error.hint)]
     if not scored:
         return None, []
     scores_per_s = sum(map(len, scored)) / seconds
-    found = [finding for judge in _judges_of(task) if (finding := judge(scored, again, scores_per_s))]
+    found = list(_judge_values(task, scored, again, scores_per_s))
     fails = any(finding.level == "error" for finding in found)
     return scores_per_s, [*found, *(() if fails else _compares(scored, alone))]
 
@@ -348,16 +354,7 @@ def _probes(example: Example) -> list[str]:
     return [*WRONG_ANSWERS, *([answer] if isinstance(answer, str) else [])]
 
 
-def _score_probes(task: Task, example: Example) -> tuple[Scores, ...]:
-    return score_strictly(task, example, _probes(example))
-
-
-def _score_alone(task: Task, example: Example) -> tuple[Scores, ...]:
-    """Returns the scores of the probes of `_probes`, each judged in a call of its own."""
-    return tuple(score_strictly(task, example, [text])[0] for text in _probes(example))
-
-
-def _compares(scored: "_Scored", alone: "_Scored") -> Iterator[TaskFinding]:
+def _compares(scored: _Scored, alone: _Scored) -> Iterator[TaskFinding]:
     if scored[: len(alone)] != alone:
         yield TaskFinding(
             "warning",
@@ -367,59 +364,32 @@ def _compares(scored: "_Scored", alone: "_Scored") -> Iterator[TaskFinding]:
         )
 
 
-_Scored = list[tuple[Scores, ...]]
-
-
-def _unstable(scored: _Scored, again: _Scored, _scores_per_s: float) -> TaskFinding | None:
-    if scored == again:
-        return None
-    return TaskFinding(
-        "error",
-        "the same text scores differently the second time",
-        "no randomness, clock or model in rewards, and nothing that they keep from call to call",
-    )
-
-
-def _unscored(scored: _Scored, _again: _Scored, _scores_per_s: float) -> TaskFinding | None:
-    if any(total_reward(scores) is not None for row in scored for scores in row):
-        return None
-    return TaskFinding(
-        "error", "no completion gets any reward, only None", "return a number where the reward applies"
-    )
-
-
-def _indifferent(scored: _Scored, _again: _Scored, _scores_per_s: float) -> TaskFinding | None:
-    told = [[total_reward(scores) for scores in row] for row in scored if len(row) > len(WRONG_ANSWERS)]
-    if not told or any(_prefers_last(rewards) for rewards in told):
-        return None
-    return TaskFinding(
-        "warning",
-        INDIFFERENT,
-        "there is nothing to learn from equal rewards",
-    )
+def _judge_values(task: Task, scored: _Scored, again: _Scored, scores_per_s: float) -> Iterator[TaskFinding]:
+    """Yields findings on the scores of the probes. Those of an environment are single turns, which need not
+    score differently; and one that is not exchangeable may be random."""
+    plain = not is_environment(task)
+    if scored != again and (plain or task.exchangeable):
+        yield TaskFinding(
+            "error",
+            "the same text scores differently the second time",
+            "no randomness, clock or model in rewards, and nothing that they keep from call to call",
+        )
+    rewards = [[total_reward(scores) for scores in row] for row in scored]
+    if plain and all(reward is None for row in rewards for reward in row):
+        yield TaskFinding(
+            "error", "no completion gets any reward, only None", "return a number where the reward applies"
+        )
+    told = [row for row in rewards if len(row) > len(WRONG_ANSWERS)]
+    if plain and told and not any(map(_prefers_last, told)):
+        yield TaskFinding("warning", INDIFFERENT, "there is nothing to learn from equal rewards")
+    if scores_per_s < SLOW_SCORES_PER_S:
+        yield TaskFinding(
+            "warning",
+            f"{scores_per_s:.0f} completions scored per second",
+            "every node scores what it hears of",
+        )
 
 
 def _prefers_last(rewards: Sequence[float | None]) -> bool:
     *others, right = rewards
     return right is not None and any(wrong is None or right > wrong for wrong in others)
-
-
-def _slow(_scored: _Scored, _again: _Scored, scores_per_s: float) -> TaskFinding | None:
-    if scores_per_s >= SLOW_SCORES_PER_S:
-        return None
-    return TaskFinding(
-        "warning", f"{scores_per_s:.0f} completions scored per second", "every node scores what it hears of"
-    )
-
-
-_Judge = Callable[[_Scored, _Scored, float], TaskFinding | None]
-
-_JUDGES: tuple[_Judge, ...] = (_unstable, _unscored, _indifferent, _slow)
-
-
-def _judges_of(task: Task) -> tuple[_Judge, ...]:
-    """Returns the checks that suit this task. For environments the probes are single turns and need not score
-    differently; a task that is not exchangeable may be random."""
-    if not is_environment(task):
-        return _JUDGES
-    return (_unstable, _slow) if task.exchangeable else (_slow,)

@@ -12,7 +12,7 @@ from typing import Any
 from swarmnode.settings.config import Config
 from swarmnode.settings.other_names import NO_LONGER_SETTINGS
 
-_MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "packing", "gradient_checkpointing"})
+_MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "gradient_checkpointing"})
 """Settings of training that change no number that is learnt from."""
 
 _BESIDE_TRAINING: Mapping[str, tuple[str, ...]] = {

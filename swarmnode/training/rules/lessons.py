@@ -75,7 +75,7 @@ class Lessons:
     replay_steps: int = 1
     """The fewest optimizer steps that what is replayed is spread over."""
     shaped: bool = False
-    """Tokens that no policy of ours was recorded to sample are weighed by `objective.shaped_weights`."""
+    """Tokens that no policy of ours was recorded to sample are weighed by `token_weights.shaped_weights`."""
     book: int = 0
     """Answers in the book."""
     book_foreign: int = 0

@@ -147,13 +147,13 @@ def examples(seed):
 
 
 ONLY_UNCONFINED = """
-from swarmnode.extensions.sandbox import sandbox
+from swarmnode.tasks.processes.unconfined import is_unconfined_allowed
 
 def examples(seed):
     yield from ((f"{number} {seed}=", str(number)) for number in range(50))
 
 def reward(completions, answer, **columns):
-    return [float(c == a) if sandbox._unconfined_allowed else None for c, a in zip(completions, answer)]
+    return [float(c == a) if is_unconfined_allowed() else None for c, a in zip(completions, answer)]
 """
 
 

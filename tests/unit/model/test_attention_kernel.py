@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from swarmnode.cpu_kernels import Sequences
 from swarmnode.extensions.native import compiler
-from swarmnode.extensions.native.passes import Sequences
 from swarmnode.model import attention, box_attention
 from swarmnode.model.attention import (
     MOST_KEYS,

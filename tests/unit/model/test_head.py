@@ -40,11 +40,10 @@ def naive(
     return TokenLogprobs(all_NV[torch.arange(len(targets_N)), targets_N], -(all_NV.exp() * all_NV).sum(-1))
 
 
-def weighted(found: TokenLogprobs, *, entropy: bool) -> Tensor:
+def weighted(found: TokenLogprobs) -> Tensor:
     """A loss in which every token counts differently."""
     weights_N = torch.linspace(-1, 2, len(found.logprobs_N), dtype=torch.float64)
-    loss = (found.logprobs_N * weights_N).sum()
-    return loss + (found.entropy_N * weights_N.flip(0)).sum() if entropy else loss
+    return (found.logprobs_N * weights_N).sum()
 
 
 def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -109,45 +108,32 @@ def test_values_and_gradients_equal_autograd(trained: bool, temperature: float |
     hidden_ND, targets_N = make_inputs()
     inputs = (hidden_ND, *head.parameters()) if trained else (hidden_ND,)
     expected = naive(head, hidden_ND, targets_N, temperature)
-    found = head_logprobs(head, hidden_ND, targets_N, temperature, entropy_gradient=True, chunk_rows=5)
+    found = head_logprobs(head, hidden_ND, targets_N, temperature, chunk_rows=5)
     torch.testing.assert_close(found.logprobs_N, expected.logprobs_N, atol=1e-12, rtol=0)
     torch.testing.assert_close(found.entropy_N, expected.entropy_N, atol=1e-12, rtol=0)
     torch.testing.assert_close(
-        gradients(weighted(found, entropy=True), *inputs),
-        gradients(weighted(expected, entropy=True), *inputs),
+        gradients(weighted(found), *inputs),
+        gradients(weighted(expected), *inputs),
         atol=1e-12,
         rtol=0,
     )
 
 
 @KINDS
-@pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_gradients_of_log_probabilities_alone_are_exact(trained: bool, entropy_gradient: bool) -> None:
-    """The entropy may be differentiable and still be in no loss."""
+def test_the_entropy_has_no_gradient(trained: bool) -> None:
     head, (hidden_ND, targets_N) = make_head(trained=trained), make_inputs()
-    expected = gradients(weighted(naive(head, hidden_ND, targets_N, 0.7), entropy=False), hidden_ND)
-    found = head_logprobs(head, hidden_ND, targets_N, 0.7, entropy_gradient=entropy_gradient)
-    assert found.entropy_N.requires_grad == entropy_gradient
-    torch.testing.assert_close(gradients(weighted(found, entropy=False), hidden_ND), expected)
-
-
-@KINDS
-def test_gradients_of_the_entropy_alone_are_exact(trained: bool) -> None:
-    head, (hidden_ND, targets_N) = make_head(trained=trained), make_inputs()
-    expected = gradients(naive(head, hidden_ND, targets_N, 0.7).entropy_N.sum(), hidden_ND)
-    found = head_logprobs(head, hidden_ND, targets_N, 0.7, entropy_gradient=True)
-    torch.testing.assert_close(gradients(found.entropy_N.sum(), hidden_ND), expected)
+    found = head_logprobs(head, hidden_ND, targets_N, 0.7)
+    assert found.logprobs_N.requires_grad and not found.entropy_N.requires_grad
 
 
 @KINDS
 def test_gradients_agree_with_finite_differences(trained: bool) -> None:
     head, (hidden_ND, targets_N) = make_head(trained=trained), make_inputs()
 
-    def both(hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
-        found = head_logprobs(head, hidden_ND, targets_N, 0.8, entropy_gradient=True, chunk_rows=4)
-        return found.logprobs_N, found.entropy_N
+    def logprobs(hidden_ND: Tensor) -> Tensor:
+        return head_logprobs(head, hidden_ND, targets_N, 0.8, chunk_rows=4).logprobs_N
 
-    assert torch.autograd.gradcheck(both, (hidden_ND,))
+    assert torch.autograd.gradcheck(logprobs, (hidden_ND,))
 
 
 @KINDS
@@ -157,24 +143,19 @@ def test_chunks_change_nothing(trained: bool, chunk_rows: int) -> None:
     inputs = (hidden_ND, *head.parameters()) if trained else (hidden_ND,)
 
     def run(rows: int | None) -> tuple[Tensor, ...]:
-        found = head_logprobs(head, hidden_ND, targets_N, PER_TOKEN, entropy_gradient=True, chunk_rows=rows)
-        return found.logprobs_N, found.entropy_N, *gradients(weighted(found, entropy=True), *inputs)
+        found = head_logprobs(head, hidden_ND, targets_N, PER_TOKEN, chunk_rows=rows)
+        return found.logprobs_N, found.entropy_N, *gradients(weighted(found), *inputs)
 
     torch.testing.assert_close(run(chunk_rows), run(None), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_blocks_of_the_softmax_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, entropy_gradient: bool
-) -> None:
+def test_blocks_of_the_softmax_change_nothing(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     head, (hidden_ND, targets_N) = make_head(dtype=dtype), make_inputs(dtype)
 
     def run() -> tuple[Tensor, ...]:
-        found = head_logprobs(
-            head, hidden_ND, targets_N, 0.9, entropy_gradient=entropy_gradient, chunk_rows=7
-        )
-        return found.logprobs_N, *gradients(weighted(found, entropy=entropy_gradient), hidden_ND)
+        found = head_logprobs(head, hidden_ND, targets_N, 0.9, chunk_rows=7)
+        return found.logprobs_N, *gradients(weighted(found), hidden_ND)
 
     whole = run()
     monkeypatch.setattr(head_module, "CPU_BUDGET", LogitsBudget(chunk_bytes=2**20, block_bytes=4 * V * 2))
@@ -188,15 +169,15 @@ def test_a_bf16_head_is_as_exact_as_its_logits(trained: bool) -> None:
         make_head(dtype=torch.bfloat16, trained=trained),
         make_inputs(torch.bfloat16),
     )
-    found = head_logprobs(head, hidden_ND, targets_N, 0.7, entropy_gradient=True, chunk_rows=5)
+    found = head_logprobs(head, hidden_ND, targets_N, 0.7, chunk_rows=5)
     assert found.logprobs_N.dtype == found.entropy_N.dtype == torch.float32
     same_logits = logits_logprobs(head(hidden_ND), targets_N, 0.7)
     torch.testing.assert_close(found.logprobs_N, same_logits.logprobs_N, atol=1e-5, rtol=0)
     torch.testing.assert_close(found.entropy_N, same_logits.entropy_N, atol=1e-5, rtol=0)
-    (gradient_ND,) = gradients(weighted(found, entropy=True), hidden_ND)
+    (gradient_ND,) = gradients(weighted(found), hidden_ND)
     exact_ND = hidden_ND.detach().double().requires_grad_()
     exact = naive(make_head(dtype=torch.bfloat16).double(), exact_ND, targets_N, 0.7)
-    (expected_ND,) = gradients(weighted(exact, entropy=True), exact_ND)
+    (expected_ND,) = gradients(weighted(exact), exact_ND)
     assert gradient_ND.dtype == torch.bfloat16
     assert (gradient_ND.double() - expected_ND).norm() < 0.02 * expected_ND.norm()
 
@@ -211,17 +192,11 @@ def test_gradients_of_a_trained_bf16_head_are_summed_in_float32() -> None:
     assert head.weight.grad.tolist() == [[512.0], [-512.0]]
 
 
-@pytest.mark.parametrize(
-    ("entropy_gradient", "products"), [(False, 2), (True, 3)], ids=["log-probabilities", "entropy too"]
-)
-def test_a_frozen_head_costs_two_products_and_the_entropy_one_more(
-    entropy_gradient: bool, products: int
-) -> None:
+def test_a_frozen_head_costs_two_products() -> None:
     head, (hidden_ND, targets_N) = make_head(), make_inputs()
     with CountedProducts() as count:
-        found = head_logprobs(head, hidden_ND, targets_N, entropy_gradient=entropy_gradient)
-        weighted(found, entropy=entropy_gradient).backward()
-    assert count.seen.total() == products
+        weighted(head_logprobs(head, hidden_ND, targets_N)).backward()
+    assert count.seen.total() == 2
 
 
 @KINDS
@@ -272,7 +247,7 @@ def test_a_recomputed_head_keeps_no_logits_for_the_backward_pass() -> None:
 def test_a_row_that_is_not_finite_is_nan_and_leaves_the_others_alone(trained: bool, poison: float) -> None:
     head, (hidden_ND, targets_N) = make_head(trained=trained), make_inputs()
     clean = head_logprobs(head, hidden_ND, targets_N)
-    (clean_ND,) = gradients(weighted(clean, entropy=False), hidden_ND)
+    (clean_ND,) = gradients(weighted(clean), hidden_ND)
     poisoned_ND = hidden_ND.detach().clone()
     poisoned_ND[4] = poison
     poisoned_ND.requires_grad_()
@@ -281,7 +256,7 @@ def test_a_row_that_is_not_finite_is_nan_and_leaves_the_others_alone(trained: bo
     assert found.logprobs_N[4].isnan()
     assert found.entropy_N[4].isnan()
     torch.testing.assert_close(found.logprobs_N[others], clean.logprobs_N[others])
-    (found_ND,) = gradients(weighted(found, entropy=False), poisoned_ND)
+    (found_ND,) = gradients(weighted(found), poisoned_ND)
     torch.testing.assert_close(found_ND[others], clean_ND[others])
 
 
@@ -311,9 +286,9 @@ def test_large_logits_do_not_overflow() -> None:
 def test_no_tokens_give_no_values_and_no_gradient(trained: bool) -> None:
     head = make_head(trained=trained)
     hidden_ND = torch.empty(0, D, dtype=torch.float64, requires_grad=True)
-    found = head_logprobs(head, hidden_ND, torch.empty(0, dtype=torch.long), entropy_gradient=True)
+    found = head_logprobs(head, hidden_ND, torch.empty(0, dtype=torch.long))
     assert found.logprobs_N.shape == found.entropy_N.shape == (0,)
-    (gradient_ND,) = gradients(found.logprobs_N.sum() + found.entropy_N.sum(), hidden_ND)
+    (gradient_ND,) = gradients(found.logprobs_N.sum(), hidden_ND)
     assert gradient_ND.shape == (0, D)
 
 
@@ -328,8 +303,8 @@ def test_a_head_with_an_adapter_is_run_as_it_is() -> None:
     found = head_logprobs(head, hidden_ND, targets_N, 0.7, chunk_rows=5)
     torch.testing.assert_close(found.logprobs_N, expected.logprobs_N)
     torch.testing.assert_close(
-        gradients(weighted(found, entropy=False), hidden_ND, *trained),
-        gradients(weighted(expected, entropy=False), hidden_ND, *trained),
+        gradients(weighted(found), hidden_ND, *trained),
+        gradients(weighted(expected), hidden_ND, *trained),
     )
 
 

@@ -50,14 +50,13 @@ def test_values_and_gradients_are_those_of_the_renormalised_nucleus(top_p: float
     head.requires_grad_(trained)
 
     def gradient(found: TokenLogprobs) -> Tensor:
-        loss = (found.logprobs_N * torch.linspace(-1, 2, N)).sum() + found.entropy_N.square().sum()
-        return torch.autograd.grad(loss, hidden_ND)[0]
+        return torch.autograd.grad((found.logprobs_N * torch.linspace(-1, 2, N)).sum(), hidden_ND)[0]
 
     expected = naive(head, hidden_ND, targets_N, top_p)
     expected_gradient = gradient(expected)
     for found in (
-        head_logprobs(head, hidden_ND, targets_N, 0.7, top_p=top_p, entropy_gradient=True, chunk_rows=5),
-        logits_logprobs(head(hidden_ND), targets_N, 0.7, top_p=top_p, entropy_gradient=True),
+        head_logprobs(head, hidden_ND, targets_N, 0.7, top_p=top_p, chunk_rows=5),
+        logits_logprobs(head(hidden_ND), targets_N, 0.7, top_p=top_p),
     ):
         torch.testing.assert_close(found.logprobs_N, expected.logprobs_N)
         torch.testing.assert_close(found.entropy_N, expected.entropy_N)
@@ -136,7 +135,7 @@ def test_a_round_on_policy_reports_no_divergence_from_its_engine(base: LoadedMod
     )
     trainer = Trainer(
         Policy(base, PolicyConfig(lora_rank=4), seed=0),
-        TrainingConfig(sequences_per_step=4, correction="decoupled"),
+        TrainingConfig(sequences_per_step=4),
         temperature=0.8,
         top_p=0.7,
         max_tokens=24,

@@ -4,8 +4,8 @@ import pytest
 
 from swarmnode.errors import RequestRefused
 from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.rollout.shared_engine import SharedEngine, versions_needed
+from swarmnode.testing.fake_engine import FakeEngine
 
 MEMBERS = 2
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.fake_engine import FakeEngine, by_turns
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.conversations import ConversationRules
 from swarmnode.tasks.judging.rewards import load_reward, score_with
 from swarmnode.testing import FakeTask
+from swarmnode.testing.fake_engine import FakeEngine, by_turns
 from swarmnode.training.evaluation import evaluate, pass_at_k, powers_of_two
 from swarmnode.training.records import Evaluation
 from swarmnode.types import Example

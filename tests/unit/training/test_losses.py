@@ -227,8 +227,8 @@ def test_a_weight_scales_the_gradient_of_its_token_and_leaves_the_clip_where_it_
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_token_of_weight_zero_is_left_out_of_penalties_too(loss: str) -> None:
-    config = named(loss, kl_coef=0.5, entropy_coef=0.5)
+def test_a_token_of_weight_zero_is_left_out_of_the_penalty_too(loss: str) -> None:
+    config = named(loss, kl_coef=0.5)
     plain = batch_of([[0.0, 0.0]], [1.0], weights=[1.0, 0.0])
     batch = TokenBatch(
         plain.logprobs_N,
@@ -305,7 +305,7 @@ def test_any_split_of_a_step_into_micro_batches_has_the_same_gradient(loss: str,
     bounds = [0, *cuts, len(lengths)]
     parts = [order[a:b] for a, b in pairwise(bounds)]
     batch = random_step(data.draw(st.integers(0, 1000)), lengths)
-    config = named(loss, kl_coef=0.1, entropy_coef=0.01)
+    config = named(loss, kl_coef=0.1)
     whole, whole_sums = totals(batch, [range(len(lengths))], config)
     split, split_sums = totals(batch, parts, config)
     torch.testing.assert_close(split, whole, atol=1e-12, rtol=0)
@@ -328,7 +328,7 @@ def test_extreme_ratios_stay_finite_in_single_precision(
         reference_N=torch.tensor([old, -0.5, old]),
         lengths=[2, 1],
     )
-    found = policy_loss(batch, StepSize(2, 3, 4), named(loss, kl_coef=0.1, entropy_coef=0.1))
+    found = policy_loss(batch, StepSize(2, 3, 4), named(loss, kl_coef=0.1))
     found.loss.backward()
     assert logprobs_N.grad is not None
     assert torch.isfinite(found.loss)
@@ -377,8 +377,8 @@ def test_the_mean_of_k3_is_the_divergence_and_its_gradient_that_of_the_other_one
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_penalties_are_shared_out_as_the_objective_is(loss: str) -> None:
-    """With advantage 0 they alone are left. k3's gradient is 1 - q; the entropy here is -log-probability."""
+def test_the_penalty_is_shared_out_as_the_objective_is(loss: str) -> None:
+    """With advantage 0 it alone is left. k3's gradient is 1 - q."""
     plain = batch_of(THREE_AND_ONE, [0.0, 0.0])
     batch = TokenBatch(
         plain.logprobs_N,
@@ -391,8 +391,8 @@ def test_penalties_are_shared_out_as_the_objective_is(loss: str) -> None:
     )
     share = {"grpo": 1 / 6, "gspo": 1 / 6, "dr_grpo": 1 / 20, "rloo": 1 / 2}.get(loss, 1 / 4)
     last = {"grpo": 1 / 2, "gspo": 1 / 2}.get(loss, share)
-    found, by_token = gradient(batch, STEP, named(loss, kl_coef=0.3, entropy_coef=0.1))
-    pull = 0.3 * (1 - 0.5) + 0.1
+    found, by_token = gradient(batch, STEP, named(loss, kl_coef=0.3))
+    pull = 0.3 * (1 - 0.5)
     assert by_token == pytest.approx([pull * share] * 3 + [pull * last])
     assert found.kl is not None
     assert found.entropy is not None
@@ -421,10 +421,9 @@ def test_what_is_only_measured_moves_nothing() -> None:
     assert (other.kl, other.entropy) == (None, None)
 
 
-@pytest.mark.parametrize(("setting", "field"), [("kl_coef", "reference_N"), ("entropy_coef", "entropy_N")])
-def test_a_coefficient_without_its_values_is_an_error_and_not_a_zero(setting: str, field: str) -> None:
-    with pytest.raises(ValueError, match=f"{setting} needs {field}"):
-        policy_loss(batch_of([[0.0]], [1.0]), ONE_TOKEN, named("dapo", **{setting: 0.1}))
+def test_a_coefficient_without_its_values_is_an_error_and_not_a_zero() -> None:
+    with pytest.raises(ValueError, match="kl_coef needs reference_N"):
+        policy_loss(batch_of([[0.0]], [1.0]), ONE_TOKEN, named("dapo", kl_coef=0.1))
 
 
 @pytest.mark.parametrize("loss", TOKEN_CLIPPED)

@@ -14,6 +14,7 @@ from swarmnode.model.policy import Policy
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training import forward as forward_module
 from swarmnode.training import objective as objective_module
+from swarmnode.training import token_weights
 from swarmnode.training.adam import learning_rate_at
 from swarmnode.training.losses import TokenBatch
 from swarmnode.training.packing import to_samples
@@ -25,7 +26,6 @@ from swarmnode.types import RolloutGroup, Span, one_span
 GroupMaker = Callable[..., RolloutGroup]
 PROMPT = (5, 6)
 ANSWERS = [[7, 1], [8, 9, 1], [10, 11, 12, 1], [13, 1]]
-CORRECTIONS = ("none", "tis", "icepop", "decoupled")
 
 NEWEST = 3
 DRIFTED = [[0.1] * 2, [math.log(4.0)] * 2 + [0.5], [-0.2] * 4, [-math.log(3.0)] * 2]
@@ -102,16 +102,13 @@ def test_own_and_external_groups_are_counted_apart(policy: Policy, group: GroupM
     assert report.tokens == 3 * sum(map(len, ANSWERS))
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-def test_the_size_of_micro_batches_does_not_change_the_update(
-    base: LoadedModel, group: GroupMaker, correction: str
-) -> None:
+def test_the_size_of_micro_batches_does_not_change_the_update(base: LoadedModel, group: GroupMaker) -> None:
     updates = []
     for tokens in (16, 64, 4096):
         policy = fresh_policy(base)
         mine = group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=recorded(policy, DRIFTED))
         theirs = group(ANSWERS, [0.0, 1.0, 0.5, 0.0], author="other")
-        trainer = trainer_for(policy, micro_batch_tokens=tokens, correction=correction)
+        trainer = trainer_for(policy, micro_batch_tokens=tokens)
         trainer.train([mine], [theirs])
         updates.append(weights(policy))
     torch.testing.assert_close(updates[0], updates[2], atol=1e-5, rtol=0)
@@ -180,7 +177,7 @@ def test_one_inner_epoch_is_the_round_as_it_always_was(base: LoadedModel, group:
     trained: list[torch.Tensor] = []
     for settings in (
         {},
-        {"inner_epochs": 1, "weight_decay": 0.0, "schedule": "constant", "warmup_rounds": 0},
+        {"inner_epochs": 1, "schedule": "constant", "warmup_rounds": 0},
     ):
         policy = fresh_policy(base)
         trainer_for(policy, sequences_per_step=2, **settings).train([group(ANSWERS, [1.0, 0, 0.5, 0])], [])
@@ -222,15 +219,6 @@ def test_half_a_cosine_falls_slowly_then_fast_then_slowly_and_never_to_zero() ->
     falls = [before - after for before, after in pairwise(rates)]
     assert rates[0] == 1.0 and rates[4] == pytest.approx(0.5) and 0 < rates[7] == rates[8]
     assert falls[0] < falls[3] > falls[6] > 0
-
-
-def test_weight_decay_pulls_the_adapter_towards_nothing(base: LoadedModel, group: GroupMaker) -> None:
-    norms: list[float] = []
-    for decay in (0.0, 0.9):
-        policy = fresh_policy(base)
-        trainer_for(policy, weight_decay=decay).train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0])], [])
-        norms.append(weights(policy).norm().item())
-    assert norms[1] < norms[0]
 
 
 def test_out_of_memory_halves_the_micro_batch_and_finishes_the_round(
@@ -277,33 +265,18 @@ def test_a_gradient_that_is_not_finite_is_neither_applied_nor_measured(
     assert (report.optimizer_steps, report.behaviour_kl, report.off_policy_share) == (0, None, None)
 
 
-def test_a_correction_changes_nothing_when_the_policy_sampled_its_own_tokens(
-    base: LoadedModel, group: GroupMaker
+def test_no_weight_is_corrected_when_the_policy_sampled_its_own_tokens(
+    policy: Policy, group: GroupMaker
 ) -> None:
-    updates = []
-    for correction in CORRECTIONS:
-        policy = fresh_policy(base)
-        exact = recorded(policy, [[0.0] * len(answer) for answer in ANSWERS])
-        report = trainer_for(policy, correction=correction).train(
-            [group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=exact)], []
-        )
-        assert report.corrected_share == 0
-        updates.append(weights(policy))
-    for update in updates[1:]:
-        torch.testing.assert_close(update, updates[0], atol=1e-5, rtol=0)
+    exact = recorded(policy, [[0.0] * len(answer) for answer in ANSWERS])
+    report = trainer_for(policy).train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=exact)], [])
+    assert report.corrected_share == 0
+    assert report.effective_sample_size == pytest.approx(1.0, abs=1e-5)
 
 
-def test_a_strangers_tokens_count_in_full_under_every_correction(
-    base: LoadedModel, group: GroupMaker
-) -> None:
-    updates = []
-    for correction in CORRECTIONS:
-        policy = fresh_policy(base)
-        theirs = group(ANSWERS, [1.0, 0.0, 0.5, 0.0], author="other")
-        report = trainer_for(policy, correction=correction).train([], [theirs])
-        assert (report.corrected_share, report.off_policy_share, report.effective_sample_size) == (None,) * 3
-        updates.append(weights(policy))
-    assert all(torch.equal(update, updates[0]) for update in updates)
+def test_a_strangers_tokens_are_not_measured(policy: Policy, group: GroupMaker) -> None:
+    report = trainer_for(policy).train([], [group(ANSWERS, [1.0, 0.0, 0.5, 0.0], author="other")])
+    assert (report.corrected_share, report.off_policy_share, report.effective_sample_size) == (None,) * 3
 
 
 def test_a_weight_scales_the_gradient_of_its_tokens(
@@ -311,29 +284,15 @@ def test_a_weight_scales_the_gradient_of_its_tokens(
 ) -> None:
     """All tokens were half as likely when they were sampled as now: k = 2."""
     doubled = recorded(policy, [[math.log(2.0)] * len(answer) for answer in ANSWERS])
-    norms: dict[str, float | None] = {}
-    for correction, cap in (("none", 9.0), ("tis", 1.5), ("tis", 9.0), ("icepop", 9.0), ("decoupled", 9.0)):
-        monkeypatch.setattr(objective_module, "CORRECTION_CAP", cap)
-        trainer = trainer_for(policy, learning_rate=1e-12, correction=correction)
+    norms: dict[float, float] = {}
+    for cap in (1.0, 1.5, 9.0):
+        monkeypatch.setattr(token_weights, "LARGEST_WEIGHT", cap)
+        trainer = trainer_for(policy, learning_rate=1e-12)
         report = trainer.train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=doubled)], [])
-        norms[f"{correction} {cap:g}"] = report.grad_norm
-    plain = norms["none 9"]
-    assert plain is not None and plain > 0
-    assert norms["tis 1.5"] == pytest.approx(1.5 * plain, rel=1e-4)
-    for name in ("tis 9", "icepop 9", "decoupled 9"):
-        assert norms[name] == pytest.approx(2.0 * plain, rel=1e-4)
-
-
-@pytest.mark.parametrize("correction", ["icepop", "decoupled"])
-def test_tokens_beyond_the_bounds_are_not_learnt_from(
-    policy: Policy, group: GroupMaker, correction: str
-) -> None:
-    before = weights(policy)
-    far = recorded(policy, [[3.0] * len(answer) for answer in ANSWERS])
-    mine = group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=far)
-    report = trainer_for(policy, correction=correction).train([mine], [])
-    assert torch.equal(weights(policy), before)
-    assert report.corrected_share == 1
+        norms[cap] = report.grad_norm or 0.0
+    assert norms[1.0] > 0
+    assert norms[1.5] == pytest.approx(1.5 * norms[1.0], rel=1e-4)
+    assert norms[9.0] == pytest.approx(2.0 * norms[1.0], rel=1e-4)
 
 
 @pytest.mark.parametrize("sequences_per_step", [1, 2, 128])
@@ -361,14 +320,9 @@ def test_the_report_tells_how_far_the_own_tokens_were_from_the_policy_before_the
     assert report.effective_sample_size == pytest.approx(share, abs=1e-5)
 
 
-@pytest.mark.parametrize(("correction", "tokens"), [("none", 0), ("tis", 2), ("icepop", 4), ("decoupled", 2)])
-def test_the_report_counts_truncated_and_masked_tokens(
-    policy: Policy, group: GroupMaker, correction: str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(objective_module, "CORRECTION_HIGH", 3.0)
+def test_the_report_counts_truncated_tokens(policy: Policy, group: GroupMaker) -> None:
     mine = group(ANSWERS, [1.0, 0, 0, 0], logprobs=recorded(policy, DRIFTED))
-    report = trainer_for(policy, correction=correction).train([mine], [])
-    assert report.corrected_share == pytest.approx(tokens / 11)
+    assert trainer_for(policy).train([mine], []).corrected_share == pytest.approx(2 / 11)
 
 
 def test_optimizer_steps_are_of_equal_size(policy: Policy, group: GroupMaker) -> None:

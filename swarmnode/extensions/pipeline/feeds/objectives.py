@@ -20,7 +20,8 @@ from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.model.head import TokenLogprobs, head_logprobs
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.losses import LossOutput, StepSize
-from swarmnode.training.objective import MeasuredTokens, ScoredTokens, objective, shares_of
+from swarmnode.training.objective import ScoredTokens, objective, shares_of
+from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch
 
 
@@ -56,18 +57,12 @@ def batch_logprobs(
     temperature: float | Tensor = 1.0,
     *,
     top_p: float = 1.0,
-    entropy_gradient: bool = False,
 ) -> TokenLogprobs:
     """Return log-probabilities of the N completion tokens from hidden states at a path's end. On the data
     stage."""
     predictors_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
     return head_logprobs(
-        stage.head,
-        stage.final_norm(predictors_ND),
-        batch.targets_N,
-        temperature,
-        top_p=top_p,
-        entropy_gradient=entropy_gradient,
+        stage.head, stage.final_norm(predictors_ND), batch.targets_N, temperature, top_p=top_p
     )
 
 
@@ -103,8 +98,8 @@ def policy_gradient(
     """
 
     def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
-        batch, wanted = inputs.batch, config.entropy_coef > 0
-        found = batch_logprobs(stage, hidden_BTD, batch, temperature, top_p=top_p, entropy_gradient=wanted)
+        batch = inputs.batch
+        found = batch_logprobs(stage, hidden_BTD, batch, temperature, top_p=top_p)
         prox_N = found.logprobs_N.detach() if inputs.prox_N is None else inputs.prox_N
         scored = ScoredTokens(found, prox_N, inputs.reference_N)
         (share,) = shares_of(batch)  # A pipeline has one policy.

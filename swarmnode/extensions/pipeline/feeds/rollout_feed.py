@@ -23,7 +23,7 @@ from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.losses import LossOutput, StepSize, loss_of
-from swarmnode.training.objective import MeasuredTokens
+from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch, TrainingSample, completion_tokens, micro_batches
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, StepSums

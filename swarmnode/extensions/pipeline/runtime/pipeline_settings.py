@@ -14,7 +14,7 @@ from swarmnode.extensions.pipeline.plans.planning import PlanSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_BACK
 from swarmnode.model.base_model import find_device, find_dtype
-from swarmnode.node.building.assemble import longest_sequence
+from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.settings.config import Config
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ def check(config: Config) -> None:
         "training.kl_coef": training.kl_coef > 0,
         "training.schedule": training.schedule != "constant",
         "training.warmup_rounds": training.warmup_rounds > 0,
-        "training.weight_decay": training.weight_decay > 0,
         "training.inner_epochs": training.inner_epochs > 1,
         "training.micro_batch_tokens": training.micro_batch_tokens is not None,
     }

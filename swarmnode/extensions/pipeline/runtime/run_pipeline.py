@@ -37,17 +37,11 @@ from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.network.private.swarm_record import record_of
-from swarmnode.node.building.assemble import (
-    build_discovery,
-    build_host,
-    check_addresses,
-    seed_of,
-    start_tasks,
-    tasks_for_strangers,
-)
+from swarmnode.node.building.assemble import build_discovery, build_host, check_addresses, seed_of
 from swarmnode.node.building.node_process import remove_running, stop_on_signals
 from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
 from swarmnode.node.building.run import leave_note, take_identity
+from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.node.showing.board import Watcher, Watchers
 from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info
@@ -65,8 +59,8 @@ CACHE_SHARE = 0.25
 KEPT_STEPS = 3
 
 
-def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> Ending:
-    """Run a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
+def run_pipeline(config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool) -> Ending:
+    """Runs a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
     print."""
     check(config)
     check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
@@ -122,12 +116,12 @@ def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
     import torch
 
-    from swarmnode.extensions.native.compiler import keep_in, turn_off
+    from swarmnode.cpu_kernels import kernels
 
     torch.set_num_threads(config.policy.threads)
-    keep_in(paths.cache / "native")
+    kernels().keep_in(paths.cache / "native")
     if config.policy.cpu_kernels == "off":
-        turn_off()
+        kernels().turn_off()
     source = _source(model, paths, screen)
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
 

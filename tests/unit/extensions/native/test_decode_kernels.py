@@ -1,11 +1,11 @@
 """A decode step by the C kernels is the one by torch's operations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
+from swarmnode.cpu_kernels import Streams
 from swarmnode.extensions.native import compiler
 from swarmnode.extensions.native import decode_kernels as decode
 from swarmnode.rollout.decode import cached_attention as attention
@@ -17,12 +17,11 @@ from swarmnode.rollout.decode.cached_attention import (
     cache_attention,
 )
 from swarmnode.rollout.decode.decoder import Heads, Rotary
-from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.matrix import RmsNorm
 from swarmnode.rollout.decode.sampler import RUN, Sampler
 from swarmnode.rollout.decode.slots import Band, cache_size
 from swarmnode.rollout.decode.weights import Shape
-from swarmnode.rollout.engine import Output, Request, SamplingParams
+from swarmnode.rollout.engine import SamplingParams
 
 pytestmark = pytest.mark.skipif(compiler.library() is None, reason="no C compiler on this machine")
 
@@ -296,24 +295,9 @@ def test_a_filter_between_two_steps_does_not_move_a_stream() -> None:
 def test_words_that_are_not_there_are_not_read() -> None:
     words, offsets = torch.ones(2, 20, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int64)
     logits, setting = torch.zeros(1, 5), torch.ones(1)
-    tokens, _ = decode.sample(logits, setting, setting, decode.Streams(words, 8, (1, 3), 2**-31, offsets))
+    tokens, _ = decode.sample(logits, setting, setting, Streams(words, 8, (1, 3), 2**-31, offsets))
     assert tokens.tolist() == [0]
     assert offsets.flatten().tolist() == [1, 3]
     for windows in (16, 7, 0):
         with pytest.raises(ValueError, match="no"):
-            decode.sample(logits, setting, setting, decode.Streams(words, windows, (1, 3), 2**-31, offsets))
-
-
-# All together
-
-
-def test_an_engine_samples_the_same_with_and_without_kernels(
-    tiny: PreTrainedModel, ask: Callable[..., Request], run: Callable[..., dict[str, Output]]
-) -> None:
-    requests = [ask(i, 3 + 9 * i, 70 - 5 * i) for i in range(8)]
-    found = run(EmbeddedEngine(tiny, (), max_slots=5), requests)
-    with compiler.turned_off():
-        expected = run(EmbeddedEngine(tiny, (), max_slots=5), requests)
-    for name, output in found.items():
-        assert output.token_ids == expected[name].token_ids
-        assert output.logprobs == pytest.approx(expected[name].logprobs, abs=1e-4)
+            decode.sample(logits, setting, setting, Streams(words, windows, (1, 3), 2**-31, offsets))

@@ -15,6 +15,7 @@ from swarmnode.extensions.sandbox.confinement.kernel import number_of
 from swarmnode.extensions.sandbox.confinement.seccomp import filtered
 from swarmnode.extensions.sandbox.isolation import UNCONFINED, Isolation, runtime_paths
 from swarmnode.extensions.sandbox.sandbox import Limits, ProgramEnd, available
+from swarmnode.tasks.processes import unconfined
 
 needs_a_sandbox = pytest.mark.skipif(
     not available().confines, reason="this machine has nothing to make a sandbox of"
@@ -32,7 +33,7 @@ def a_machine_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """No isolation is to be had, and nobody has said that it may be done without."""
     monkeypatch.setattr(sandbox, "candidates", lambda: iter(()))
     monkeypatch.setattr(sandbox, "_found", [])
-    monkeypatch.setattr(sandbox, "_unconfined_allowed", False)
+    monkeypatch.setattr(unconfined, "_allowed", False)
 
 
 @needs_a_sandbox
@@ -139,10 +140,10 @@ def test_where_nothing_isolates_nothing_is_run(a_machine_without: None) -> None:
 
 
 def test_somebody_may_say_that_it_is_run_all_the_same(a_machine_without: None) -> None:
-    sandbox.allow_unconfined(True)
+    unconfined.allow_unconfined(True)
     end = run("import os; print(os.getpid() > 0)")
     assert end.stdout == "True\n" and not end.isolation.confines
-    sandbox.allow_unconfined(False)
+    unconfined.allow_unconfined(False)
     with pytest.raises(SandboxError):
         run("print(1)")
 

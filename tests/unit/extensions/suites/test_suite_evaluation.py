@@ -11,20 +11,13 @@ from swarmnode.cli.app import app
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.extensions.suites.formats import Prompting
 from swarmnode.extensions.suites.suite import load_suites
-from swarmnode.extensions.suites.suite_evaluation import (
-    SuiteEvaluation,
-    SuiteResult,
-    SuiteScore,
-    evaluate_suites,
-    holds,
-    measure,
-)
-from swarmnode.extensions.suites.suite_lines import suite_lines
+from swarmnode.extensions.suites.suite_evaluation import evaluate_suites, holds, measure
+from swarmnode.extensions.suites.suite_report import SuiteEvaluation, SuiteResult, SuiteScore
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
+from swarmnode.testing.fake_engine import FakeEngine
 from tests.suite_samples import GSM8K, IFEVAL, MATH, json_lines
 from tests.unit.node.commands.test_offline import trained_on
 from tests.unit.training.test_evaluation import END, Letters
@@ -88,7 +81,7 @@ def test_base_model_and_checkpoint_stand_side_by_side(
     assert suite.before == suite.after, "nothing was learned"
     assert (suite.asked, suite.rows, suite.prompting) == (2, 2, "zero-shot")
     assert suite.trained_on
-    assert any("trained on this very file" in line for line in suite_lines(found))
+    assert any("trained on this very file" in line for line in found.lines())
 
 
 def test_without_a_checkpoint_only_the_base_model_can_be_measured(
@@ -101,7 +94,7 @@ def test_without_a_checkpoint_only_the_base_model_can_be_measured(
     found = evaluate_suites(config, str(quick_model), paths, [file], base=True, limit=1, samples=2, shots=0)
     assert found.policy is None
     assert (found.suites[0].after, found.suites[0].asked) == (None, 1)
-    assert any("the first 1 of 2 questions" in line for line in suite_lines(found))
+    assert any("the first 1 of 2 questions" in line for line in found.lines())
 
 
 def test_a_suite_that_cannot_be_read_is_refused_before_a_model_is_loaded(
@@ -120,7 +113,7 @@ def test_a_question_that_is_too_long_is_told_and_not_counted(
     file = json_lines(tmp_path / "gsm8k.jsonl", [*GSM8K, long])
     found = evaluate_suites(config, str(quick_model), resolve_paths(tmp_path), [file], base=True, shots=0)
     assert (found.suites[0].asked, found.suites[0].before.answered) == (3, 2)
-    assert "gsm8k, before: 1 question too long to ask" in list(suite_lines(found))
+    assert "gsm8k, before: 1 question too long to ask" in list(found.lines())
 
 
 def score(value: float) -> SuiteScore:
@@ -133,7 +126,7 @@ def test_the_table_has_a_line_for_each_k_and_says_what_was_not_measured() -> Non
         trained_on=False, before=score(0.25), after=score(0.5),
     )  # fmt: skip
     result = SuiteEvaluation("tiny", "checkpoint of round 3", "sampled at temperature 1", 2, 512, (suite,))
-    text = "\n".join(suite_lines(result))
+    text = "\n".join(result.lines())
     assert "before: base model; after: checkpoint of round 3" in text
     (line,) = [line for line in text.splitlines() if "pass@1" in line]
     assert line.split() == [

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.extensions.sandbox.isolation import UNCONFINED, Isolation
 from swarmnode.extensions.vllm import compat as vllm_compat
 from swarmnode.machine import hardware
 from swarmnode.machine.hardware import GIB, Card, Gpu, Machine, TorchCuda
@@ -16,17 +15,14 @@ from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.building import machine_memory as memory_module
 from swarmnode.node.building.machine_memory import plan_for
 from swarmnode.node.building.node_process import RunningNode, write_running
-from swarmnode.node.commands import diagnosis as doctor_module
 from swarmnode.node.commands.diagnosis import (
     Finding,
-    compiler_findings,
     engine_findings,
     gpu_finding,
     memory_findings,
     model_findings,
     policy_findings,
     reach_findings,
-    sandbox_finding,
 )
 from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.node_status import Network, NodeStatus, Phase
@@ -90,32 +86,6 @@ def test_a_card_without_bfloat16_is_planned_in_float32(monkeypatch: pytest.Monke
         assert plan is not None
         weights.append(plan.weights)
     assert weights[0] == 2 * weights[1]
-
-
-def test_a_cpu_node_is_told_of_its_compiler_and_a_card_does_not_need_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cpu = Machine("a CPU", 2, 64 * GIB, 20 * GIB, ())
-    with_a_card = Machine("a CPU", 2, 64 * GIB, 20 * GIB, (Gpu("RTX 3060", 12 * GIB, 11 * GIB, 8.6),))
-    off = settings("policy.cpu_kernels=off")
-    monkeypatch.setattr(doctor_module, "find_compiler", lambda: Path("/usr/bin/gcc"))
-    (found,) = compiler_findings(settings(), cpu)
-    assert (found.verdict, found.advice) == ("ok", "") and "/usr/bin/gcc" in found.text
-    assert [each.verdict for each in compiler_findings(off, cpu)] == ["note"]
-    monkeypatch.setattr(doctor_module, "find_compiler", lambda: None)
-    (missing,) = compiler_findings(settings(), cpu)
-    assert missing.verdict == "note" and "gcc" in missing.advice
-    assert list(compiler_findings(settings(), with_a_card)) == []
-    assert len(list(compiler_findings(settings("policy.device=cpu"), with_a_card))) == 1
-
-
-def test_the_sandbox_that_programs_would_run_in_is_named() -> None:
-    found = sandbox_finding(Isolation(namespaces=True, landlock=7, seccomp=True), optional=False)
-    assert found.text == "programs run in a sandbox of namespaces, landlock 7 and seccomp"
-    assert (found.verdict, found.advice) == ("ok", "")
-    refused = sandbox_finding(UNCONFINED, optional=False)
-    assert refused.verdict == "note" and "so none is run" in refused.text and "bubblewrap" in refused.advice
-    assert "tasks.sandbox=optional" in sandbox_finding(UNCONFINED, optional=True).text
 
 
 def test_a_card_that_torch_cannot_use_is_a_problem_with_the_next_step() -> None:

@@ -316,3 +316,15 @@ def test_a_model_it_cannot_run_is_refused_with_the_reason() -> None:
     )
     with pytest.raises(ModelError, match="gelu"):
         EmbeddedEngine(LlamaForCausalLM(config), ())
+
+
+def test_an_engine_samples_the_same_with_and_without_kernels(
+    tiny: PreTrainedModel, ask: Ask, run: Run
+) -> None:
+    requests = [ask(i, 3 + 9 * i, 70 - 5 * i) for i in range(8)]
+    found = run(EmbeddedEngine(tiny, (), max_slots=5), requests)
+    with compiler.turned_off():
+        expected = run(EmbeddedEngine(tiny, (), max_slots=5), requests)
+    for name, output in found.items():
+        assert output.token_ids == expected[name].token_ids
+        assert output.logprobs == pytest.approx(expected[name].logprobs, abs=1e-4)

@@ -15,7 +15,6 @@ import pytest
 from swarmnode.chat import Turn, turns_of
 from swarmnode.errors import CheckpointError, JudgementLost, ModelError, TaskError
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
-from swarmnode.rollout.fake_engine import Answer, FakeEngine, by_turns
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.conversations import ConversationRules
 from swarmnode.rollout.schedule.open_group import Answered
@@ -24,6 +23,7 @@ from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.tasks.deadlines.work_clock import off_the_clock
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.task import is_environment, score_completions
+from swarmnode.testing.fake_engine import Answer, FakeEngine, by_turns
 from swarmnode.types import Completion, Example, ExampleKey, Message, sampled_places
 from tests.two_tools import Letters, TwoTools, last_words, lost, said, skilled, sum_of
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import CheckpointError, ConfigError, EngineError
 from swarmnode.rollout.engine import InFlight, Output, PolicyUpdate, Request, SamplingParams
-from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.concurrency_control import REFILL_SHARE, gain_ceiling
 from swarmnode.rollout.schedule.departure_order import DepartureOrder
 from swarmnode.rollout.schedule.open_group import Answered, completion_seed
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
 from swarmnode.rollout.schedule.partial_settings import PartialSettings
+from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Example, ExampleKey
 
 EOS = 0

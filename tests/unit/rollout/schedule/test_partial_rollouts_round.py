@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 
 from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.fake_engine import LOGPROB, FakeEngine
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.open_group import completion_seed
+from swarmnode.testing.fake_engine import LOGPROB, FakeEngine
 from swarmnode.training.evaluation import collect
 from swarmnode.types import Example, ExampleKey, one_span
 

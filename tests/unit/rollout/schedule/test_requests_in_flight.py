@@ -4,9 +4,9 @@ import pytest
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import InFlight, Output, PolicyUpdate, Request, Sampled, SamplingParams
-from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.rollout.schedule.open_group import OpenCompletion, OpenGroup
 from swarmnode.rollout.schedule.requests_in_flight import RequestsInFlight, nearest_mode
+from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Example, ExampleKey, Span
 
 SAMPLING = SamplingParams(max_tokens=9)

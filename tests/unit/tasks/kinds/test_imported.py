@@ -8,10 +8,9 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.drawing.example_stream import draw_round
-from swarmnode.tasks.kinds.puzzles import PUZZLES
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
-from swarmnode.tasks.specs import PUZZLE_NAMES, TaskKind, absolute, parse_spec, with_defaults
+from swarmnode.tasks.specs import TaskKind, absolute, parse_spec, with_defaults
 from swarmnode.tasks.task import Task, is_exchangeable, redraw
 
 PACKAGE = '''
@@ -229,6 +228,5 @@ def test_a_name_of_ours_is_no_folder_that_happens_to_lie_there(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for name in ("rev", "countdown", "mine"):
         (tmp_path / name).mkdir()
-    assert tuple(task.name for task in PUZZLES) == PUZZLE_NAMES
     kinds = [parse_spec(name).kind for name in ("rev", "countdown", "mine", "./rev")]
     assert kinds == [TaskKind.BUILTIN, TaskKind.BUILTIN, TaskKind.DATA, TaskKind.DATA]

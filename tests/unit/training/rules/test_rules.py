@@ -11,11 +11,11 @@ import torch
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
-from swarmnode.training.objective import SHAPING, shaped_weights
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import RoundOfPolicy
 from swarmnode.training.rules.rules import SharingRule, make_rule
+from swarmnode.training.token_weights import SHAPING, shaped_weights
 from swarmnode.training.trainer import Trainer, train_together
 from swarmnode.types import RolloutGroup
 from tests.answered import EOS, foreign, own

@@ -22,11 +22,11 @@ from swarmnode.extensions.pipeline.execution.idle_budget import (
     StepForecast,
 )
 from swarmnode.rollout.engine import Output, PolicyUpdate, SamplingParams
-from swarmnode.rollout.fake_engine import FakeEngine
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.open_group import Answered
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
 from swarmnode.rollout.schedule.partial_settings import PartialSettings
+from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Example, ExampleKey
 
 TOKENS = 12

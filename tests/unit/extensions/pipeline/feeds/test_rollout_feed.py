@@ -64,7 +64,7 @@ def pipeline(model: Any, tmp_path_factory: pytest.TempPathFactory) -> LocalPipel
 
 
 def config_of(**settings: Any) -> TrainingConfig:
-    return TrainingConfig(**{"grad_clip": 1e9, "correction": "tis", **settings})
+    return TrainingConfig(**{"grad_clip": 1e9, **settings})
 
 
 def feed_of(
@@ -138,7 +138,7 @@ def test_a_step_of_each_loss_is_the_single_machines_gradient_and_report(
     model: Any, pipeline: LocalPipeline, loss: Any, packed: bool
 ) -> None:
     """In micro-batches of unlike sizes, so that a wrong weight would tell."""
-    config = config_of(loss=loss, entropy_coef=0.01)
+    config = config_of(loss=loss)
     trained = of_several_versions()
     expected, alone = trained_alone(single_machine(model), config, trained)
     feed = feed_of([PathSamples(WHOLE, trained)], config=config, packed=packed)

@@ -84,7 +84,6 @@ def test_who_has_no_text_at_hand_does_not_claim_to_hold_data(
         ("node.learner=mymodule:Curious", "node.learner"),
         ("training.kl_coef=0.1", "training.kl_coef"),
         ("training.warmup_rounds=2", "training.warmup_rounds"),
-        ("training.weight_decay=0.1", "training.weight_decay"),
         ("training.inner_epochs=2", "training.inner_epochs"),
     ],
 )

@@ -128,9 +128,7 @@ def test_activations_computed_again_give_the_same_gradients(model: Any, folder: 
 
 @pytest.mark.parametrize("loss", SEAMS["loss"].ours)
 def test_a_step_of_each_policy_loss_is_the_single_machines(model: Any, folder: Path, loss: Any) -> None:
-    config = TrainingConfig(
-        loss=loss, kl_coef=0.1, entropy_coef=0.01, grad_clip=1e9, packing="auto", correction="tis"
-    )
+    config = TrainingConfig(loss=loss, kl_coef=0.1, grad_clip=1e9)
     policy = single_machine(model)
     expected = step_of_single_machine(policy, config)
     found = shared(folder, 1, 3, 6)
@@ -152,7 +150,7 @@ def step_of_single_machine(policy: Policy, config: TrainingConfig) -> dict[str, 
 
 
 def test_log_probabilities_before_the_update_are_used_where_the_policy_has_moved(folder: Path) -> None:
-    config = TrainingConfig(loss="grpo", correction="none", clip_low=0.2, clip_high=0.2)
+    config = TrainingConfig(loss="grpo", clip_low=0.2, clip_high=0.2)
     found = fresh(folder, [2, 6])
     batch = batches(packed=True)[0]
     objective = policy_gradient(StepSize(5, TOKENS, 16), config, temperature=1.0, version=0)

@@ -6,6 +6,7 @@ import pytest
 
 from swarmnode.model.policy import Policy
 from swarmnode.settings.config import TrainingConfig
+from swarmnode.training import forward
 from swarmnode.training.forward import Forward
 from swarmnode.training.rules.mending.cuts import SURPRISING_NATS, ReadingRequest
 from swarmnode.training.rules.mending.reading import Reader
@@ -14,8 +15,8 @@ PROMPT = (3, 4, 5)
 LONG, SHORT = (7, 8, 9, 10, 11, 1), (12, 13, 1)
 
 
-def reader(policy: Policy, *, packing: str = "auto", tokens: int = 4096) -> Reader:
-    config = TrainingConfig.model_validate({"packing": packing, "micro_batch_tokens": tokens})
+def reader(policy: Policy, *, tokens: int = 4096) -> Reader:
+    config = TrainingConfig(micro_batch_tokens=tokens)
     return Reader(Forward(policy, config, temperature=1.0), policy.number)
 
 
@@ -27,9 +28,13 @@ def rows(looks: Sequence[int] | None) -> list[ReadingRequest]:
     ]
 
 
-@pytest.mark.parametrize("packing", ["auto", "off"])
-def test_rows_are_read_in_order_with_and_without_looks(nudged: Policy, packing: str) -> None:
-    read = reader(nudged, packing=packing)
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_are_read_in_order_with_and_without_looks(
+    nudged: Policy, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    if not packed:
+        monkeypatch.setattr(forward, "prepare_for_packing", lambda model: "it has layers of another type")
+    read = reader(nudged)
     plain, looked = read(rows(None)), read(rows([0]))
     for row, one, other in zip(rows(None), plain, looked, strict=True):
         assert len(one.logprobs) == len(row.token_ids)

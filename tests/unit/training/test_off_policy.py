@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from swarmnode.training.objective import (
+from swarmnode.training.off_policy import (
     MeasuredTokens,
     effective_sample_size,
     kl_estimate,

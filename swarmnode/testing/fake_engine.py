@@ -21,7 +21,7 @@ from swarmnode.rollout.engine import (
     Request,
     Sampled,
 )
-from swarmnode.rollout.engine_counters import read_tokens
+from swarmnode.rollout.engine_counters import EngineCounters
 from swarmnode.rollout.request_queue import RequestQueue, untouched, with_live_version
 from swarmnode.types import FinishReason, Span
 
@@ -76,6 +76,7 @@ def by_turns(say: Callable[[Request, Sequence[tuple[int, ...]]], Sequence[int]])
 class FakeEngine:
     """Answers each request with `answer(request)`: the tokens a policy would sample, its EOS token included.
 
+    >>> from swarmnode.rollout.engine import SamplingParams
     >>> engine = FakeEngine(lambda request: (*request.prompt_ids, 0))
     >>> engine.submit([Request("a", (7,), SamplingParams(max_tokens=4))])
     >>> [list(engine.step()), [output.token_ids for output in engine.step()]]
@@ -107,10 +108,7 @@ class FakeEngine:
         self._step_s = step_s
         self._queue = RequestQueue(max_length, vocab)
         self._running: list[_Running] = []
-        self._prompt_tokens = 0
-        self._reprefilled_tokens = 0
-        self._generated_tokens = 0
-        self._generation_s = 0.0
+        self._counters = EngineCounters()
 
     @property
     def policy_version(self) -> int:
@@ -129,8 +127,8 @@ class FakeEngine:
             self._start(request)
         for running in self._running:
             running.advance()
-        self._generated_tokens += len(self._running)
-        self._generation_s += self._step_s(len(self._running))
+        self._counters.generated_tokens += len(self._running)
+        self._counters.generation_s += self._step_s(len(self._running))
         return self._leave(lambda running: running.finish())
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
@@ -155,8 +153,9 @@ class FakeEngine:
             for running in followers:
                 running.version, running.stale = update.version, inflight == "keep"
                 if inflight == "recompute":
-                    self._reprefilled_tokens += len(running.request.prompt_ids) + running.done - 1
+                    self._counters.reprefilled_tokens += len(running.request.prompt_ids) + running.done - 1
         self.updates.append(update)
+        self._counters.swaps += 1
         return aborted
 
     def score(
@@ -167,19 +166,7 @@ class FakeEngine:
         return [(LOGPROB,) * len(completion) for _, completion in sequences]
 
     def stats(self) -> EngineStats:
-        return EngineStats(
-            running=len(self._running),
-            waiting=len(self._queue),
-            prompt_tokens=self._prompt_tokens,
-            reprefilled_tokens=self._reprefilled_tokens,
-            kept_tokens=0,
-            generated_tokens=self._generated_tokens,
-            generation_s=self._generation_s,
-            live_versions=tuple(sorted(self._live_versions())),
-            swaps=len(self.updates),
-            swap_s=0.0,
-            kv_use=None,
-        )
+        return self._counters.stats(len(self._running), len(self._queue), self._live_versions())
 
     def snapshot(self) -> tuple[Request, ...]:
         running = [running.request.resumed(running.sampled()) for running in self._running]
@@ -210,9 +197,7 @@ class FakeEngine:
             )
         version = self.policy_version if request.version is None else request.version
         self._running.append(_Running(request, answer, version))
-        first, again = read_tokens(request, kept_tokens=0)
-        self._prompt_tokens += first
-        self._reprefilled_tokens += again
+        self._counters.started(request)
 
     def _leave(self, reason: Callable[[_Running], FinishReason | None]) -> list[Output]:
         outputs: list[Output] = []

@@ -1,0 +1,82 @@
+"""The heart stands alone: without swarmnode/extensions everything else imports, and a node trains a round."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ALL_MODULES = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def heart(tmp_path: Path) -> Run:
+    """Runs Python on a copy of the package, made of links, that has no extensions."""
+    place = tmp_path / "installed"
+    (place / "swarmnode").mkdir(parents=True)
+    for path in (*(ROOT / "swarmnode").iterdir(), ROOT / "rewards", ROOT / "configs"):
+        if path.name != "extensions":
+            (place / path.relative_to(ROOT)).symlink_to(path)
+    environment = os.environ | {"PYTHONPATH": str(place), "SWARMNODE_HOME": str(tmp_path / "home")}
+    return lambda *arguments: subprocess.run(
+        [sys.executable, *arguments],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_module_of_the_heart_imports_without_extensions(heart: Run) -> None:
+    paths = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "swarmnode").rglob("*.py"))
+    names = sorted(".".join(path.parts).removesuffix(".__init__") for path in paths)
+    left = [name for name in names if not name.startswith(("swarmnode.extensions", "swarmnode.__main__"))]
+    done = heart("-c", ALL_MODULES, *left)
+    assert done.returncode == 0, done.stderr
+    assert "No module named" in heart("-c", "import swarmnode.extensions").stderr
+
+
+@pytest.mark.slow
+def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path) -> None:
+    settings = ("network.listen=127.0.0.1", "tasks.eval_examples=4", "exchange.enabled=false")
+    done = heart(
+        *("-m", "swarmnode", "join", "--model", str(quick_model), "--preset", "tiny", "--rounds", "1"),
+        *(part for setting in settings for part in ("--set", setting)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("join", "--pipeline", "ours"), "join = 'pipeline': no such run: there are alone;"),
+        (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
+        (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),
+        (("task", "check", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
+    ],
+)
+def test_a_part_of_a_missing_extension_is_refused_with_a_sentence(
+    arguments: tuple[str, ...], sentence: str, heart: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "answer": "!"}\n' * 20)
+    done = heart("-m", "swarmnode", *arguments)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert sentence in done.stderr
+
+
+def test_the_doctor_says_nothing_of_what_is_not_here(heart: Run) -> None:
+    findings = json.loads(heart("-m", "swarmnode", "doctor", "--json").stdout)
+    subjects = {finding["subject"] for finding in findings}
+    assert "memory" in subjects and not {"vllm", "C compiler", "sandbox"} & subjects
+
+
+def test_every_extension_has_a_page_and_says_what_it_registers() -> None:
+    folders = [path.parent for path in (ROOT / "swarmnode" / "extensions").glob("*/__init__.py")]
+    assert folders
+    for folder in folders:
+        assert (ROOT / "docs" / f"{folder.name}.md").is_file(), folder
+        assert (ROOT / "tests" / "unit" / "extensions" / folder.name).is_dir(), folder
