@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
+from swarmnode.exchange.bodies.body_routes import DIAL_AGAIN_S, BodyRoutes
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, MAX_REQUEST_BYTES
 from swarmnode.exchange.bodies.holder import MAX_ANNOUNCED_PER_AUTHOR, MAX_TRIES, Holder
-from swarmnode.exchange.bodies.body_routes import DIAL_AGAIN_S, BodyRoutes
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.limits import TAKEN_PER_GIVEN
 from swarmnode.exchange.peers import connection_gate
@@ -143,7 +143,7 @@ async def test_a_holder_that_lies_is_found_out_and_another_is_asked(home, groups
 
 
 def knows(seed: SeedNode, *homes: Node) -> bool:
-    return {home.key.peer_id for home in homes} <= seed._bodies.body_routes.connected
+    return {home.key.peer_id for home in homes} <= seed._bodies.routes.connected
 
 
 # ---- the holder ----
