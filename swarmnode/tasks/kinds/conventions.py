@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.arguments import accepted
 from swarmnode.tasks.judging.plain_rewards import final_answer
 from swarmnode.types import Message
 
@@ -79,7 +80,8 @@ def adapted(function: Any, convention: str | None = None) -> Any:
     ) -> Any:
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
         results: Any = judge(list(prompts), list(map(final_answer, completions)), rows)
-        return _gathered(cast(list[Any], results)) if _waits(results) else results
+        waits = isinstance(results, list) and any(map(inspect.isawaitable, cast(list[Any], results)))
+        return _gathered(results) if waits else results
 
     signature = inspect.signature(reward)
     update_wrapper(reward, inner)
@@ -89,8 +91,6 @@ def adapted(function: Any, convention: str | None = None) -> Any:
 
 
 def _verl(function: Any) -> tuple[Any, Judged]:
-    accepts = _accepts(function)
-
     def one(text: str, row: Columns) -> Any:
         model = row.get("reward_model")
         nested: Any = cast(Columns, model).get("ground_truth") if isinstance(model, Mapping) else None
@@ -100,7 +100,7 @@ def _verl(function: Any) -> tuple[Any, Judged]:
             "ground_truth": _first(row.get("ground_truth"), nested, row.get("answer")),
             "extra_info": row.get("extra_info", dict(row)),
         }
-        return _score(function(**{name: value for name, value in given.items() if accepts(name)}))
+        return _score(function(**accepted(function, given)))
 
     def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> list[Any]:
         return [one(text, row) for text, row in zip(texts, rows, strict=True)]
@@ -163,10 +163,6 @@ CONVENTIONS: Mapping[str, Callable[[Any], tuple[Any, Judged]]] = {
 }
 
 
-def _waits(results: object) -> bool:
-    return isinstance(results, list) and any(map(inspect.isawaitable, cast(list[Any], results)))
-
-
 async def _gathered(results: list[Any]) -> list[Any]:
     async def value(result: object) -> Any:
         return _number(await result if inspect.isawaitable(result) else result)
@@ -199,9 +195,3 @@ def _arguments(function: Any) -> list[str]:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return []
-
-
-def _accepts(function: Any) -> Callable[[str], bool]:
-    parameters = inspect.signature(function).parameters
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return lambda name: anything or name in parameters

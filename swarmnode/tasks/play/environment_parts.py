@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.play.episodes import (
-    called,
-    is_stepwise,
-)
+from swarmnode.tasks.play.episodes import called, is_stepwise
 from swarmnode.tasks.play.tools import Tool, tools_from
 from swarmnode.tasks.task import MAX_INDEX
 

@@ -23,15 +23,7 @@ from swarmnode.tasks.play.environment_parts import (
     judges_itself,
     parts_of,
 )
-from swarmnode.tasks.play.episodes import (
-    Episode,
-    StepEpisode,
-    ToolEpisode,
-    begin,
-    called,
-    close,
-    own_tools,
-)
+from swarmnode.tasks.play.episodes import Episode, StepEpisode, ToolEpisode, begin, called, close, own_tools
 from swarmnode.tasks.play.live_episodes import EpisodeKey, LiveEpisodes, place_of
 from swarmnode.tasks.play.tools import tools_from
 from swarmnode.tasks.task import Task, evaluation_size_of, holds_out
