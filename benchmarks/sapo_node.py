@@ -22,7 +22,9 @@ from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
-from swarmnode.node.building.assemble import LocalPolicy, exchange_settings, load_policy, longest_sequence
+from swarmnode.node.building.assemble import exchange_settings
+from swarmnode.node.building.local_policy import LocalPolicy, load_policy
+from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner

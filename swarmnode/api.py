@@ -21,8 +21,13 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, cast, overload
 
 from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.run import Company, prepared, serve
+from swarmnode.node.building.task_processes import start_tasks
+from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline, load_checkpoint, with_room
 from swarmnode.node.showing.monitors import Monitor, checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, Summary
+from swarmnode.node.showing.screen import Screen
+from swarmnode.rollout.engine import SamplingParams
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings, advice_for_argument, load_settings
 from swarmnode.tasks.drawing.demonstrations import Demonstrations, GivenDemonstrations
@@ -31,16 +36,17 @@ from swarmnode.tasks.judging.rewards import named_rewards, with_weights
 from swarmnode.tasks.kinds.rewarded_task import rewarded
 from swarmnode.tasks.kinds.script_objects import RewardSpec, Rows, as_task, measured_rows, refuse_untrained
 from swarmnode.tasks.rows import user_text
+from swarmnode.tasks.specs import judged_elsewhere
 from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
+from swarmnode.training.evaluation import collect
 from swarmnode.types import Example, ExampleKey
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from swarmnode.node.building.assemble import LocalPolicy
-    from swarmnode.node.commands.offline import OfflineEvaluation
-
+    from swarmnode.node.building.local_policy import LocalPolicy
 GivenTask = str | Path | Task | Draw | Rows
 """A task. By name, as `--task` takes it: a file, a data set, an import path; a function `examples(seed)`;
 rows: a list, a Dataset, a DataFrame, a generator, several splits; an object with name, version, examples and
@@ -139,7 +145,7 @@ class Node:
         self._running = threading.Lock()
         self._policy: tuple[int | None, TrainedPolicy] | None = None
         self.status: NodeStatus | None = None
-        """What the node is doing, as the status page has it; None before its first moment."""
+        """The node's status, as the status page has it; None before its first moment."""
 
     @property
     def config(self) -> Config:
@@ -203,9 +209,6 @@ class Node:
         return replace(self._settings, config=self.config.model_copy(update={"node": node}))
 
     def _run(self, *, signals: bool) -> Summary:
-        from swarmnode.node.building.run import Company, prepared, serve
-        from swarmnode.node.showing.screen import Screen
-
         if not self._running.acquire(blocking=False):
             raise ConfigError("this node runs already", hint="a second one needs a home of its own")
         given = self._settings
@@ -270,9 +273,6 @@ class TrainedPolicy:
         token. The same `seed` gives the same samples. Raises TaskError for messages that are none and
         ModelError for a prompt that is too long.
         """
-        from swarmnode.rollout.engine import SamplingParams
-        from swarmnode.training.evaluation import collect
-
         is_one = isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt)
         given = [prompt] if is_one else list(prompt)
         prompts = [one if isinstance(one, str) else user_text(one, "generate") for one in given]
@@ -326,16 +326,13 @@ def evaluate(
     passing_reward: float = 1.0,
     tools: Sequence[object] | None = None,
     environment: object = None,
-) -> "OfflineEvaluation":
+) -> OfflineEvaluation:
     """Returns the mean reward on held-out examples of the newest checkpoint, of the best, or of the `base`
     model; as `swarmnode eval`. `task` None: the named tasks that it was trained on; rows: all of them, and of
     several splits those not for training. `run`: its name (None: the one written to last).
 
     Raises CheckpointError if there is nothing to measure.
     """
-    from swarmnode.node.commands.offline import evaluate_offline
-    from swarmnode.node.showing.screen import Screen
-
     settings = {"node.run": run, **(settings or {})}
     chosen = _settings_of_trained(home, preset, model, _names(task), settings, tokenizer or processing_class)
     measured = None if tools is not None or environment is not None else measured_rows(task)
@@ -427,8 +424,6 @@ def _settings_of_trained(
 ) -> Settings:
     """Returns settings as `settings_of` does; without a named model, that of the model trained here, as for
     `swarmnode eval`."""
-    from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
-
     found = settings_of(home, preset, model, names, settings, tokenizer)
     if found.config.policy.model != "auto":
         return found
@@ -539,9 +534,6 @@ def tasks_of(
         return {one.name: one}
     if not rewards:
         return None
-    from swarmnode.node.building.assemble import start_tasks
-    from swarmnode.tasks.specs import judged_elsewhere
-
     judges = with_weights(named_rewards(rewards), config.tasks.reward_weights)
     names = tuple(map(judged_elsewhere, config.tasks.names))
     named = config.tasks.model_copy(update={"names": names, "reward": (), "reward_weights": ()})
@@ -549,8 +541,6 @@ def tasks_of(
 
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
-    from swarmnode.node.commands.offline import load_checkpoint, with_room
-
     local, checkpoint = load_checkpoint(
         settings.config,
         settings.model,

@@ -1,4 +1,4 @@
-"""What the node knows of an engine before one is made: where it runs, what it takes, how to get it.
+"""The facts about an engine before one is made: where it runs, what it takes, how to get it.
 
 registry.py -> [record_of, by_preference] -> rollout/engine_choice.py (which one), models.py, doctor,
     node/building/machine_memory.py (its memory)

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 import swarmnode
 from swarmnode.api import GivenTask, rewards_of, tasks_of
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.assemble import start_tasks
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.kinds.script_objects import RewardSpec
 from swarmnode.tasks.task import draw_train, score_strictly

@@ -27,7 +27,7 @@ IMPORTED = (
     "swarmnode.cli.app",
     "swarmnode.api",
     "swarmnode.node.building.run",
-    "swarmnode.node.building.assemble",
+    "swarmnode.node.building.members",
     "swarmnode.node.commands.offline",
     "swarmnode.model.policy",
     "swarmnode.training.trainer",

@@ -1,4 +1,4 @@
-"""What a person types. Every command imports what it needs when it runs, so that --help is instant."""
+"""The commands of the shell. Each is imported when it is called, so that --help is instant."""
 
 from swarmnode.machine.installing import NAMESAKE_ADVICE, find_namesake
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections import UserDict
+from collections.abc import Mapping
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -20,6 +21,24 @@ from swarmnode.printable import printable
 from swarmnode.registry import find, names
 
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+SUMMARIES: Mapping[str, str] = {
+    "join": "Join a swarm, or start one: ask, answer, share, listen, learn.",
+    "swarm": "Run several nodes on this machine; found a private swarm.",
+    "seed": "Run a steady address that connects others and trains nothing.",
+    "status": "Show what the node that runs here does, learns and waits for.",
+    "doctor": "Check whether this machine is fit to join, and what to do.",
+    "eval": "Measure a checkpoint or a model on held-out questions.",
+    "export": "Write the adapter of a checkpoint, or the merged model.",
+    "runs": "List the runs of this home; remove one.",
+    "library": "Verify, export and import right answers.",
+    "task": "List, look at, check, try and begin tasks.",
+    "pipeline": "Plan a pipeline of peers that skips stages.",
+    "identity": "Show, back up and restore the key of this node.",
+    "config": "Show settings and where they come from.",
+    "version": "Print the version.",
+}
+"""Our commands in a line each, so that `swarmnode --help` imports none of them."""
 
 
 class LazyCommands(UserDict[str, Any]):
@@ -41,6 +60,16 @@ class LazyGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = LazyCommands({name: name for name in names("command")})
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the table of commands. A registered one is imported for it and speaks for itself."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, SUMMARIES.get(name) or self.commands[name].get_short_help_str())
+                    for name in names("command")
+                ]
+            )
 
 
 app = typer.Typer(

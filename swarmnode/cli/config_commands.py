@@ -4,9 +4,13 @@ import sys
 import textwrap
 from typing import Annotated, Any, cast
 
+import msgspec
 import typer
 
-from swarmnode.cli.settings import Assignments, ConfigFile, Home, Json, Preset, load_settings
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, Json, Preset
+from swarmnode.settings.config import explain_setting
+from swarmnode.settings.config_layers import load_settings
+from swarmnode.settings.settings_page import reference_page
 
 app = typer.Typer(help="Show settings and where they come from.", no_args_is_help=True)
 
@@ -23,10 +27,6 @@ def show(
     ] = False,
 ) -> None:
     """Print each setting with its value and its origin, as `join` would use them."""
-    import msgspec
-
-    from swarmnode.settings.config import explain_setting
-
     settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
     tree = settings.config.model_dump()
     values = {key: tree[key.partition(".")[0]][key.partition(".")[2]] for key in settings.origins}
@@ -50,8 +50,6 @@ def show(
 @app.command()
 def reference() -> None:
     """Print the page with every setting, its default and what it may be (docs/settings.md)."""
-    from swarmnode.settings.settings_page import reference_page
-
     typer.echo(reference_page(), nl=False)
 
 

@@ -1,8 +1,11 @@
 """`swarmnode doctor`: is this machine fit to join, and if not, what to do first."""
 
+import msgspec
 import typer
 
-from swarmnode.cli.settings import Assignments, ConfigFile, Home, Json, Preset, load_settings
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, Json, Preset
+from swarmnode.node.commands.diagnosis import examine
+from swarmnode.settings.config_layers import load_settings
 
 
 def doctor(
@@ -14,10 +17,6 @@ def doctor(
 ) -> None:
     """Check machine, memory, disk, ports, clock and versions. Exits with 1 when a node could not run."""
     settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
-    import msgspec
-
-    from swarmnode.node.commands.diagnosis import examine
-
     findings = examine(settings.config, settings.model, settings.model_reason, settings.paths)
     if json:
         typer.echo(msgspec.json.encode(findings).decode())

@@ -3,8 +3,9 @@ or of a model as it is."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import msgspec
 import typer
 
 from swarmnode.cli.settings import (
@@ -20,13 +21,12 @@ from swarmnode.cli.settings import (
     Preset,
     RunName,
     TaskSpecs,
-    load_settings,
     of_policy,
 )
+from swarmnode.errors import ConfigError
+from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline
 from swarmnode.registry import find
-
-if TYPE_CHECKING:
-    from swarmnode.node.commands.offline import OfflineEvaluation
+from swarmnode.settings.config_layers import load_settings
 
 MOST_SAMPLES = 1024
 
@@ -91,8 +91,6 @@ def evaluate(
         flags={"policy.model": model, "node.run": run, **named},
     )
     settings = of_policy(settings, policy)
-    import msgspec
-
     if suite:
         measured = find("evaluation", "suites")(
             settings.config, settings.model, settings.paths, suite,
@@ -103,8 +101,6 @@ def evaluate(
         if not measured.measured:
             raise typer.Exit(1)
         return
-    from swarmnode.node.commands.offline import evaluate_offline
-
     here = ("--set", "command line", *([f"--config {config}"] if config else []))
     result = evaluate_offline(
         settings.config,
@@ -128,15 +124,13 @@ def _check_suite_options(
     suite: Sequence[Path] | None, task: Sequence[str] | None, shots: int | None, limit: int | None
 ) -> None:
     """Refuse what would be ignored."""
-    from swarmnode.errors import ConfigError
-
     if suite and task:
         raise ConfigError("--suite and --task are two evaluations", hint="measure one after the other")
     if not suite and (shots is not None or limit is not None):
         raise ConfigError("--shots and --limit are about suites", hint="name one: --suite FILE")
 
 
-def _lines(result: "OfflineEvaluation") -> Iterator[str]:
+def _lines(result: OfflineEvaluation) -> Iterator[str]:
     """A task a line: its mean reward, and pass@k where more than one answer was sampled."""
     several = result.samples > 1
     asked = f"{result.samples} answers each, " if several else ""

@@ -14,9 +14,10 @@ from swarmnode.cli.settings import (
     Policy,
     Preset,
     RunName,
-    load_settings,
     of_policy,
 )
+from swarmnode.node.commands.offline import export_offline
+from swarmnode.settings.config_layers import load_settings
 
 
 def export(
@@ -42,7 +43,5 @@ def export(
         flags={"policy.model": model, "node.run": run},
     )
     settings = of_policy(settings, policy)
-    from swarmnode.node.commands.offline import export_offline
-
     what = export_offline(settings.config, settings.model, settings.paths, folder, merged=merged, best=best)
     typer.echo(f"wrote {what} to {folder}")

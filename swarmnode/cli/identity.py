@@ -1,12 +1,17 @@
 """`swarmnode identity`: who this node is, and how to take that along to another machine."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from swarmnode.cli.settings import Home, Json, Policy
+from swarmnode.errors import IdentityError
+from swarmnode.identity.key_file import export_key, import_key, load_or_create
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import IdentityLock
 
 app = typer.Typer(help="Show, back up and restore the key that this node is known by.", no_args_is_help=True)
 
@@ -14,10 +19,6 @@ app = typer.Typer(help="Show, back up and restore the key that this node is know
 @app.command()
 def show(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
     """Print peer id and name; the key is made at the first call."""
-    import msgspec
-
-    from swarmnode.identity.key_file import load_or_create
-
     path = resolve_paths(home).policy(policy).identity
     key = load_or_create(path)
     if json:
@@ -31,8 +32,6 @@ def show(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
 @app.command()
 def export(policy: Policy = 0, home: Home = None) -> None:
     """Print the key as one line. Whoever has that line is this node: keep it secret."""
-    from swarmnode.identity.key_file import export_key
-
     typer.echo(export_key(resolve_paths(home).policy(policy).identity))
 
 
@@ -48,9 +47,6 @@ def import_(
     home: Home = None,
 ) -> None:
     """Install an exported key. A node must not be running on the present one."""
-    from swarmnode.identity.key_file import import_key
-    from swarmnode.node.building.node_process import IdentityLock
-
     path = resolve_paths(home).policy(policy).identity
     with IdentityLock(path):
         key = import_key(_read(source), path, overwrite=overwrite)
@@ -58,10 +54,6 @@ def import_(
 
 
 def _read(source: str) -> str:
-    import sys
-
-    from swarmnode.errors import IdentityError
-
     if source == "-":
         return sys.stdin.read()
     try:

@@ -4,7 +4,7 @@ import atexit
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,12 +17,10 @@ from swarmnode.cli.settings import (
     RunName,
     TaskSpecs,
     invited,
-    load_settings,
 )
+from swarmnode.node.building.policies import Ending
 from swarmnode.registry import find
-
-if TYPE_CHECKING:
-    from swarmnode.node.building.policies import Ending
+from swarmnode.settings.config_layers import load_settings
 
 
 def join(
@@ -100,7 +98,7 @@ def join(
     leave(run_it(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh))
 
 
-def leave(ending: "Ending") -> NoReturn:
+def leave(ending: Ending) -> NoReturn:
     """Print the last line and end the process. Everything is on the disk by now: taking torch apart module by
     module takes seconds, and a thread that some library left behind would be waited for without end."""
     print(ending.line)

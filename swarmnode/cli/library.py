@@ -1,15 +1,27 @@
 """`swarmnode library`: right answers as a file that anyone can verify row by row, for ever."""
 
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from swarmnode.cli.settings import Assignments, Home, Json, Policy
+from swarmnode.errors import StorageError
+from swarmnode.exchange.library.library_files import (
+    Judging,
+    LibraryReport,
+    add_verified,
+    copy_verified,
+    look_through,
+)
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import resolve_paths
-
-if TYPE_CHECKING:
-    from swarmnode.exchange.library.library_files import LibraryReport
+from swarmnode.node.building.node_process import IdentityLock
+from swarmnode.node.building.task_processes import start_tasks
+from swarmnode.printable import printable
+from swarmnode.settings.config_layers import load_settings
 
 app = typer.Typer(
     help="Show, export and import the right answers of this node's book, as their authors signed them.",
@@ -40,10 +52,6 @@ def show(
     Verified means: the author signed just these answers to just this example. With --task the example is
     drawn again and the answers are judged, as a node does before it learns from them.
     """
-    from contextlib import ExitStack
-
-    from swarmnode.exchange.library.library_files import Judging, look_through
-
     paths = resolve_paths(home).policy(policy)
     path = _existing(file or paths.library)
     with ExitStack() as stack:
@@ -62,8 +70,6 @@ def export(
     home: Home = None,
 ) -> None:
     """Write this home's library to a file, without rows that are damaged. A node may be running."""
-    from swarmnode.exchange.library.library_files import copy_verified
-
     report = copy_verified(_existing(resolve_paths(home).policy(policy).library), file)
     typer.echo(f"wrote {report.rows} groups of {len(report.authors)} authors to {file}")
     _print_damaged(report)
@@ -79,11 +85,6 @@ def import_(
 
     The next start judges them like those of any peer, and catches up with what is right.
     """
-    from contextlib import nullcontext
-
-    from swarmnode.exchange.library.library_files import add_verified
-    from swarmnode.node.building.node_process import IdentityLock
-
     paths = resolve_paths(home).policy(policy)
     with IdentityLock(paths.identity) if paths.identity.exists() else nullcontext():
         report = add_verified(_existing(file), paths.library)
@@ -96,25 +97,17 @@ def import_(
 
 
 def _existing(path: Path) -> Path:
-    from swarmnode.errors import StorageError
-
     if not path.is_file():
         raise StorageError(f"there is no library {path}", hint="`swarmnode join` makes one as it learns")
     return path
 
 
 def _tasks(stack: Any, names: list[str], home: Path | None, set_: list[str] | None) -> dict[str, Any]:
-    from swarmnode.cli.settings import load_settings
-    from swarmnode.node.building.assemble import start_tasks
-
     settings = load_settings(home=home, assignments=set_, flags={"tasks.names": names})
     return start_tasks(stack, settings.config.tasks, resolve_paths(home).home)
 
 
-def _print(path: Path, report: "LibraryReport", *, judged: bool) -> None:
-    from swarmnode.identity.memorable_name import memorable_name
-    from swarmnode.printable import printable
-
+def _print(path: Path, report: LibraryReport, *, judged: bool) -> None:
     typer.echo(f"{path}: {report.rows} groups, {report.answers} answers, {report.size_bytes / 1e6:.1f} MB")
     for (task, version), count in sorted(report.tasks.items()):
         right = report.right.get((task, version))
@@ -131,16 +124,12 @@ def _print(path: Path, report: "LibraryReport", *, judged: bool) -> None:
     _print_damaged(report)
 
 
-def _print_damaged(report: "LibraryReport") -> None:
-    from swarmnode.printable import printable
-
+def _print_damaged(report: LibraryReport) -> None:
     for line in report.damaged[:LEFT_OUT_SHOWN]:
         typer.echo(printable(f"left out: {line}"), err=True)
     if report.damaged_rows > LEFT_OUT_SHOWN:
         typer.echo(f"and {report.damaged_rows - LEFT_OUT_SHOWN} damaged rows more", err=True)
 
 
-def _print_json(report: "LibraryReport") -> None:
-    import msgspec
-
+def _print_json(report: LibraryReport) -> None:
     typer.echo(msgspec.json.encode(report.as_json()).decode())

@@ -1,11 +1,18 @@
 """`swarmnode runs`: the runs of a home, and how to get rid of one."""
 
+import time
+from contextlib import nullcontext
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from swarmnode.cli.settings import Home, Json, Policy
+from swarmnode.errors import IdentityInUse
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import IdentityLock
+from swarmnode.printable import printable
+from swarmnode.training.checkpoints.run_folders import remove_run, runs_in
 
 app = typer.Typer(
     help="List the runs of this home, each a policy with its tasks; remove one.",
@@ -21,13 +28,6 @@ def runs(context: typer.Context, home: Home = None, json: Json = False) -> None:
     """List the runs of this home, the one that was written to last first."""
     if context.invoked_subcommand is not None:
         return
-    import time
-
-    import msgspec
-
-    from swarmnode.printable import printable
-    from swarmnode.training.checkpoints.run_folders import runs_in
-
     paths = resolve_paths(home)
     found = [
         _described(number, run)
@@ -62,12 +62,6 @@ def remove(
     home: Home = None,
 ) -> None:
     """Delete a run with all of its checkpoints. No node may be running in this home."""
-    from contextlib import nullcontext
-
-    from swarmnode.errors import IdentityInUse
-    from swarmnode.node.building.node_process import IdentityLock
-    from swarmnode.training.checkpoints.run_folders import remove_run
-
     paths = resolve_paths(home).policy(policy)
     # Whoever trains a run holds the lock.
     try:
@@ -81,7 +75,7 @@ def remove(
 
 
 def age_text(seconds: float) -> str:
-    """How long ago, in the largest unit that fits.
+    """Returns a time that has passed in the largest unit that fits.
 
     >>> age_text(7300), age_text(59), age_text(0)
     ('2 h ago', '59 s ago', '0 s ago')

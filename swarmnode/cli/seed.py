@@ -6,6 +6,8 @@ import typer
 
 from swarmnode.cli.settings import Assignments, ConfigFile, Home, invited
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.commands.seed_node import run_seed
+from swarmnode.settings.config_layers import load_config
 
 
 def seed(
@@ -25,8 +27,6 @@ def seed(
 
     The only line on standard output is the address that others join with, printed once it is reachable.
     """
-    from swarmnode.settings.config_layers import load_config
-
     swarm, addresses = invited(home, swarm, addresses)
     paths = resolve_paths(home)
     flags = {"swarm.name": swarm, "network.port": port, "network.seeds": tuple(addresses or ()) or None}
@@ -36,6 +36,4 @@ def seed(
         assignments=set_ or (),
         flags={key: value for key, value in flags.items() if value is not None},
     )
-    from swarmnode.node.commands.seed_node import run_seed
-
     run_seed(loaded.config, paths, tell=lambda address: print(address, flush=True))

@@ -1,14 +1,19 @@
 """Command-line options become settings and folders here; every command goes through it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from swarmnode.settings.config_layers import Settings
+from swarmnode.errors import ConfigError, NetworkError
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.network.finding.invitation import is_invitation, read_invitation
+from swarmnode.network.private.swarm_record import accept
+from swarmnode.node.building.policies import config_of
+from swarmnode.settings.config_layers import Settings
+from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
 
 Home = Annotated[
     Path | None, typer.Option("--home", help="Keep identity, checkpoints, logs and cache under this folder.")
@@ -54,22 +59,6 @@ TASK_ENDINGS = (".py", ".jsonl", ".json", ".csv", ".parquet")
 """Endings of the files that --task takes; no address has one."""
 
 
-def load_settings(
-    *,
-    home: Path | None = None,
-    preset: str | None = None,
-    config_file: Path | None = None,
-    assignments: Sequence[str] | None = None,
-    flags: Mapping[str, Any] | None = None,
-) -> "Settings":
-    """All layers of settings (config_layers.py), which no command loads before it is called."""
-    from swarmnode.settings.config_layers import load_settings
-
-    return load_settings(
-        home=home, preset=preset, config_file=config_file, assignments=assignments, flags=flags
-    )
-
-
 def invited(
     home: Path | None, swarm: str | None, addresses: Sequence[str] | None
 ) -> tuple[str | None, list[str] | None]:
@@ -77,16 +66,9 @@ def invited(
     swarm is put into the home, where it stays. Raises NetworkError."""
     texts = list(addresses or ())
     if task := next((text for text in texts if text.partition("?")[0].endswith(TASK_ENDINGS)), None):
-        from swarmnode.errors import ConfigError
-
         raise ConfigError(f"{task} is no address of a peer", hint=f"did you mean --task {task}?")
     if not any(text.startswith("sn") for text in texts):
         return swarm, addresses if addresses is None else texts
-    from swarmnode.errors import NetworkError
-    from swarmnode.machine.storage import resolve_paths
-    from swarmnode.network.finding.invitation import is_invitation, read_invitation
-    from swarmnode.network.private.swarm_record import accept
-
     dialled: list[str] = []
     for text in texts:
         if not is_invitation(text):
@@ -104,13 +86,9 @@ def invited(
     return swarm, dialled
 
 
-def of_policy(settings: "Settings", number: int) -> "Settings":
-    """What a command works with that is about one of several policies. Where nobody named a model it is the
-    one that was trained here, if there is one alone. Raises ConfigError for a policy that never ran here."""
-    from swarmnode.errors import ConfigError
-    from swarmnode.node.building.policies import config_of
-    from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
-
+def of_policy(settings: Settings, number: int) -> Settings:
+    """Returns the settings as one of several policies has them. Without a named model it is the one that was
+    trained here, if there is one alone. Raises ConfigError for a policy that never ran here."""
     paths = settings.paths.policy(number)
     if number and paths not in settings.paths.policies():
         raise ConfigError(

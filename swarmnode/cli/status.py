@@ -1,22 +1,20 @@
 """`swarmnode status`: ask the node that runs on this machine."""
 
+import time
+
+import msgspec
 import typer
+from rich.console import Console
 
 from swarmnode.cli.settings import Home, Json
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.machine.storage import Paths, resolve_paths
+from swarmnode.node.building.node_process import IdentityLock, ask_status, read_running
+from swarmnode.node.showing.panel import render
 
 
 def status(home: Home = None, json: Json = False) -> None:
     """Show what the running node does, learns, hears and waits for; all of it for each of its policies."""
-    import time
-
-    import msgspec
-    from rich.console import Console
-
-    from swarmnode.node.building.node_process import ask_status, read_running
-    from swarmnode.node.showing.panel import render
-
     paths = resolve_paths(home)
     running = [note for place in paths.policies() if (note := read_running(place.running)) is not None]
     if not running:
@@ -35,8 +33,6 @@ def status(home: Home = None, json: Json = False) -> None:
 
 def _not_running(paths: Paths) -> SwarmnodeError:
     """Nobody home, or somebody who is still getting dressed: the identity is locked from the first moment."""
-    from swarmnode.node.building.node_process import IdentityLock
-
     if paths.identity.exists():
         try:
             with IdentityLock(paths.identity):

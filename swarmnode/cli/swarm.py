@@ -1,17 +1,35 @@
 """`swarmnode swarm`: several real nodes on this machine; and private swarms, for invited nodes only."""
 
+import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import msgspec
 import typer
+from rich.console import Console
 
 from swarmnode.cli.settings import Assignments, Home, Json, Model, TaskSpecs
 from swarmnode.errors import ConfigError, NetworkError
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import Paths, resolve_paths
-
-if TYPE_CHECKING:
-    from swarmnode.identity.node_key import NodeKey
-    from swarmnode.network.private.swarm_record import SwarmRecord
+from swarmnode.network.private.private_swarm import read_met
+from swarmnode.network.private.swarm_record import (
+    SwarmRecord,
+    changed,
+    file_of,
+    founded,
+    load,
+    names_in,
+    record_of,
+    save,
+)
+from swarmnode.node.building.node_process import read_running
+from swarmnode.node.commands.local_swarm import SwarmPlan, run_local_swarm
+from swarmnode.node.showing.panel import age
+from swarmnode.node.showing.swarm_panel import SwarmPanel
+from swarmnode.settings.config_layers import load_config
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -63,12 +81,6 @@ def swarm(
     """
     if context.invoked_subcommand is not None:
         return
-    import sys
-
-    import msgspec
-
-    from swarmnode.node.commands.local_swarm import SwarmPlan, run_local_swarm
-
     plan = SwarmPlan(
         nodes=homes or nodes,
         rounds=rounds,
@@ -81,10 +93,6 @@ def swarm(
         homes=homes is not None,
     )
     if sys.stderr.isatty():
-        from rich.console import Console
-
-        from swarmnode.node.showing.swarm_panel import SwarmPanel
-
         panel = SwarmPanel(Console(stderr=True))
         results = run_local_swarm(plan, home, panel.say, panel.watch)
     else:
@@ -110,9 +118,6 @@ def create(
     home: Home = None,
 ) -> None:
     """Found a private swarm: make its key, and print the invitation, which holds it."""
-    from swarmnode.network.private.swarm_record import file_of, founded, record_of, save
-    from swarmnode.settings.config_layers import load_config
-
     load_config(environ={}, flags={"swarm.name": name})
     if not private:
         raise ConfigError(
@@ -124,7 +129,7 @@ def create(
         raise ConfigError(
             f"this home is in a private swarm {name} already", hint=f"swarmnode swarm invite --swarm {name}"
         )
-    record = founded(name, _founder(paths), seed or (), publisher or ())
+    record = founded(name, load_or_create(paths.identity), seed or (), publisher or ())
     save(record, file_of(paths.swarms, name))
     _print_invitation(record, paths, ())
 
@@ -139,13 +144,6 @@ def invite(swarm: Swarm = None, seed: Seeds = None, home: Home = None) -> None:
 @app.command()
 def members(swarm: Swarm = None, home: Home = None, json: Json = False) -> None:
     """List who was met, who is handed the next key, who may publish, and who was removed."""
-    import time
-
-    import msgspec
-
-    from swarmnode.identity.memorable_name import memorable_name
-    from swarmnode.node.showing.panel import age
-
     paths = resolve_paths(home)
     record = _record(paths, swarm)
     manifest, met = record.manifest, _met(paths, record.name)
@@ -213,15 +211,7 @@ def publishers(
     )
 
 
-def _founder(paths: Paths) -> "NodeKey":
-    from swarmnode.identity.key_file import load_or_create
-
-    return load_or_create(paths.identity)
-
-
-def _record(paths: Paths, swarm: str | None) -> "SwarmRecord":
-    from swarmnode.network.private.swarm_record import file_of, load, names_in
-
+def _record(paths: Paths, swarm: str | None) -> SwarmRecord:
     names = names_in(paths.swarms)
     if swarm is None and len(names) > 1:
         raise ConfigError(f"this home is in {', '.join(names)}", hint=f"say which: --swarm {names[0]}")
@@ -237,8 +227,6 @@ def _record(paths: Paths, swarm: str | None) -> "SwarmRecord":
 
 def _met(paths: Paths, name: str) -> dict[str, float]:
     """Whom the policies of this home met, with the last time."""
-    from swarmnode.network.private.private_swarm import read_met
-
     met: dict[str, float] = {}
     for place in paths.policies():
         for peer, at in read_met(place.met_members(name)).items():
@@ -254,13 +242,11 @@ def _change(
     remove: list[str] | tuple[str, ...] = (),
     publishers: list[str] | tuple[str, ...] | None = None,
     new_key: bool = False,
-) -> "SwarmRecord":
-    from swarmnode.network.private.swarm_record import changed, file_of, save
-
+) -> SwarmRecord:
     before = _record(paths, swarm)
     record = changed(
         before,
-        _founder(paths),
+        load_or_create(paths.identity),
         members=tuple(_met(paths, before.name)),
         only=only,
         remove=remove,
@@ -271,7 +257,7 @@ def _change(
     return record
 
 
-def _told(record: "SwarmRecord") -> str:
+def _told(record: SwarmRecord) -> str:
     members = len(record.manifest.members) - 1 if record.manifest else 0
     return (
         f"a new key for {record.name}: {members} known members are handed it when they meet this node or one"
@@ -279,11 +265,7 @@ def _told(record: "SwarmRecord") -> str:
     )
 
 
-def _print_invitation(record: "SwarmRecord", paths: Paths, seeds: list[str] | tuple[str, ...]) -> None:
-    import sys
-
-    from swarmnode.node.building.node_process import read_running
-
+def _print_invitation(record: SwarmRecord, paths: Paths, seeds: list[str] | tuple[str, ...]) -> None:
     running = read_running(paths.running)
     text = record.invitation((*seeds, *(running.addresses if running else ()))).text()
     print(f"whoever has this can take part in {record.name}: give it to nobody else", file=sys.stderr)

@@ -1,13 +1,13 @@
 """`swarmnode task`: what tasks there are, and all that is done with one before a policy trains on it."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from swarmnode.chat import asked_of
 from swarmnode.cli.settings import (
     Assignments,
     Base,
@@ -20,17 +20,18 @@ from swarmnode.cli.settings import (
     Policy,
     Preset,
     RunName,
-    load_settings,
     of_policy,
 )
-
-if TYPE_CHECKING:
-    from swarmnode.node.commands.tryout import TriedExample
-    from swarmnode.node.first_answers import FirstAnswers
-    from swarmnode.settings.config import TasksConfig
-    from swarmnode.tasks.workbench.check import TaskReport
-    from swarmnode.tasks.workbench.task_description import ShownExample, TaskDescription
-    from swarmnode.types import Example
+from swarmnode.node.commands.tryout import TriedExample, playing
+from swarmnode.node.first_answers import FirstAnswers, first_answers
+from swarmnode.printable import printable
+from swarmnode.settings.config_layers import load_settings
+from swarmnode.tasks.catalogue import builtin_tasks, task_forms
+from swarmnode.tasks.data_settings import specs_of
+from swarmnode.tasks.workbench.check import TaskReport, check_task
+from swarmnode.tasks.workbench.task_description import ShownExample, TaskDescription, descriptions_of
+from swarmnode.tasks.workbench.template import write_template
+from swarmnode.types import Example
 
 app = typer.Typer(help="List, look at, check, try and begin tasks.", no_args_is_help=True)
 
@@ -43,8 +44,6 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
 @app.command("list")
 def list_(json: Json = False) -> None:
     """Print the built-in tasks with an example of each, and what else --task takes."""
-    from swarmnode.tasks.catalogue import builtin_tasks, task_forms
-
     samples = [(task.name, task.version, next(iter(task.examples(0))).prompt) for task in builtin_tasks()]
     if json:
         _print_json(
@@ -81,10 +80,10 @@ def show(
     Exchange means: a peer with the same task draws an example again and judges the answers by itself. The
     settings are those of a node: its sandbox, its limits, its rewards of data sets.
     """
-    tasks = _settings_for(task, home, preset, config, set_)
-    from swarmnode.tasks.data_settings import specs_of
-    from swarmnode.tasks.workbench.task_description import descriptions_of
-
+    settings = load_settings(
+        home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
+    )
+    tasks = settings.config.tasks
     (spec,) = specs_of(tasks)
     portraits = descriptions_of(
         spec,
@@ -111,8 +110,6 @@ def new(
     ] = False,
 ) -> None:
     """Write a task file to begin with: twenty commented lines that pass `task check`."""
-    from swarmnode.tasks.workbench.template import write_template
-
     write_template(file, environment=environment)
     typer.echo(f"wrote {file}: change it, then `swarmnode task check {file}`")
 
@@ -147,26 +144,15 @@ def try_(
         flags={"policy.model": model, "node.run": run, **_only(task)},
     )
     settings = of_policy(settings, policy)
-    from swarmnode.node.building.assemble import start_tasks
-    from swarmnode.node.commands.tryout import open_policy, try_tasks
-    from swarmnode.node.showing.screen import Screen
-    from swarmnode.rollout.engine import SamplingParams
-
-    rollout = settings.config.rollout
-    sampling = SamplingParams(rollout.max_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p)
-    with ExitStack() as stack:
-        tasks = start_tasks(stack, settings.config.tasks, settings.paths.home)
-        with Screen() as screen:
-            opened = partial(open_policy, base=base, best=best, progress=screen.progress)
-            local, called = opened(settings.config, settings.model, settings.paths)
-        tried = try_tasks(
-            local.engine, local.renderer, tasks, sampling, settings.config,
-            examples=count, samples=samples, seed=seed,
-        )  # fmt: skip
+    played = playing(
+        settings, base=base, best=best, greedy=greedy, examples=count, samples=samples, seed=seed
+    )
+    with played as (policy_name, tried):
         if json:
-            _print_json({"model": settings.model, "policy": called, "examples": list(tried)})
+            _print_json({"model": settings.model, "policy": policy_name, "examples": list(tried)})
             return
-        typer.echo(f"{settings.model}, {called}, temperature {sampling.temperature:g}")
+        temperature = 0.0 if greedy else settings.config.rollout.temperature
+        typer.echo(f"{settings.model}, {policy_name}, temperature {temperature:g}")
         for one in tried:
             for line in _played(one):
                 typer.echo(line)
@@ -193,10 +179,14 @@ def check(
     is right before it is trained (pass@k), and what follows. Exits with 1 when something would keep it from
     training.
     """
-    tasks = _settings_for(task, home, preset, config, set_)
-    from swarmnode.tasks.data_settings import specs_of
-    from swarmnode.tasks.workbench.check import check_task
-
+    settings = load_settings(
+        home=home,
+        preset=preset,
+        config_file=config,
+        assignments=set_,
+        flags={"policy.model": model, **_only(task)},
+    )
+    tasks = settings.config.tasks
     (spec,) = specs_of(tasks)
     report = check_task(
         spec,
@@ -214,7 +204,8 @@ def check(
     if not report.ok:
         raise typer.Exit(1)
     if samples:
-        found = _first_answers(task, model, samples, home, preset, config, set_)
+        with playing(settings, base=True, examples=FIRST_EXAMPLES, samples=samples) as (_, tried):
+            found = first_answers(tried)
         _print_json(found) if json else typer.echo(_of_first_answers(found))
 
 
@@ -222,48 +213,13 @@ FIRST_EXAMPLES = 32
 """Examples that the untrained model is asked."""
 
 
-def _first_answers(
-    task: str,
-    model: str | None,
-    samples: int,
-    home: Path | None,
-    preset: str | None,
-    config: Path | None,
-    set_: list[str] | None,
-) -> "FirstAnswers":
-    """What a model that was never trained on a task answers."""
-    flags = {"policy.model": model, **_only(task)}
-    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
-    from swarmnode.node.building.assemble import start_tasks
-    from swarmnode.node.commands.tryout import open_policy, try_tasks
-    from swarmnode.node.first_answers import first_answers
-    from swarmnode.node.showing.screen import Screen
-    from swarmnode.rollout.engine import SamplingParams
-
-    rollout = settings.config.rollout
-    sampling = SamplingParams(rollout.max_tokens, rollout.temperature, rollout.top_p)
-    with ExitStack() as stack:
-        tasks = start_tasks(stack, settings.config.tasks, settings.paths.home)
-        with Screen() as screen:
-            local, _ = open_policy(
-                settings.config, settings.model, settings.paths,
-                base=True, best=False, progress=screen.progress,
-            )  # fmt: skip
-        return first_answers(
-            try_tasks(
-                local.engine, local.renderer, tasks, sampling, settings.config,
-                examples=FIRST_EXAMPLES, samples=samples, seed=0,
-            )
-        )  # fmt: skip
-
-
-def _of_first_answers(found: "FirstAnswers") -> str:
+def _of_first_answers(found: FirstAnswers) -> str:
     passed = ", ".join(f"pass@{k} {share:.1%}" for k, share in found.pass_at.items())
     return f"  untrained         {found.answers} answers: {passed or 'none was judged'}. {found.follows}"
 
 
-def _describe(report: "TaskReport") -> Iterator[str]:
-    """What was measured, what was found, and what to do about it."""
+def _describe(report: TaskReport) -> Iterator[str]:
+    """Yields the lines of a report: measurements, findings, and what to do about them."""
     yield f"task {report.task}, version {report.version}"
     if report.sample is not None:
         yield f"  first example     {_asked(report.sample)}  {dict(report.sample.columns)}"
@@ -288,7 +244,7 @@ def _describe(report: "TaskReport") -> Iterator[str]:
         yield "ready to train on"
 
 
-def _let_through(report: "TaskReport") -> str:
+def _let_through(report: TaskReport) -> str:
     if report.lets_through is None:
         return "unknown (no right answer is known)"
     through = [f"{name} ({share:.0%})" for name, share in report.lets_through.items() if share > 0]
@@ -299,7 +255,7 @@ def _number(value: float | None, spec: str) -> str:
     return "unknown" if value is None else format(value, spec)
 
 
-def _portray(portrait: "TaskDescription") -> Iterator[str]:
+def _portray(portrait: TaskDescription) -> Iterator[str]:
     yield f"task {portrait.name}, version {portrait.version}"
     yield f"  rewards   {', '.join(portrait.rewards)}"
     share = f"{portrait.held_out_share:.1%} of {portrait.drawn} examples"
@@ -314,10 +270,8 @@ def _portray(portrait: "TaskDescription") -> Iterator[str]:
         yield f"  {_asked(sample)}  {dict(sample.columns)}{held_out}"
 
 
-def _played(tried: "TriedExample") -> Iterator[str]:
+def _played(tried: TriedExample) -> Iterator[str]:
     """A question with its answers, each with its rewards. What a model writes may move a cursor."""
-    from swarmnode.printable import printable
-
     held_out = "  (held out)" if tried.held_out else ""
     yield f"\n{tried.task}: {_asked(tried)}  {dict(tried.columns)}{held_out}"
     for answer in tried.answers:
@@ -326,20 +280,8 @@ def _played(tried: "TriedExample") -> Iterator[str]:
         yield f"  {_number(answer.reward, 'g'):>8}  {printable(repr(answer.text))}{cut}  [{several}]"
 
 
-def _asked(one: "Example | ShownExample | TriedExample") -> str:
-    from swarmnode.chat import asked_of
-
+def _asked(one: Example | ShownExample | TriedExample) -> str:
     return repr(asked_of(one.prompt))
-
-
-def _settings_for(
-    task: str, home: Path | None, preset: str | None, config: Path | None, set_: list[str] | None
-) -> "TasksConfig":
-    """What a node that has only this task would do with it."""
-    settings = load_settings(
-        home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
-    )
-    return settings.config.tasks
 
 
 def _only(task: str) -> dict[str, Any]:
@@ -348,7 +290,5 @@ def _only(task: str) -> dict[str, Any]:
 
 
 def _print_json(value: object) -> None:
-    import msgspec
-
     # A task's columns may hold what JSON has no word for.
     typer.echo(msgspec.json.encode(value, enc_hook=repr).decode())

@@ -1,4 +1,4 @@
-"""Whether a node that knows less than its peers is still catching up: pure, so each case is a line of a test.
+"""A node that knows less than its peers catches up: when, and how. Pure, so each case is a line of a test.
 
 node.py, after every round: [after_round] -> CatchingUp -> [mix_of] -> Learner.catch_up -> the next round
 
@@ -48,7 +48,7 @@ MOST_ROUNDS = 100
 
 @dataclass(frozen=True, slots=True)
 class RoundMix:
-    """What a round is made of, in place of what is set."""
+    """The make-up of a round, in place of the settings."""
 
     groups: int
     """Own groups that are sampled."""
@@ -62,7 +62,7 @@ class RoundMix:
 
 @dataclass(frozen=True, slots=True)
 class LibraryRound:
-    """What a round says of it."""
+    """One round's evidence on catching up."""
 
     answers: int
     """Right answers of libraries that the book took in this round."""
@@ -74,7 +74,7 @@ class LibraryRound:
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """How far it has come."""
+    """The state of catching up: its phase, and the sums so far."""
 
     phase: Literal["before", "on", "over"] = "before"
     answers: int = 0

@@ -29,7 +29,7 @@ class Drought:
     lowest: float
     highest: float
     asked: int = 0
-    """How many of these rounds asked the swarm for help."""
+    """Rounds among them that asked the swarm for help."""
     given: int = 0
     """Right answers of others to the task that came since."""
 

@@ -1,4 +1,4 @@
-"""How often a policy is right on a task before it trains on it, and what follows from that.
+"""The first answers of a policy to a task, before it trains on it, and what follows from them.
 
 `swarmnode task check --samples K` -> tryout.py -> [first_answers] -> FirstAnswers.follows
 """
@@ -29,7 +29,7 @@ class FirstAnswers:
 
     @property
     def follows(self) -> str:
-        """What a person can expect of training.
+        """A person's outlook on training, in a sentence.
 
         >>> FirstAnswers(256, 0.0, 0.0, {1: 0.0}).follows.partition(":")[0]
         'no answer is right yet, and there is nothing to learn from'
@@ -48,7 +48,7 @@ class FirstAnswers:
 
 
 def first_answers(tried: Iterable[TriedExample]) -> FirstAnswers:
-    """What the answers to some examples come to."""
+    """Returns the figures of the answers to some examples."""
     rewards = [[one.reward for one in example.answers if one.reward is not None] for example in tried]
     rewards = [row for row in rewards if row]
     counts = [(len(row), sum(reward > 0 for reward in row)) for row in rewards]

@@ -23,7 +23,7 @@ from swarmnode.types import ExampleKey, RolloutGroup
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """How rollouts are being generated: the engine, and what waits in it and above it."""
+    """The state of generation: the engine, and what waits in it and above it."""
 
     engine: str = ""
     """The engine's name."""
@@ -42,7 +42,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     step_base_s: float | None = None
     """Cost of one engine step, whatever runs in it."""
     step_per_request_s: float | None = None
-    """What each running completion adds to it."""
+    """Time that each running completion adds to a step."""
     idle_share: float | None = None
     """Share of the wanted completions that were missing in a step, on average."""
     mean_tokens_produced: float | None = None
@@ -73,7 +73,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RoundRollouts:
-    """What one round of generation gave. `complete` is False when it was interrupted."""
+    """The groups of one round of generation. `complete` is False when it was interrupted."""
 
     groups: tuple[RolloutGroup, ...]
     tokens: int
@@ -84,7 +84,7 @@ class RoundRollouts:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a checkpoint brought back: where the numbers continue, and the exchange's waiting groups."""
+    """The contents of a checkpoint: the numbers to continue from, and the exchange's waiting groups."""
 
     counters: Counters
     exchange: bytes
@@ -93,7 +93,7 @@ class Resumed:
 
 
 class Learner(Protocol):
-    """What a node needs of its learning half."""
+    """The learning half of a node."""
 
     @property
     def policy_version(self) -> int: ...
@@ -115,7 +115,7 @@ class Learner(Protocol):
         ...
 
     def origins(self) -> Mapping[Origin, int]:
-        """How many answers it keeps to be replayed, by author and example."""
+        """Returns the number of answers that it keeps to be replayed, by author and example."""
         ...
 
     def rollouts(self, number: int) -> RoundRollouts:

@@ -1,4 +1,4 @@
-"""What the node does next, decided from a view of itself: pure, so that every branch can be tested in a line.
+"""The node's next action, decided from a view of itself: pure, so that each branch can be tested in a line.
 
 node.py asks [next_action] after everything it did, and does it.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the decision depends on. Rounds count from 1; round 0 is the state before the first."""
+    """Everything that the decision depends on. Rounds count from 1; round 0 is the state before the first."""
 
     round: int
     begun_at: int

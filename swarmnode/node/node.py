@@ -59,7 +59,7 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""How often the panel is redrawn and the number of peers looked up."""
+"""Pause before the panel is redrawn and the number of peers looked up again."""
 
 COLLECT_DEADLINE_S = 5.0
 """Longest wait for other nodes' groups in a round, however long its own work took (longest_wait_s); what has
@@ -71,7 +71,7 @@ KeepCompletions = Callable[[int, Sequence[RolloutGroup], Sequence[RolloutGroup]]
 
 @dataclass(frozen=True, slots=True)
 class NetworkParts:
-    """What a node that exchanges rollouts is made of, besides its learner."""
+    """The parts of a node that exchanges rollouts, besides its learner."""
 
     host: Host
     exchange: Exchange
@@ -115,7 +115,7 @@ class NodeLoop:
         self._pipeline = pipeline
         self._keep_completions = keep_completions
         self._ahead: RoundRollouts | BaseException | None = None
-        """What generating the next round while the last one was trained on came to."""
+        """The next round's rollouts, generated while the last one was trained on, or the error of it."""
         self._counters = Counters()
         self._unmeasured: set[str] = set()
         """Tasks of which it was said that nothing is held out."""
@@ -200,7 +200,7 @@ class NodeLoop:
 
     @asynccontextmanager
     async def _services(self) -> AsyncGenerator[None, None]:
-        """What goes on beside the loop: the screen, the search for peers, the writing of checkpoints."""
+        """Runs what serves the loop beside it: screen, search for peers, writing of checkpoints."""
         async with asyncio.TaskGroup() as tasks:
             self._saving.report_in(tasks)
             owned = [tasks.create_task(supervise("screen and peers", self._keep_looking))]
@@ -363,11 +363,11 @@ class NodeLoop:
 
     @property
     def _gauge(self) -> SharingGauge:
-        """Whether what others teach helps us, and how much of it is taken."""
+        """The gauge of what others teach us: does it help, and how much of it is taken."""
         return self._counters.sharing
 
     def _weigh(self, report: TrainReport) -> None:
-        """What this round says of sharing, and what follows for the next ones."""
+        """Weighs this round's evidence on sharing, and decides on the next ones."""
         before, wanted = self._gauge, groups_wanted(self._config)
         seen = before.after(report.agreement)
         self._counters.sharing = seen if adapts(self._config) else seen.in_full()

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from swarmnode.exchange.exchange_settings import STRANGERS_TIMEOUT_S
 from swarmnode.exchange.library.signed_group import Origin
@@ -31,12 +30,12 @@ from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy, credit_of
 from swarmnode.training.rules.book import BookCandidate
 from swarmnode.training.rules.gradients import Gradients
-from swarmnode.training.rules.rules import Rule, make_rule, sharing_rule
+from swarmnode.training.rules.lessons import Rule
+from swarmnode.training.rules.mending.mender import Mender
+from swarmnode.training.rules.mending.reading import Reader
+from swarmnode.training.rules.rules import make_rule, sharing_rule
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup
-
-if TYPE_CHECKING:
-    from swarmnode.training.rules.mending.mender import Mender
 
 logger = logging.getLogger(__name__)
 
@@ -184,9 +183,6 @@ class PolicyLearner(RolloutLearner):
 
     def _mend(self, answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:
         if self.mender is None:
-            from swarmnode.training.rules.mending.mender import Mender
-            from swarmnode.training.rules.mending.reading import Reader
-
             reader = Reader(self._forward, self._policy.number)
             self.mender = Mender(
                 reader, self._tasks_of_others, self._renderer, judge_limit_s=STRANGERS_TIMEOUT_S

@@ -20,7 +20,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from math import floor
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,6 +34,7 @@ from swarmnode.rollout.schedule.open_group import Answered
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
 from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import Config, RolloutConfig
+from swarmnode.tasks.drawing.curriculum import Curriculum
 from swarmnode.tasks.drawing.example_stream import ExampleStream, StreamPlace
 from swarmnode.tasks.drawing.wanted_examples import WantedExamples
 from swarmnode.tasks.judging.own_judge import JudgedEnvironment, OwnJudge
@@ -45,9 +45,6 @@ from swarmnode.training.evaluation import conversation_rules, evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
-if TYPE_CHECKING:
-    from swarmnode.tasks.drawing.curriculum import Curriculum
-
 logger = logging.getLogger(__name__)
 
 
@@ -55,11 +52,11 @@ class UntrainedRollouts(msgspec.Struct, frozen=True):
     """rollouts.bin of a checkpoint. Older ones have more fields, which are not read."""
 
     place: StreamPlace
-    """Where the next example comes from."""
+    """Place in the stream that the next example comes from."""
     rollouts: bytes
     """`PartialRollouts.state`."""
     levels: bytes = b""
-    """Where the policy stands in tasks that have levels (tasks/drawing/curriculum.py)."""
+    """The policy's levels in tasks that have some (tasks/curriculum.py)."""
 
 
 class RolloutLearner(ABC):
@@ -123,7 +120,7 @@ class RolloutLearner(ABC):
 
     @abstractmethod
     def _update(self) -> PolicyUpdate:
-        """What has been learnt so far, for the engine."""
+        """Returns everything learnt so far, for the engine."""
 
     # The Learner
 
@@ -231,7 +228,8 @@ class RolloutLearner(ABC):
         self.engine.close()
 
     def _waiting(self, counters: Counters, exchange: bytes) -> Waiting:
-        """What a checkpoint keeps besides the policy: nothing that a round up to `counters.round` used."""
+        """Returns all that a checkpoint keeps besides the policy, without what a round up to `counters.round`
+        used."""
         later = sorted(number for number in self._untrained if number > counters.round)
         complete = [answered for number in later for answered in self._untrained[number]]
         levels = b"" if self._curriculum is None else self._curriculum.state(later[0] if later else None)
@@ -239,7 +237,7 @@ class RolloutLearner(ABC):
         return Waiting(exchange, msgspec.msgpack.encode(state))
 
     def _measure(self) -> Measure:
-        """What its evaluations are made of."""
+        """Returns the make-up of its evaluations."""
         return Measure(tuple(sorted(self._tasks)), self._config.tasks.eval_examples)
 
     def _versions(self) -> dict[str, str]:
@@ -346,11 +344,9 @@ def more_groups(wanted: int, with_gradient: int, asked_so_far: int, factor: floa
 
 
 def make_curriculum(tasks: Mapping[str, Task]) -> "Curriculum | None":
-    """Where the policy stands in tasks that have levels; None: no task has any."""
+    """Returns the policy's levels in tasks that have some; None: no task has any."""
     if all(levels_of(task) <= 1 for task in tasks.values()):
         return None
-    from swarmnode.tasks.drawing.curriculum import Curriculum
-
     return Curriculum(tasks)
 
 

@@ -1,4 +1,4 @@
-"""What runs beside a node's event loop: computing in threads, services that are started again, checkpoints.
+"""Work beside a node's event loop: computing in threads, services that are started again, checkpoints.
 
 node.py (asyncio) -> [Workers] -> learner.py
                   -> [supervise] -> discovery and other services that must never take the node along

@@ -335,11 +335,11 @@ class ExchangeConfig(Section):
     """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
     (exchange.rule), what is missing is filled up with own groups."""
     rule: Annotated[str, named("rule")] = "book"
-    """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
-    fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
-    the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows sapo and
-    takes the others as successes; with enabled=false book is own_book, and the others but own_book are plain
-    GRPO."""
+    """Rule to learn from others by. book: keep verified right answers, own and foreign, and replay them where
+    we fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones;
+    successes: the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows
+    sapo and takes the others as successes; with enabled=false book is own_book, and the others but own_book
+    are plain GRPO."""
     mend: Literal["auto", "off"] = "auto"
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.chat import Turn, transcript
-from swarmnode.node.building.assemble import start_tasks
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.processes.isolated_task import IsolatedTask

@@ -1,19 +1,19 @@
-"""Whether a model fits into this machine, said before it is loaded; and what it leaves room for once it is.
+"""A model and this machine, before it is loaded: can it be, does it fit, and how long is a sequence of it.
 
 hardware, models (shapes, settings) -> [plan_for] -> doctor.py, run.py (the log of `join`)
-assemble.py, after loading -> LocalPolicy -> [build_forward, choose_budget] -> Forward
-                                          -> [choose_overlap] -> Overlap -> run.py
+config, model -> [check_loadable] -> run.py, offline.py: nothing of torch is imported until then
 
-Both ask the same arithmetic (memory_plan.py, model/budget.py): how many tokens are trained on at once, and
-whether the node generates meanwhile.
+loaded_memory.py asks the same arithmetic (memory_plan.py, model/budget.py) when the model is there.
 """
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
 
-from swarmnode.engine_record import EngineRecord, record_of
-from swarmnode.machine.hardware import Machine, inspect_machine, usable_gpu
+from swarmnode.errors import ConfigError, ModelError
+from swarmnode.families.family import refuse_at_sight
+from swarmnode.machine.hardware import inspect_machine, usable_gpu
+from swarmnode.machine.installing import how_to_install
 from swarmnode.machine.memory_plan import (
     MemoryPlan,
     ModelCard,
@@ -22,23 +22,18 @@ from swarmnode.machine.memory_plan import (
     size_text,
     with_tokens,
 )
-from swarmnode.machine.storage import Paths, builtin_folder
+from swarmnode.machine.storage import builtin_folder
 from swarmnode.model.budget import TokenBudget, TokenCost, token_budget, token_cost
-from swarmnode.models import LOWER, find_facts, load_cards, workload
-from swarmnode.node.building.assemble import LocalPolicy, longest_sequence
-from swarmnode.node.learner import Overlap, decide_overlap
-from swarmnode.registry import ours
+from swarmnode.model.model_hub import only_from_disk
+from swarmnode.models import LOWER, find_facts, find_model, load_cards, read_config, workload
 from swarmnode.settings.config import Config
-
-if TYPE_CHECKING:
-    from swarmnode.training.forward import Forward
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """What the arithmetic says of a model on this machine before it is loaded."""
+    """The arithmetic of a model on this machine before it is loaded."""
 
     plan: MemoryPlan | None
     """None where the model's shapes are not known; `facts` says why."""
@@ -107,101 +102,28 @@ def budget_for(
     )
 
 
-# ---- after loading ----
+def check_loadable(config: Config, model: str) -> None:
+    """Raises ModelError or EngineError for a model that cannot be loaded here, before torch is imported."""
+    if find_spec("torch") is None or find_spec("peft") is None:
+        raise ModelError("torch and peft are not installed", hint=how_to_install("train"))
+    if model != "tiny":
+        only_from_disk(find_model(model))
+        refuse_at_sight(config.rollout.engine, read_config(model), config.policy.quantization)
 
 
-def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward":
-    """How all policies on this base train: with which arithmetic, and how many tokens at once. The adapters
-    of all of them are loaded by now."""
-    from swarmnode.training.forward import Forward
-
-    kernel = None
-    if local.policy.device.type == "cuda":
-        from swarmnode.model.adapters.lora_kernel import lora_gemm_for
-
-        offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
-        logger.info("LoRA layers: %s", offer.reason)
-        kernel = offer.gemm
-    return Forward(
-        local.policy,
-        config.training,
-        temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
-        budget=choose_budget(config, local),
-        kernel=kernel,
-    )
+def longest_sequence(config: Config, model: str, limit: int | None) -> int:
+    """Returns the tokens of prompt and completion as the settings bound them, within the `limit` that the
+    model was made for. Raises ConfigError where no prompt fits."""
+    tokens = config.rollout.max_tokens
+    if limit is not None and tokens >= limit:
+        raise ConfigError(
+            f"rollout.max_tokens = {tokens} leaves no room for a prompt: {model} takes {limit} tokens in all",
+            hint=f"try --set rollout.max_tokens={limit // 2}",
+        )
+    return sequence_within(config, limit)
 
 
-def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
-    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded."""
-    card, longest = local.base.card, longest_sequence(config, local.base.name, local.base.max_positions)
-    cost, room = None, None
-    if card is not None:
-        work = _loaded_workload(config, local)
-        free = _free_bytes(local, inspect_machine())
-        cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
-    budget = budget_for(config, room, cost, longest, local.base.model.device.type)
-    logger.info("micro-batches of %s", budget.reason)
-    return budget
-
-
-def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
-    """Whether generation and training, in micro-batches of this size, fit side by side into what is free now,
-    the model being loaded."""
-    machine = inspect_machine()
-    decision = decide_overlap(
-        config.rollout.overlap,
-        max_lag=config.rollout.max_lag,
-        gpu=local.base.model.device.type == "cuda",
-        cores=machine.cores,
-        free_bytes=_free_bytes(local, machine),
-        need_bytes=_overlap_bytes(config, local, budget),
-    )
-    logger.info("overlap of generation and training %s", decision.reason)
-    return decision
-
-
-def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> float | None:
-    """What generation and training take at once, beyond what is loaded; None where nobody can tell."""
-    card = local.base.card
-    if card is None:
-        return None
-    work = replace(
-        _loaded_workload(config, local),
-        micro_batch_tokens=budget.tokens,
-        checkpointing=budget.checkpointing,
-    )
-    return plan_memory(card, work).step + _still_to_come(card, work, local)
-
-
-def _free_bytes(local: LocalPolicy, machine: Machine) -> int:
-    """Free bytes of the device that the model is on."""
-    import torch
-
-    device = local.base.model.device
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory_free_bytes
-
-
-def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:
-    """What is not taken yet when base, engine and adapters are loaded, besides activations."""
-    plan = plan_memory(card, work)
-    kv_cache = 0 if local.engine.capabilities.reserves_kv else plan.kv_cache
-    return plan.gradients + plan.optimizer + kv_cache + work.engine.growth(card, work)
-
-
-def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
-    base, gpu = local.base, local.base.model.device.type == "cuda"
-    return replace(
-        workload(config, None),
-        sequence_tokens=longest_sequence(config, base.name, base.max_positions),
-        number_bytes=base.model.dtype.itemsize,
-        nf4=base.is_quantized,
-        engine=_engine_record(config, local),
-        gpu=gpu,
-    )
-
-
-def _engine_record(config: Config, local: LocalPolicy) -> EngineRecord:
-    """The record of the engine that was loaded. One that is none of ours was asked for."""
-    name = local.engine.capabilities.name
-    return record_of(name if name in ours("engine") else config.rollout.engine)
+def sequence_within(config: Config, limit: int | None) -> int:
+    """Returns the tokens of prompt and completion as the settings bound them, `limit` at most."""
+    wanted = config.rollout.max_prompt_tokens + config.rollout.max_tokens
+    return wanted if limit is None else min(wanted, limit)

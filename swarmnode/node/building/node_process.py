@@ -21,18 +21,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
+from urllib.request import urlopen
 
 import msgspec
 import psutil
 
 from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse, SwarmnodeError
 from swarmnode.machine.storage import Paths, replace_file
-
-if TYPE_CHECKING:
-    from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.node.showing.node_status import NodeStatus
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +117,6 @@ def read_running(path: Path) -> RunningNode | None:
 
 def ask_status(note: RunningNode, paths: Paths) -> "NodeStatus | SwarmnodeError":
     """Return what the status page of a running node says, or why it says nothing: it may just have ended."""
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
-    from swarmnode.node.showing.node_status import NodeStatus
-
     url = f"http://{note.http_host}:{note.http_port}/status"
     try:
         with urlopen(url, timeout=STATUS_TIMEOUT_S) as answer:  # a URL of our own making, on this machine

@@ -1,4 +1,4 @@
-"""Several policies in one process: what they share, and what each has of its own.
+"""Several policies in one process: the seat of each, their ports, and the one ending of all.
 
 config, paths -> [config_of] -> a Seat per policy -> run.py -> a NodeLoop per policy -> [ending]
                                                     |
@@ -10,25 +10,20 @@ They share the loaded base model, one rollout engine and one training batch, and
 
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from swarmnode.errors import ConfigError, PortInUse, SwarmnodeError
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
-from swarmnode.node.building.assemble import LocalPolicy
+from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.showing.node_status import Summary
 from swarmnode.settings.config import Config, NetworkConfig, NodeConfig
 from swarmnode.tasks.task import Task
-
-if TYPE_CHECKING:
-    from swarmnode.training.cohort import Cohort
-    from swarmnode.training.records import TrainReport
-    from swarmnode.training.round import RoundOfPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +49,35 @@ class Seat:
         return f"policy-{self.number}"
 
 
+@dataclass(slots=True)
+class PolicyNode:
+    """One policy's node, once it is built, and how its neighbours in this process hear that it is gone."""
+
+    seat: Seat
+    loop: Callable[..., NodeLoop]
+    """Makes the loop of these settings and this network."""
+    network: Callable[[Seat], NetworkParts | None]
+    """Called right before it starts: only then is it known where the others listen."""
+    leave: Callable[[], None]
+    stopping: bool = False
+    node: NodeLoop | None = None
+
+    def built(self, seat: Seat) -> NodeLoop:
+        """Returns its node on a seat that has been introduced to the others."""
+        self.node = self.loop(seat.config, network=self.network(seat))
+        if self.stopping:
+            self.node.request_stop()
+        return self.node
+
+    def request_stop(self) -> None:
+        self.stopping = True
+        if self.node is not None:
+            self.node.request_stop()
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended: the last line to print, and the process's exit code."""
+    """The end of a run: the last line to print, and the process's exit code."""
 
     line: str
     exit_code: int = 0
@@ -107,42 +128,12 @@ def introduced(seat: Seat, addresses: Sequence[str]) -> Seat:
 
 
 def local_address(seat: Seat, addresses: Sequence[str]) -> str | None:
-    """Where the others in this process reach a policy that listens on `addresses`; None: nowhere."""
+    """Returns the address by which others in this process reach a policy that listens on `addresses`."""
     network = seat.config.network
     host = "127.0.0.1" if network.listen == "0.0.0.0" else network.listen
     # A port that is set comes first: where something is announced, the addresses are a router's.
     port = network.port or port_of(addresses)
     return f"/ip4/{host}/tcp/{port}/p2p/{seat.key.peer_id}" if port else None
-
-
-def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPolicy]:
-    """The policies of all seats on the base that the first one brought, each with a part of its engine."""
-    if len(seats) == 1:
-        return [first]
-    from swarmnode.model.policy import Policy
-    from swarmnode.rollout.shared_engine import SharedEngine
-
-    shared = SharedEngine(first.engine, members=len(seats))
-    return [
-        replace(
-            first,
-            policy=Policy(first.base, seat.config.policy, seat.seed, beside=first.policy)
-            if seat.number
-            else first.policy,
-            engine=shared.member(seat.label),
-        )
-        for seat in seats
-    ]
-
-
-def cohort_of(seats: Sequence[Seat]) -> "Cohort[RoundOfPolicy, TrainReport] | None":
-    """Where they meet to train in one batch; one alone meets nobody."""
-    if len(seats) == 1:
-        return None
-    from swarmnode.training.cohort import Cohort
-    from swarmnode.training.trainer import train_together
-
-    return Cohort([seat.label for seat in seats], train_together)
 
 
 def ending(seats: Sequence[Seat], outcomes: Sequence[Summary | BaseException]) -> Ending:

@@ -1,6 +1,6 @@
 """One run of a node as a process: locks, parts, signals, screen, and the last line.
 
-cli join -> [run_node] -> policies.py, assemble.py, machine_memory.py, a NodeLoop per policy
+cli join -> [run_node] -> policies.py (seats) -> members.py (what is on them) -> a NodeLoop per policy
 
 With one policy there is one of everything. Several share process, base model, engine and training batch. What
 goes wrong with one alone (its tasks, its network, its checkpoints) ends its own membership, and the others go
@@ -10,32 +10,17 @@ on; an error of the engine or of a common training batch ends all who had someth
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
 from swarmnode.errors import IdentityInUse, SwarmnodeError
-from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
-from swarmnode.models import find_model, remember_model
+from swarmnode.models import find_model
 from swarmnode.network.finding.seed_addresses import Seeds
-from swarmnode.node.building.assemble import (
-    LocalPolicy,
-    build_learner,
-    build_network,
-    check_addresses,
-    checkpoint_store,
-    load_policy,
-    seed_of,
-    seeds_of,
-    start_tasks,
-    tasks_for_strangers,
-)
-from swarmnode.node.building.machine_memory import build_forward, choose_overlap, plan_for
+from swarmnode.node.building.assemble import check_addresses, seed_of, seeds_of
+from swarmnode.node.building.machine_memory import check_loadable, plan_for
 from swarmnode.node.building.node_process import (
     IdentityLock,
     RunningNode,
@@ -46,24 +31,23 @@ from swarmnode.node.building.node_process import (
 )
 from swarmnode.node.building.policies import (
     Ending,
+    PolicyNode,
     Seat,
     check_policies,
     check_status_port,
     choose_port,
-    cohort_of,
     config_of,
     ending,
     introduced,
     local_address,
     plain_error,
-    policies_beside,
     remember_port,
 )
-from swarmnode.node.learner import Learner
-from swarmnode.node.node import KeepCompletions, NodeLoop
-from swarmnode.node.showing.board import Watcher, Watchers, policy_label
+from swarmnode.node.building.task_processes import start_tasks
+from swarmnode.node.node import NodeLoop
+from swarmnode.node.showing.board import Watcher, policy_label
 from swarmnode.node.showing.http import StatusServer
-from swarmnode.node.showing.monitors import CompletionLog, Monitor, MonitorFeed, make_monitors, run_info
+from swarmnode.node.showing.monitors import Monitor, make_monitors
 from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, joins_from, swarm_of
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config import Config
@@ -71,29 +55,6 @@ from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class PolicyNode:
-    """One policy's node, once it is built, and how its neighbours in this process hear that it is gone."""
-
-    seat: Seat
-    build: Callable[[Seat], NodeLoop]
-    """Right before it starts: only then is it known where the others listen."""
-    leave: Callable[[], None]
-    stopping: bool = False
-    node: NodeLoop | None = None
-
-    def built(self, seat: Seat) -> NodeLoop:
-        self.node = self.build(seat)
-        if self.stopping:
-            self.node.request_stop()
-        return self.node
-
-    def request_stop(self) -> None:
-        self.stopping = True
-        if self.node is not None:
-            self.node.request_stop()
 
 
 class Company:
@@ -112,7 +73,7 @@ class Company:
 
     @property
     def others_go_on(self) -> bool:
-        """Whether others go on, asked by a policy that ends and has not been counted yet."""
+        """Returns True if others go on, for a policy that ends and has not been counted yet."""
         return self.left + 1 < len(self.members)
 
     def request_stop(self) -> None:
@@ -159,7 +120,10 @@ def prepared(
         logger.info("model %s: %s", model, model_reason)
         _say_what_it_takes(config, model)
         shown = demonstrations or Demonstrations()
-        yield _build_members(
+        check_loadable(config, model)
+        from swarmnode.node.building.members import build_members
+
+        yield build_members(
             stack, screen, model, seats, fresh=fresh, watch=watch, monitors=told, demonstrations=shown
         )
 
@@ -203,128 +167,6 @@ def _say_what_it_takes(config: Config, model: str) -> None:
     logger.info("memory: %s", planned.describe())
     if planned.fits is False:
         logger.warning("%s", planned.advice)
-
-
-def _build_members(
-    stack: ExitStack,
-    screen: Screen,
-    model: str,
-    seats: Sequence[Seat],
-    *,
-    fresh: bool,
-    watch: Watcher | None = None,
-    monitors: Sequence[Sequence[Monitor]],
-    demonstrations: Demonstrations,
-) -> list[PolicyNode]:
-    """Load the base once and put a node on it for each seat."""
-    first = seats[0]
-    config = first.config
-    loaded = load_policy(
-        config, model, first.paths, screen.progress, seed=first.seed, policies=config.node.policies
-    )
-    if config.policy.model == "auto":
-        remember_model(first.paths.model_choice, model)
-    policies = policies_beside(loaded, seats)
-    forward = build_forward(config, loaded, first.paths)
-    overlap = choose_overlap(config, loaded, forward.budget)
-    cohort, neighbourhood = cohort_of(seats), Neighbourhood()
-    if fresh:
-        _put_checkpoints_aside(seats, model, loaded)
-    members: list[PolicyNode] = []
-    shown_as = Path(model).name if Path(model).is_dir() else model
-    screens = screen.start_watchers(len(seats))
-    for seat, local, own_screen, told in zip(seats, policies, screens, monitors, strict=True):
-        local = replace(
-            local, store=checkpoint_store(seat.config, model, seat.paths, loaded.base, seat.tasks)
-        )
-        about = run_info(
-            seat.config,
-            name=seat.key.name,
-            peer_id=seat.key.peer_id,
-            model=shown_as,
-            folder=seat.paths.logs,
-            run=local.store.folder.name,
-        )
-        own = [MonitorFeed(about, told), own_screen]
-        watcher = Watchers(own if watch is None else [*own, watch])
-        stack.callback(watcher.close)
-        tasks_of_others = tasks_for_strangers(stack, seat.tasks)
-        learner = build_learner(
-            seat.config,
-            local,
-            seat.tasks,
-            author=seat.key.peer_id,
-            seed=seat.seed,
-            overlap=overlap,
-            forward=forward,
-            train_jointly=None if cohort is None else cohort.of(seat.label),
-            tasks_of_others=tasks_of_others,
-        )
-        learner.demonstrated = demonstrations
-        build = partial(
-            _build_node,
-            learner=learner,
-            watcher=watcher,
-            local=local,
-            model=shown_as,
-            keep_completions=CompletionLog(
-                seat.paths.logs / "completions.jsonl", learner.credit, seat.seed
-            ).keep,
-            overlap=overlap.on,
-            neighbours=[other.key.peer_id for other in seats if other is not seat],
-            neighbourhood=neighbourhood,
-            tasks_of_others=tasks_of_others,
-        )
-        leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
-        members.append(PolicyNode(seat, build, leave))
-    return members
-
-
-def _build_node(
-    seat: Seat,
-    *,
-    learner: Learner,
-    watcher: Watcher,
-    local: LocalPolicy,
-    model: str,
-    overlap: bool,
-    neighbours: Sequence[str],
-    neighbourhood: Neighbourhood,
-    tasks_of_others: Mapping[str, Task],
-    keep_completions: KeepCompletions | None = None,
-) -> NodeLoop:
-    network = None
-    if seat.config.exchange.enabled:
-        port = choose_port(seat.config.network, seat.paths)
-        network = build_network(
-            seat.config, seat.paths, seat.key, port, tasks_of_others, local, neighbourhood
-        )
-    return NodeLoop(
-        seat.config,
-        learner,
-        watcher,
-        peer_id=seat.key.peer_id,
-        name=seat.key.name,
-        model=model,
-        run=local.store.folder.name,
-        seed=seat.seed,
-        network=network,
-        overlap=overlap,
-        policy=seat.number,
-        neighbours=neighbours,
-        keep_completions=keep_completions,
-    )
-
-
-def _put_checkpoints_aside(seats: Sequence[Seat], model: str, loaded: LocalPolicy) -> None:
-    """Archives every run that this start could go on with, of all policies that ever were here: half of them
-    would otherwise be older than the others' start."""
-    for number, place in enumerate(seats[0].paths.policies()):
-        seat = seats[number % len(seats)]
-        open_run = partial(checkpoint_store, seat.config, model, place, loaded.base, seat.tasks, tells=False)
-        # Several may be of these tasks: once the first is aside, a start would go on with the next.
-        while archived := open_run().archive():
-            logger.info("starting over; earlier checkpoints are kept in %s", archived)
 
 
 def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
@@ -398,7 +240,7 @@ async def _serve_beside_others(member: PolicyNode, company: Company) -> Summary:
 
 
 def leave_note(status: NodeStatus, seat: Seat, http_port: int) -> None:
-    """How `swarmnode status` finds this node, and which port it takes the next time."""
+    """Writes the note by which `swarmnode status` finds this node, and the port that it takes next time."""
     paths, addresses = seat.paths, status.network.addresses
     note = RunningNode(os.getpid(), status.peer_id, seat.config.node.http, http_port, addresses)
     try:

@@ -57,7 +57,7 @@ class SwarmPlan:
 
     @property
     def specialists(self) -> bool:
-        """Whether each node starts from a policy of its own. What they are taught are the built-in tasks."""
+        """True if each node starts from a policy of its own, taught on some of the built-in tasks."""
         return not (self.equals or self.model or self.tasks)
 
 
@@ -140,7 +140,7 @@ def arguments(plan: SwarmPlan, nodes: list[LocalNode], number: int, seed: str | 
 
 
 def arguments_alone(plan: SwarmPlan, twins: list[LocalNode], number: int) -> list[str]:
-    """The same for a node without the others: same model, seed and settings."""
+    """Returns the `join` command line of a node without the others: same model, seed and settings."""
     return _arguments(plan, twins[number], number, [*plan.assignments, *ALONE])
 
 
@@ -278,7 +278,7 @@ def _read_lines(stream: Any, use: Callable[[str], None]) -> None:
 
 
 def _result(node: LocalNode, twin: LocalNode | None, show: Callable[[str], None]) -> dict[str, Any]:
-    """What one node came to, and told in words."""
+    """Returns the result of one node, and tells it in words."""
     summary = _summary(node)
     story, alone = _story(node), None if twin is None else _story(twin)
     for line in lines_of(node.key.name, story, alone):

@@ -1,4 +1,4 @@
-"""What can be done with a checkpoint while no node runs: measure it, take it elsewhere.
+"""Measures a checkpoint while no node runs, or takes it elsewhere.
 
 cli eval, export -> [offline] -> assemble.py, training/evaluation.py
 """
@@ -9,23 +9,27 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
 from swarmnode.machine.storage import Paths
-from swarmnode.model.base_model import find_device
 from swarmnode.models import find_model
-from swarmnode.node.building.assemble import LocalPolicy, Progress, load_policy, start_tasks
+from swarmnode.node.building.machine_memory import check_loadable
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.settings.config import Config, TasksConfig
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
-from swarmnode.training.checkpoints.checkpoint import Checkpoint, check_has_adapter
 from swarmnode.training.checkpoints.run_folders import is_trained, runs_in
 from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
 from swarmnode.training.records import PassAt
+
+if TYPE_CHECKING:
+    from swarmnode.model.demonstration.tiny import Progress
+    from swarmnode.node.building.local_policy import LocalPolicy
+    from swarmnode.training.checkpoints.checkpoint import Checkpoint
 
 Purpose = Literal["eval", "export", "evaluate", "load"]
 """Why a checkpoint is looked for: two commands, and what a script calls."""
@@ -48,7 +52,8 @@ NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class OfflineEvaluation:
-    """What `swarmnode eval` prints. Rewards are means over held-out examples; None: nothing was scored."""
+    """The figures that `swarmnode eval` prints. Rewards are means over held-out examples; None: nothing was
+    scored."""
 
     model: str
     policy: str
@@ -64,7 +69,7 @@ class OfflineEvaluation:
     """A curve for each task: k -> the chance that one of k answers has `passing_reward` or more."""
     pass_at_mean: PassAt
     majority_at: Mapping[str, PassAt]
-    """The same for what most of k answers say."""
+    """A curve for each task: k -> the chance that most of k answers say the right thing."""
     judged_by: Mapping[str, tuple[str, ...]]
     """The names of the rewards of each task; `agreement` is the vote of the other answers."""
 
@@ -140,10 +145,10 @@ def load_checkpoint(
     *,
     base: bool,
     best: bool,
-    progress: Progress,
+    progress: "Progress",
     apply: bool = True,
     purpose: Purpose = "eval",
-) -> tuple[LocalPolicy, Checkpoint | None]:
+) -> "tuple[LocalPolicy, Checkpoint | None]":
     """The policy of the newest or the best checkpoint with an engine to sample from it; where `base` says so,
     the base model as it is, without one. Raises CheckpointError before a model is loaded for nothing.
 
@@ -153,17 +158,19 @@ def load_checkpoint(
         raise ConfigError("base and best are two different policies", hint="leave one out")
     if not base:
         _check_trained(paths, model, config.node.run, purpose)
+    check_loadable(config, model)
+    from swarmnode.node.building.local_policy import load_policy
+
     local = load_policy(config, model, paths, progress, trains=False)
     if base:
         return local, None
-    checkpoint = _best(local) if best else _newest(local, purpose)
-    check_has_adapter(checkpoint)
+    checkpoint = _chosen(local, purpose, best=best)
     if apply:
         apply_checkpoint(local, checkpoint)
     return local, checkpoint
 
 
-def with_room(config: Config, local: LocalPolicy, checkpoint: Checkpoint | None) -> Config:
+def with_room(config: Config, local: "LocalPolicy", checkpoint: "Checkpoint | None") -> Config:
     """The settings with answers that leave room for a prompt: as they are set; where those are too long for
     the model, as the checkpoint was trained, or half of what the model takes."""
     limit, wanted = local.base.max_positions, config.rollout.max_tokens
@@ -174,13 +181,13 @@ def with_room(config: Config, local: LocalPolicy, checkpoint: Checkpoint | None)
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_tokens": tokens})})
 
 
-def apply_checkpoint(local: LocalPolicy, checkpoint: Checkpoint) -> None:
+def apply_checkpoint(local: "LocalPolicy", checkpoint: "Checkpoint") -> None:
     """Let the policy and its engine be what a checkpoint says. Raises CheckpointError."""
     local.policy.load_adapter(checkpoint.adapter)
     local.engine.set_policy(local.policy.update(), "abort")
 
 
-def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfig:
+def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksConfig:
     """The tasks of a checkpoint, where it names them. Raises TaskError where a file of theirs is gone, or
     they were objects of a script."""
     specs = () if checkpoint is None else checkpoint.state.task_specs
@@ -221,12 +228,12 @@ def export_offline(
 
     if folder.exists():
         raise StorageError(f"{folder} exists already", hint="name a folder that does not")
-    _check_trained(paths, model, config.node.run, "export")
     with Screen() as screen:
-        merging = for_merging(config) if merged else config
-        local = load_policy(merging, model, paths, screen.progress, trains=False)
-    checkpoint = _best(local) if best else _newest(local, "export")
-    check_has_adapter(checkpoint)
+        local, checkpoint = load_checkpoint(
+            for_merging(config) if merged else config, model, paths,
+            base=False, best=best, progress=screen.progress, apply=False, purpose="export",
+        )  # fmt: skip
+    assert checkpoint is not None, "only the base model has none"
     aside = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -244,8 +251,8 @@ def export_offline(
     return f"{what} {of_round(checkpoint)}"
 
 
-def of_round(checkpoint: Checkpoint) -> str:
-    """Which checkpoint it is; the run is named where its home has several."""
+def of_round(checkpoint: "Checkpoint") -> str:
+    """Returns a checkpoint's round in words; the run is named where its home has several."""
     run = checkpoint.folder.parent
     several = len(runs_in(run.parent)) > 1
     return f"of round {checkpoint.state.counters.round}" + (f" of run {run.name}" if several else "")
@@ -254,6 +261,8 @@ def of_round(checkpoint: Checkpoint) -> str:
 def for_merging(config: Config) -> Config:
     """Settings for merging: on a CPU the sum is formed in float32 unless the precision is set: in bfloat16 it
     would round away much of the adapter, and a node chooses that type for speed alone."""
+    from swarmnode.model.base_model import find_device
+
     if config.policy.dtype != "auto" or find_device(config.policy.device).type != "cpu":
         return config
     return config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "float32"})})
@@ -272,30 +281,29 @@ def _check_trained(paths: Paths, model: str, named: str, purpose: Purpose) -> No
     )
 
 
-def _newest(local: LocalPolicy, purpose: Purpose) -> Checkpoint:
-    checkpoint = local.store.latest()
-    if checkpoint is None:
-        raise CheckpointError(f"there is no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
-    return checkpoint
+def _chosen(local: "LocalPolicy", purpose: Purpose, *, best: bool) -> "Checkpoint":
+    """Returns the newest or the best checkpoint. Raises CheckpointError if there is none with an adapter."""
+    from swarmnode.training.checkpoints.checkpoint import check_has_adapter
 
-
-def _best(local: LocalPolicy) -> Checkpoint:
-    checkpoint = local.store.best()
-    if checkpoint is None:
+    checkpoint = local.store.best() if best else local.store.latest()
+    if checkpoint is None and best:
         raise CheckpointError(
             f"no checkpoint in {local.store.folder} was evaluated",
             hint="set node.eval_every to 10 when training, or leave out best for the newest checkpoint",
         )
+    if checkpoint is None:
+        raise CheckpointError(f"there is no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
+    check_has_adapter(checkpoint)
     return checkpoint
 
 
-def _write_merged(local: LocalPolicy, checkpoint: Checkpoint, folder: Path) -> None:
+def _write_merged(local: "LocalPolicy", checkpoint: "Checkpoint", folder: Path) -> None:
     local.policy.load_adapter(checkpoint.adapter)
     local.policy.peft_model.merge_and_unload().save_pretrained(folder)
     local.base.tokenizer.save_pretrained(folder)
 
 
-def _write_adapter(local: LocalPolicy, checkpoint: Checkpoint, folder: Path) -> None:
+def _write_adapter(local: "LocalPolicy", checkpoint: "Checkpoint", folder: Path) -> None:
     """The adapter with its tokenizer, and a name of its base by which PEFT finds that from any folder."""
     shutil.copytree(checkpoint.adapter, folder)
     local.base.tokenizer.save_pretrained(folder)

@@ -43,7 +43,7 @@ from swarmnode.settings.config import Config, NetworkConfig
 logger = logging.getLogger(__name__)
 
 SEED_PORT = 4001
-"""Where a seed listens unless told otherwise: an address that others write down must not change."""
+"""Port of a seed unless told otherwise: an address that others write down must not change."""
 
 LOOK_EVERY_S = 0.5
 RETRY_S = 1.0

@@ -1,27 +1,36 @@
 """A task played against a model: what it asks, what the policy answers, what the rewards say.
 
-`swarmnode task try` -> [open_policy] -> offline.py; [try_tasks] -> training/evaluation.py -> TriedExample
+`swarmnode task try`, `task check --samples` -> [playing] -> offline.py (the policy)
+                                                    -> [try_tasks] -> training/evaluation.py -> TriedExample
 
 Nothing is trained and nothing is kept. An error of a reward ends the game instead of being counted: it is
 what whoever writes a task wants to see.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swarmnode.machine.storage import Paths
-from swarmnode.node.building.assemble import LocalPolicy, Progress, longest_sequence
+from swarmnode.chat import turns_of
+from swarmnode.node.building.machine_memory import longest_sequence
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import load_checkpoint, of_round
+from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.open_group import Answered
 from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import Task, holds_out, is_environment, score_completions
 from swarmnode.training.checkpoints.run_folders import is_trained, runs_in
 from swarmnode.training.evaluation import collect, conversation_rules
 from swarmnode.types import Completion, FinishReason, Scores, total_reward
+
+if TYPE_CHECKING:
+    from swarmnode.model.demonstration.tiny import Progress
+    from swarmnode.node.building.local_policy import LocalPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +55,38 @@ class TriedExample:
     answers: tuple[TriedAnswer, ...]
 
 
-def open_policy(
-    config: Config, model: str, paths: Paths, *, base: bool, best: bool, progress: Progress
-) -> tuple[LocalPolicy, str]:
-    """The policy of the newest (or the best) checkpoint and what to call it; the base model where `base` says
-    so, or where nothing was trained yet. Raises CheckpointError, ModelError."""
+@contextmanager
+def playing(
+    settings: Settings,
+    *,
+    base: bool,
+    best: bool = False,
+    greedy: bool = False,
+    examples: int,
+    samples: int,
+    seed: int = 0,
+) -> Generator[tuple[str, Iterator[TriedExample]]]:
+    """Plays the tasks of these settings against their policy. Gives the policy's name, and the examples as
+    they are answered. Raises CheckpointError, ModelError, TaskError."""
+    config, rollout = settings.config, settings.config.rollout
+    sampling = SamplingParams(rollout.max_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p)
+    with ExitStack() as stack:
+        tasks = start_tasks(stack, config.tasks, settings.paths.home)
+        with Screen() as screen:
+            local, name = _open_policy(settings, base=base, best=best, progress=screen.progress)
+        tried = try_tasks(
+            local.engine, local.renderer, tasks, sampling, config,
+            examples=examples, samples=samples, seed=seed,
+        )  # fmt: skip
+        yield name, tried
+
+
+def _open_policy(
+    settings: Settings, *, base: bool, best: bool, progress: "Progress"
+) -> "tuple[LocalPolicy, str]":
+    """Returns the policy of the newest (or the best) checkpoint and its name; the base model where `base`
+    says so, or where nothing was trained yet."""
+    config, model, paths = settings.config, settings.model, settings.paths
     untrained = not best and not is_trained(runs_in(paths.checkpoints), model, named=config.node.run)
     local, checkpoint = load_checkpoint(
         config, model, paths, base=base or untrained, best=best, progress=progress
@@ -96,11 +132,9 @@ def _judged(task: Task, answered: Answered) -> TriedExample:
 
 
 def _shown(task: Task, completion: Completion) -> str:
-    """What the policy wrote; of a conversation, all that was said, in lines."""
+    """Returns the text of the policy; of a conversation, all that was said, in lines."""
     if not is_environment(task):
         return completion.text
-    from swarmnode.chat import turns_of
-
     lines: list[str] = []
     for turn in turns_of(completion.text):
         lines += [turn.said, *(f"[{heard['role']}] {heard['content']}" for heard in turn.observed)]

@@ -181,7 +181,7 @@ class StatusBoard:
         self._set(exchange=sharing, help=stats.help)
 
     def weighed(self, gauge: SharingGauge, wanted: int) -> None:
-        """What sharing brings, and how much is taken of `wanted` groups a round."""
+        """Takes over the gauge of sharing; `wanted` groups a round are set."""
         if wanted == 0:
             return
         found = gauge.estimate
@@ -195,7 +195,7 @@ class StatusBoard:
         self._set(sharing=effect)
 
     def borrowed(self, library: SwarmLibrary, state: CatchingUp) -> None:
-        """What is kept of the swarm's library, and what was learnt of it."""
+        """Takes over what is kept of the swarm's library, and what was learnt of it."""
         found = library.borrowed
         self._set(
             library=LibraryStatus(

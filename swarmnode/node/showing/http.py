@@ -56,7 +56,7 @@ class StatusServer:
 
     @property
     def address(self) -> str:
-        """Where a browser on this machine finds it."""
+        """The address for a browser on this machine."""
         host = self._where[0]
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/status"
 
@@ -108,7 +108,7 @@ class StatusCollector:
 
 
 def asks_for_us(host: str, bound: str, own_name: str) -> bool:
-    """Whether a Host header names this page. `bound` is the setting node.http, `own_name` the machine's.
+    """Returns True if a Host header names this page. `bound` is the setting node.http, `own_name` our host.
 
     An address cannot be pointed elsewhere, a name can: of names only those pass that nobody else gave. The
     port does not matter: it may have been forwarded.

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go besides the screen: a file always, and the trackers that somebody asks for.
+"""The numbers of a run go to a file, always, and to the trackers that somebody asks for.
 
 node.py -> StatusBoard -> [MonitorFeed] -> a thread for each [Monitor] -> metrics.jsonl | TensorBoard | ...
 node.py -> scored groups -> [CompletionLog] -> completions.jsonl

@@ -1,4 +1,4 @@
-"""What the node knows about itself, as one frozen record: the only source of every number on a screen.
+"""A node's knowledge of itself as one frozen record: the only source of every number on a screen.
 
 node.py replaces parts of it -> [NodeStatus] -> panel, JSONL, /status, /metrics, `swarmnode status`
                                      |
@@ -30,11 +30,11 @@ OF_SEEDS = (
         for name in ("headers", "bytes_in", "bytes_out", "pulled", "served", "banned_peers")
     ),
 )
-"""What the names of measurements begin with that a member has which only connects others."""
+"""Prefixes of the measurements of a member that only connects others."""
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """What the node is doing or waiting for, and since when (seconds since the epoch)."""
+    """The present work of a node, or its reason to wait, and since when."""
 
     name: str
     """generating, training, evaluating, waiting for peers, stopped, and so on."""
@@ -77,7 +77,7 @@ class Rewards(msgspec.Struct, frozen=True):
     eval_round: int | None = None
     """Round that it was measured after."""
     eval_tasks: dict[str, float | None] = {}
-    """The same by task."""
+    """That newest mean by task."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -110,15 +110,15 @@ class Network(msgspec.Struct, frozen=True):
     memory_restarts: int = 0
     """Times that the network process was replaced because strangers had made it grow."""
     skipped: dict[str, int] = {}
-    """What came in from peers and could not be used, by cause."""
+    """Things from peers that could not be used, counted by cause."""
     reach: Reach = Reach()
     """Who can reach this node."""
     invitation: str = ""
-    """What an outsider joins by, as a short string. Empty: no outsider can."""
+    """Short string that an outsider joins by. Empty: no outsider can."""
     private: bool = False
     """Only who has the swarm's key takes part."""
     relay: str = ""
-    """What it lets through for peers that nobody can dial, in words. Empty: nothing."""
+    """Its limits as a relay for peers that nobody can dial, in words. Empty: it is none."""
 
 
 class Sharing(msgspec.Struct, frozen=True):
@@ -159,7 +159,7 @@ class Sharing(msgspec.Struct, frozen=True):
 
 
 class SharingEffect(msgspec.Struct, frozen=True):
-    """Whether what others teach helps us (training/rules/gradient_agreement.py), and what follows from it."""
+    """The effect of what others teach us (training/rules/gradient_agreement.py), and what follows from it."""
 
     agreement: float | None = None
     """Mean cosine of what their answers ask of the policy with the gradient of our own reward, over the last
@@ -171,11 +171,11 @@ class SharingEffect(msgspec.Struct, frozen=True):
     groups: int = 0
     """J: groups of others that a round asks for now."""
     groups_most: int = 0
-    """The same as it is set."""
+    """J as it is set."""
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """What this node keeps of the swarm's library, and what it learnt of it since this start."""
+    """This node's part of the swarm's library, and what it learnt of others' since this start."""
 
     kept: int = 0
     """Groups kept for others because the book holds answers of them."""
@@ -231,7 +231,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     iteration_s: float | None = None
     """Time of the last iteration, its step included."""
     planned_s: float | None = None
-    """What the plan says it takes, without the step."""
+    """Time that the plan says it takes, without the step."""
     busy_share: float | None = None
     """Share of the last iteration in which we computed."""
     repaired: int = 0
@@ -267,31 +267,31 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     """When this start was, in seconds since the epoch."""
     phase: Phase
-    """What it does now."""
+    """Its present work."""
     learns: bool = True
     """False: it only connects others (`swarmnode seed`). What is about a policy means nothing then."""
     policy: int = 0
     """Its number among the policies of its process."""
     policies: int = 1
-    """How many policies its process has."""
+    """Number of policies in its process."""
     progress: Progress = Progress()
-    """How far it has come."""
+    """Rounds, tokens and seconds so far."""
     reward: Rewards = Rewards()
-    """What its answers were worth."""
+    """Rewards of its answers."""
     speed: Speed = Speed()
-    """How long the last round took."""
+    """Times of the last round."""
     generation: Generation = Generation()
-    """How it generates."""
+    """The state of generation."""
     network: Network = Network()
     """Who it is connected to."""
     exchange: Sharing = Sharing()
-    """What it gave and got."""
+    """Rollouts that it gave and got."""
     sharing: SharingEffect = SharingEffect()
-    """Whether that helps."""
+    """The effect of what it got."""
     library: LibraryStatus = LibraryStatus()
-    """What it keeps of the swarm's library, and what it learnt of it."""
+    """Its part of the swarm's library, and what it learnt of others'."""
     help: HelpStats = HelpStats()
-    """What it asked others for, and what it did for those who asked."""
+    """Requests for help: its own, and those that it answered."""
     pipeline: PipelineStatus = PipelineStatus()
     """Its part of a pipeline, where it has one."""
     training: TrainReport = TrainReport()
@@ -301,7 +301,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""
     """Which tasks there is nothing to learn from, and what helps (drought.py). Empty: none."""
     page: str = ""
-    """Where this record is served: the address of the status page. Empty: nowhere yet."""
+    """Address of the status page, which serves this record. Empty: there is none yet."""
 
 
 def invitation(status: NodeStatus) -> str | None:
@@ -383,7 +383,7 @@ def measurements(status: NodeStatus) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What one run came to. Numbers are the run's, over all starts; None means not measured."""
+    """The outcome of one run. Numbers are the run's, over all starts; None means not measured."""
 
     peer: str
     rounds: int
@@ -398,7 +398,7 @@ class Summary:
     """Round of the newest checkpoint; less than `rounds` when the disk was full."""
     stopped: str
     advice: str = ""
-    """What the node said at the end about tasks that there is nothing to learn from. Empty: nothing."""
+    """The node's last advice about tasks that there is nothing to learn from. Empty: none."""
     run: str = ""
     """Its name; empty in a pipeline."""
 

@@ -1,4 +1,4 @@
-"""What of the panel is shown on a terminal of this size: the whole of it, or what matters most.
+"""The layout of the panel on a terminal of a given size: the whole of it, or what matters most.
 
 panel.py (rows and how many lines each takes) -> [fit_rows] -> panel.py
 policies_panel.py (columns and their widths) -> [fit_columns] -> policies_panel.py
@@ -65,7 +65,7 @@ def fit_columns(widths: Mapping[str, int], first_to_go: Sequence[str], width: in
 def _steps(
     lines_of: Mapping[str, int], first_to_go: Sequence[str], story: int, cut_last: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """What is given up, one after the other: nothing that is gone is missed more than what comes later."""
+    """Returns the cuts in order: nothing that is gone is missed more than what goes later."""
     present = [row for row in first_to_go if row in lines_of]
     whole = [row for row in cut_last if lines_of.get(row, 0) > 1]
     others = [row for row in reversed(tuple(lines_of)) if row not in (*present, *whole)]

@@ -1,4 +1,4 @@
-"""Where a node's story goes: a log file always, and a live panel on a terminal or plain lines elsewhere.
+"""A node's story goes to a log file, and to a live panel on a terminal or in plain lines elsewhere.
 
 run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
 """
@@ -18,6 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from swarmnode.node.showing.board import PlainWatcher, Watcher, Watchers, policy_label
 from swarmnode.node.showing.monitors import MOST_LOG_BYTES
 from swarmnode.node.showing.monitors import logger as monitors_logger
+from swarmnode.node.showing.panel import PanelWatcher
+from swarmnode.node.showing.policies_panel import PoliciesPanel
 from swarmnode.printable import printable, printable_lines
 
 logger = logging.getLogger(__name__)
@@ -105,8 +107,6 @@ class Screen:
             return Watchers([])
         if not self._terminal or self._lines is None:
             return PlainWatcher(sys.stderr)
-        from swarmnode.node.showing.panel import PanelWatcher
-
         self._logger.removeHandler(self._lines)
         panel = PanelWatcher(self._console)
         self._add(panel, "%(message)s")
@@ -118,8 +118,6 @@ class Screen:
             return [self.start_watcher()]
         if not self._terminal or self._lines is None:
             return [PlainWatcher(sys.stderr, f"policy {number}: ") for number in range(policies)]
-        from swarmnode.node.showing.policies_panel import PoliciesPanel
-
         self._logger.removeHandler(self._lines)
         panel = PoliciesPanel(self._console)
         self._add(panel, "%(message)s")

@@ -1,4 +1,4 @@
-"""What the nodes of a local swarm knew, what they learnt, and how they do alone: for who watches.
+"""The stories of the nodes of a local swarm: what they knew, what they learnt, how they do alone.
 
 metrics.jsonl of each node -> [NodeStory] -> local_swarm.py (results), swarm_panel.py and cli (lines)
 """
@@ -25,7 +25,7 @@ NEEDED = (
     "event", "progress.round", "reward.own", "reward.eval_last", "training.book_foreign", "sharing.agreement",
     "sharing.error",
 )  # fmt: skip
-"""What of an event is kept, besides held-out rewards by task."""
+"""Parts of an event that are kept, besides held-out rewards by task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class NodeStory:
     tasks_first: Mapping[str, float] | None = None
     """Held-out reward by task before round 1."""
     tasks_last: Mapping[str, float] | None = None
-    """The same at the newest evaluation."""
+    """Held-out reward by task at the newest evaluation."""
     held_out: float | None = None
     """The mean of these."""
     replayed_from_others: int = 0
     """Verified right answers of others that it holds, to learn from."""
     agreement: float | None = None
-    """Whether they go its way (training/agreement.py)."""
+    """Mean agreement of these with its own gradient (training/rules/gradient_agreement.py). None: unknown."""
     agreement_error: float | None = None
 
     @property
@@ -117,7 +117,7 @@ def story_of(events: Iterable[Mapping[str, Any]]) -> NodeStory:
 
 
 def lines_of(name: str, story: NodeStory, alone: NodeStory | None) -> list[str]:
-    """What a newcomer is told of one node at the end. `alone`: the same node without the others."""
+    """Returns the lines that tell a newcomer of one node. `alone`: that node without the others."""
     curves = curves_of([story.rewards] if alone is None else [story.rewards, alone.rewards])
     knew = ", ".join(story.knew) or "nothing well"
     lines = [f"{name} knew {knew}", f"  in the swarm  {curves[0]}  held out {_shown(story.held_out)}"]

@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
-from swarmnode.cli.settings import load_settings, of_policy
+from swarmnode.cli.settings import of_policy
 from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import RunningNode, write_running
 from swarmnode.node.commands.local_swarm import SwarmPlan, run_local_swarm
 from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.node_status import NodeStatus, Phase
+from swarmnode.settings.config_layers import load_settings
 
 STATUS = NodeStatus(
     peer_id="peer", name="otter", swarm="commons", model="tiny", version="1", pid=1, started_at=0.0,

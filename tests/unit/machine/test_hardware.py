@@ -106,7 +106,7 @@ def test_a_node_says_at_its_start_that_a_card_stays_idle(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from swarmnode.machine.storage import resolve_paths
-    from swarmnode.node.building.assemble import load_policy
+    from swarmnode.node.building.local_policy import load_policy
 
     shows(monkeypatch, tmp_path, "470.82.01", TorchCuda("2.13.0", "13.0"))
     config = load_config(environ={}, assignments=["rollout.max_tokens=16"]).config

@@ -22,10 +22,10 @@ from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.drawing import curriculum
 from swarmnode.tasks.drawing.curriculum import level_of
-from swarmnode.training.checkpoints.checkpoint import Measure, Snapshot, Waiting, read_state, take_snapshot
+from swarmnode.training.checkpoints.checkpoint import Measure, Snapshot, Waiting, take_snapshot
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.checkpoints.learning_settings import changes
-from swarmnode.training.records import Counters
+from swarmnode.training.records import Counters, read_state
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, Scores
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.node.building.assemble import start_tasks
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import spec_of

@@ -22,7 +22,9 @@ from swarmnode.extensions.pipeline.runtime.member_parts import DataNode
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, RoleChanged, own_paths
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.node.building.assemble import build_exchange, longest_sequence, renderer_of
+from swarmnode.node.building.assemble import build_exchange
+from swarmnode.node.building.local_policy import renderer_of
+from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.policies import plain_error
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.showing.board import shown

@@ -27,7 +27,8 @@ from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory, size_text
 from swarmnode.network.host import Host
-from swarmnode.node.building.assemble import build_exchange, renderer_of
+from swarmnode.node.building.assemble import build_exchange
+from swarmnode.node.building.local_policy import renderer_of
 from swarmnode.node.rollout_learner import scored
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer

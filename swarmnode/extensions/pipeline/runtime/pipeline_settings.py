@@ -14,7 +14,7 @@ from swarmnode.extensions.pipeline.plans.planning import PlanSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_BACK
 from swarmnode.model.base_model import find_device, find_dtype
-from swarmnode.node.building.assemble import longest_sequence
+from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.settings.config import Config
 
 logger = logging.getLogger(__name__)

@@ -37,17 +37,11 @@ from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.network.private.swarm_record import record_of
-from swarmnode.node.building.assemble import (
-    build_discovery,
-    build_host,
-    check_addresses,
-    seed_of,
-    start_tasks,
-    tasks_for_strangers,
-)
+from swarmnode.node.building.assemble import build_discovery, build_host, check_addresses, seed_of
 from swarmnode.node.building.node_process import remove_running, stop_on_signals
 from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
 from swarmnode.node.building.run import leave_note, take_identity
+from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.node.showing.board import Watcher, Watchers
 from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info

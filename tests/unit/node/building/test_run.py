@@ -12,13 +12,14 @@ from swarmnode.errors import StorageError, TaskError
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import RunningNode, read_running, write_running
-from swarmnode.node.building.policies import Seat, config_of
+from swarmnode.node.building.policies import PolicyNode, Seat, config_of
 from swarmnode.node.building.run import Company as PoliciesHere
-from swarmnode.node.building.run import PolicyNode, forget_earlier_runs, serve, serve_several
+from swarmnode.node.building.run import forget_earlier_runs, serve, serve_several
 from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.board import Watchers, policy_label
 from swarmnode.node.showing.node_status import Summary
+from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.testing import FakeLearner
 from swarmnode.training.records import Counters
@@ -77,16 +78,16 @@ class Company:
         self.members = [self.member(number, learner) for number, learner in enumerate(learners)]
 
     def member(self, number: int, learner: FakeLearner) -> PolicyNode:
-        def build(seat: Seat) -> NodeLoop:
+        def loop(config: Config, network: None) -> NodeLoop:
             self.built.append(number)
             return NodeLoop(
-                seat.config, learner, Watchers([]), peer_id=learner.author, name="otter", model="fake",
-                seed=0, network=None, policy=number,
+                config, learner, Watchers([]), peer_id=learner.author, name="otter", model="fake",
+                seed=0, network=network, policy=number,
             )  # fmt: skip
 
         key = NodeKey(bytes([number] * 32))
         seat = Seat(number, config_of(self.config, number), self.paths.policy(number), key, 0, {})
-        return PolicyNode(seat, build, lambda: self.leave(number))
+        return PolicyNode(seat, loop, lambda seat: None, lambda: self.leave(number))
 
     def leave(self, number: int) -> None:
         self.left.append(number)

@@ -19,8 +19,8 @@ from swarmnode.families.family import FAMILIES
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import look_ahead
-from swarmnode.node.building.assemble import LocalPolicy, build_learner, load_policy
-from swarmnode.node.building.machine_memory import build_forward
+from swarmnode.node.building.loaded_memory import build_forward
+from swarmnode.node.building.local_policy import LocalPolicy, load_policy
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.settings.config import Config
@@ -45,14 +45,12 @@ CALM = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is depreca
 
 WITHOUT_TORCH = """
 import sys
-from pathlib import Path
 from swarmnode.settings.config_layers import load_config
 from swarmnode.errors import EngineError
-from swarmnode.node.building.assemble import load_policy
-from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.machine_memory import check_loadable
 config = load_config(environ={}, assignments=["rollout.engine=embedded", "policy.device=cpu"]).config
 try:
-    load_policy(config, sys.argv[1], resolve_paths(Path(sys.argv[1])), lambda *_: None)
+    check_loadable(config, sys.argv[1])
 except EngineError as error:
     print(error.message.partition(": ")[2] + ",", "torch is imported:", "torch" in sys.modules)
 """
@@ -79,9 +77,8 @@ def settings(*more: str) -> Config:
 def start(config: Config, folder: Path, paths: Paths) -> tuple[LocalPolicy, PolicyLearner]:
     local = load_policy(config, str(folder), paths, silent)
     forward = build_forward(config, local, paths)
-    return local, build_learner(
-        config, local, {"even": Even()}, author="me", seed=3, overlap=ALONE, forward=forward
-    )
+    parts = local.policy, local.engine, local.renderer, {"even": Even()}, local.store
+    return local, PolicyLearner(config, *parts, author="me", seed=3, overlap=ALONE, forward=forward)
 
 
 @CALM

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from swarmnode.cli.evaluate import _lines
-from swarmnode.cli.settings import load_settings, of_policy
+from swarmnode.cli.settings import of_policy
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.extensions.pipeline.replication.checkpoints import whole_snapshot
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.assemble import load_policy
+from swarmnode.node.building.local_policy import load_policy
 from swarmnode.node.commands.offline import evaluate_offline, export_offline, for_merging
 from swarmnode.settings.config import Config
-from swarmnode.settings.config_layers import load_config
+from swarmnode.settings.config_layers import load_config, load_settings
 from swarmnode.training.checkpoints.checkpoint import Measure, Waiting, state_of, take_snapshot
 from swarmnode.training.records import Counters
 

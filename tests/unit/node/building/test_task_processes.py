@@ -1,7 +1,5 @@
 """Settings of tasks reach the processes that their code runs in."""
 
-import subprocess
-import sys
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 from swarmnode.chat import Turn
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.assemble import start_tasks, tasks_for_strangers
+from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.processes.worker import NICENESS
@@ -124,22 +122,3 @@ def test_strangers_episodes_are_played_in_a_process_that_yields_and_keeps_those_
     assert [alive for alive, _, _ in apart] == ["1", "2", "3", "2", "3", "2"]
     assert {(nice, bounded) for _, nice, bounded in apart} == {(str(NICENESS), "True")}
     assert {bounded for _, _, bounded in at_home} == {"False"}
-
-
-BUILTIN_ALONE = """
-import sys
-from contextlib import ExitStack
-from swarmnode.settings.config import TasksConfig
-from swarmnode.node.building.assemble import start_tasks
-from swarmnode.tasks.task import score_strictly
-task = start_tasks(ExitStack(), TasksConfig(names=("builtin",)))["rev"]
-task = start_tasks(ExitStack(), TasksConfig(names=("rev",)))["rev"]
-score_strictly(task, next(iter(task.examples(0))), ["?"])
-print(*sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith("swarmnode.tasks.")))
-"""
-
-
-def test_built_in_tasks_load_nothing_that_only_tasks_of_others_need() -> None:
-    command = [sys.executable, "-c", BUILTIN_ALONE]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["builtin", "loader", "plain_rewards", "rewards", "task", "work_clock"]

@@ -10,8 +10,9 @@ import swarmnode as sn
 from swarmnode.engine_record import record_of
 from swarmnode.errors import ConfigError, EngineError
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.assemble import load_policy
-from swarmnode.node.building.machine_memory import choose_budget, plan_for
+from swarmnode.node.building.loaded_memory import choose_budget
+from swarmnode.node.building.local_policy import load_policy
+from swarmnode.node.building.machine_memory import plan_for
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.settings.config_layers import load_config

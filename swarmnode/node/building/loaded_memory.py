@@ -1,0 +1,117 @@
+"""Memory once a model is loaded: how many tokens are trained on at once, and whether to generate meanwhile.
+
+local_policy.py -> LocalPolicy -> [build_forward, choose_budget] -> Forward, of all policies on this base
+                               -> [choose_overlap] -> Overlap -> members.py
+"""
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from swarmnode.engine_record import EngineRecord, record_of
+from swarmnode.machine.hardware import Machine, inspect_machine
+from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory
+from swarmnode.machine.storage import Paths
+from swarmnode.model.adapters.lora_kernel import lora_gemm_for
+from swarmnode.model.budget import TokenBudget, token_cost
+from swarmnode.models import workload
+from swarmnode.node.building.local_policy import LocalPolicy
+from swarmnode.node.building.machine_memory import budget_for, longest_sequence
+from swarmnode.node.learner import Overlap, decide_overlap
+from swarmnode.registry import ours
+from swarmnode.settings.config import Config
+from swarmnode.training.forward import Forward
+
+logger = logging.getLogger(__name__)
+
+
+def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> Forward:
+    """Returns the forward pass with which all policies on this base train, its arithmetic and tokens at once
+    chosen. The adapters of all of them must be loaded by now."""
+    kernel = None
+    if local.policy.device.type == "cuda":
+        offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
+        logger.info("LoRA layers: %s", offer.reason)
+        kernel = offer.gemm
+    return Forward(
+        local.policy,
+        config.training,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        budget=choose_budget(config, local),
+        kernel=kernel,
+    )
+
+
+def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
+    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded."""
+    card, longest = local.base.card, longest_sequence(config, local.base.name, local.base.max_positions)
+    cost, room = None, None
+    if card is not None:
+        work = _loaded_workload(config, local)
+        free = _free_bytes(local, inspect_machine())
+        cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
+    budget = budget_for(config, room, cost, longest, local.base.model.device.type)
+    logger.info("micro-batches of %s", budget.reason)
+    return budget
+
+
+def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
+    """Decides whether to generate beside training, in micro-batches of this size: both have to fit into what
+    is free now, the model being loaded."""
+    machine = inspect_machine()
+    decision = decide_overlap(
+        config.rollout.overlap,
+        max_lag=config.rollout.max_lag,
+        gpu=local.base.model.device.type == "cuda",
+        cores=machine.cores,
+        free_bytes=_free_bytes(local, machine),
+        need_bytes=_overlap_bytes(config, local, budget),
+    )
+    logger.info("overlap of generation and training %s", decision.reason)
+    return decision
+
+
+def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> float | None:
+    """Returns the bytes of generation and training at once, beyond what is loaded; None: not known."""
+    card = local.base.card
+    if card is None:
+        return None
+    work = replace(
+        _loaded_workload(config, local),
+        micro_batch_tokens=budget.tokens,
+        checkpointing=budget.checkpointing,
+    )
+    return plan_memory(card, work).step + _still_to_come(card, work, local)
+
+
+def _free_bytes(local: LocalPolicy, machine: Machine) -> int:
+    """Free bytes of the device that the model is on."""
+    device = local.base.model.device
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory_free_bytes
+
+
+def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:
+    """Returns the bytes not taken yet when base, engine and adapters are loaded, besides activations."""
+    plan = plan_memory(card, work)
+    kv_cache = 0 if local.engine.capabilities.reserves_kv else plan.kv_cache
+    return plan.gradients + plan.optimizer + kv_cache + work.engine.growth(card, work)
+
+
+def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
+    base, gpu = local.base, local.base.model.device.type == "cuda"
+    return replace(
+        workload(config, None),
+        sequence_tokens=longest_sequence(config, base.name, base.max_positions),
+        number_bytes=base.model.dtype.itemsize,
+        nf4=base.is_quantized,
+        engine=_engine_record(config, local),
+        gpu=gpu,
+    )
+
+
+def _engine_record(config: Config, local: LocalPolicy) -> EngineRecord:
+    """The record of the engine that was loaded. One that is none of ours was asked for."""
+    name = local.engine.capabilities.name
+    return record_of(name if name in ours("engine") else config.rollout.engine)

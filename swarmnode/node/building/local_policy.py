@@ -1,0 +1,158 @@
+"""A policy on its base model, with the engine that samples from it; and more policies beside it.
+
+config, paths -> [load_policy] -> LocalPolicy -> [policies_beside] -> run.py: one for each seat of a process
+                                              -> loaded_memory.py: Forward, which trains all of them
+                                              -> offline.py: the policy of a checkpoint
+
+This module loads torch, so it is imported by whoever is about to load a model, and not before: a mistyped
+task or a busy port is reported at once.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from swarmnode.cpu_kernels import kernels
+from swarmnode.machine.hardware import find_card
+from swarmnode.machine.storage import Paths
+from swarmnode.model.base_model import LoadedModel, load_base_model
+from swarmnode.model.demonstration.tiny import Progress, build_tiny
+from swarmnode.model.policy import Policy, look_ahead
+from swarmnode.models import find_model
+from swarmnode.node.building.machine_memory import longest_sequence, sequence_within
+from swarmnode.node.building.policies import Seat
+from swarmnode.rollout.engine import Engine
+from swarmnode.rollout.engine_choice import make_engine
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.shared_engine import SharedEngine
+from swarmnode.settings.config import Config, PolicyConfig
+from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoints.run_folders import choose_run, newest_run, runs_in
+from swarmnode.training.cohort import Cohort
+from swarmnode.training.losses import loss_of
+from swarmnode.training.records import TrainReport
+from swarmnode.training.round import RoundOfPolicy
+from swarmnode.training.rules.rules import rule_of
+from swarmnode.training.trainer import train_together
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPolicy:
+    """A policy, the engine that samples from it, and the place of its checkpoints."""
+
+    base: LoadedModel
+    policy: Policy
+    engine: Engine
+    renderer: Renderer
+    store: CheckpointStore
+
+
+def load_policy(
+    config: Config,
+    model: str,
+    paths: Paths,
+    progress: Progress,
+    *,
+    seed: int = 0,
+    policies: int = 1,
+    trains: bool = True,
+) -> LocalPolicy:
+    """Load (or, for tiny, build) the base model and put a new adapter on it. The engine can serve so many
+    `policies` at once, each with as many rows as one alone would have. Unless it `trains`, answers may be set
+    to be longer than the model takes."""
+    # What cannot be imported is refused before anything is loaded.
+    loss_of(config.training.loss)
+    rule_of(config.exchange.rule)
+    card = find_card(config.policy.device)
+    if card.problem:
+        logger.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)
+    torch.set_num_threads(config.policy.threads)
+    kernels().keep_in(paths.cache / "native")
+    source = str(build_tiny(paths.models, progress=progress)) if model == "tiny" else model
+    look_ahead(config, source, policies=policies)
+    base = load_base_model(source, config.policy)
+    limit = base.max_positions
+    engine, reason = make_engine(
+        base.model,
+        base.eos_token_ids,
+        config.rollout.slots * policies,
+        max_length=longest_sequence(config, base.name, limit) if trains else sequence_within(config, limit),
+        kind=config.rollout.engine,
+        source=find_model(source),
+        lora_rank=config.policy.lora_rank,
+        policies=policies,
+    )
+    logger.info("rollout engine: %s", reason)
+    policy = Policy(base, config.policy, seed)
+    logger.info("LoRA changes %s", policy.targets.describe())
+    store = checkpoint_store(config, model, paths, base)
+    renderer = renderer_of(config.policy, base.tokenizer, base.eos_token_ids)
+    return LocalPolicy(base, policy, engine, renderer, store)
+
+
+def renderer_of(
+    config: PolicyConfig, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]
+) -> Renderer:
+    """Returns the renderer that reads prompts and writes answers of a model as the settings say."""
+    return Renderer(tokenizer, eos_token_ids, config.chat_template, raw_prompts=config.raw_prompts)
+
+
+def checkpoint_store(
+    config: Config,
+    model: str,
+    paths: Paths,
+    base: LoadedModel,
+    tasks: Mapping[str, Task] | None = None,
+    *,
+    tells: bool = True,
+) -> CheckpointStore:
+    """The checkpoints of the run that trains a policy on this base and these tasks, said (`tells`) where it
+    is not plainly the one before. `tasks` None: of the run that an evaluation is of. Raises CheckpointError.
+    """
+    open_run = partial(
+        CheckpointStore,
+        paths.checkpoints,
+        Path(model).name,
+        base.fingerprint,
+        keep=config.node.keep_checkpoints,
+    )
+    known, named, old = runs_in(paths.checkpoints), config.node.run, open_run()
+    if tasks is None:
+        return open_run(run=newest_run(known, base.fingerprint, named=named) or "")
+    versions = {name: task.version for name, task in tasks.items()}
+    choice = choose_run(known, base.fingerprint, versions, named=named, old_name=old.folder.name)
+    if choice.reason and tells:
+        logger.info("%s", choice.reason)
+    return open_run(run=choice.name)
+
+
+def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPolicy]:
+    """The policies of all seats on the base that the first one brought, each with a part of its engine."""
+    if len(seats) == 1:
+        return [first]
+    shared = SharedEngine(first.engine, members=len(seats))
+    return [
+        replace(
+            first,
+            policy=Policy(first.base, seat.config.policy, seat.seed, beside=first.policy)
+            if seat.number
+            else first.policy,
+            engine=shared.member(seat.label),
+        )
+        for seat in seats
+    ]
+
+
+def cohort_of(seats: Sequence[Seat]) -> Cohort[RoundOfPolicy, TrainReport] | None:
+    """Returns the place where several policies meet to train in one batch; one alone meets nobody."""
+    if len(seats) == 1:
+        return None
+    return Cohort([seat.label for seat in seats], train_together)

@@ -1,0 +1,120 @@
+"""One base model with a node on it for each seat: the one place where learner, watchers and loop meet.
+
+seats of run.py -> [build_members] -> local_policy.py (base, engine, adapters), policy_learner.py, monitors
+                                   -> a PolicyNode for each, which run.py starts
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
+from swarmnode.models import remember_model
+from swarmnode.node.building.assemble import build_network
+from swarmnode.node.building.loaded_memory import build_forward, choose_overlap
+from swarmnode.node.building.local_policy import (
+    LocalPolicy,
+    checkpoint_store,
+    cohort_of,
+    load_policy,
+    policies_beside,
+)
+from swarmnode.node.building.policies import PolicyNode, Seat
+from swarmnode.node.building.task_processes import tasks_for_strangers
+from swarmnode.node.node import NodeLoop
+from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.node.showing.board import Watcher, Watchers
+from swarmnode.node.showing.monitors import CompletionLog, Monitor, MonitorFeed, run_info
+from swarmnode.node.showing.screen import Screen
+from swarmnode.registry import find
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
+
+logger = logging.getLogger(__name__)
+
+
+def build_members(
+    stack: ExitStack,
+    screen: Screen,
+    model: str,
+    seats: Sequence[Seat],
+    *,
+    fresh: bool,
+    watch: Watcher | None,
+    monitors: Sequence[Sequence[Monitor]],
+    demonstrations: Demonstrations,
+) -> list[PolicyNode]:
+    """Loads the base once and puts a node on it for each seat; the stack gives back what they hold.
+    `monitors`: those of each seat. `watch`: told beside them and the screen."""
+    config, paths = seats[0].config, seats[0].paths
+    make: type[PolicyLearner] = find("learner", config.node.learner)
+    loaded = load_policy(
+        config, model, paths, screen.progress, seed=seats[0].seed, policies=config.node.policies
+    )
+    if config.policy.model == "auto":
+        remember_model(paths.model_choice, model)
+    policies = policies_beside(loaded, seats)
+    forward = build_forward(config, loaded, paths)
+    overlap = choose_overlap(config, loaded, forward.budget)
+    cohort, neighbourhood = cohort_of(seats), Neighbourhood()
+    if fresh:
+        _put_checkpoints_aside(seats, model, loaded)
+    members: list[PolicyNode] = []
+    shown_as = Path(model).name if Path(model).is_dir() else model
+    screens = screen.start_watchers(len(seats))
+    for seat, policy, own_screen, told in zip(seats, policies, screens, monitors, strict=True):
+        store = checkpoint_store(seat.config, model, seat.paths, loaded.base, seat.tasks)
+        local, run, key, logs = replace(policy, store=store), store.folder.name, seat.key, seat.paths.logs
+        about = run_info(
+            seat.config, name=key.name, peer_id=key.peer_id, model=shown_as, folder=logs, run=run
+        )
+        own = [MonitorFeed(about, told), own_screen]
+        watcher = Watchers(own if watch is None else [*own, watch])
+        stack.callback(watcher.close)
+        tasks_of_others = tasks_for_strangers(stack, seat.tasks)
+        learner = make(
+            seat.config,
+            local.policy,
+            local.engine,
+            local.renderer,
+            seat.tasks,
+            store,
+            author=key.peer_id,
+            seed=seat.seed,
+            overlap=overlap,
+            forward=forward,
+            train_jointly=None if cohort is None else cohort.of(seat.label),
+            tasks_of_others=tasks_of_others,
+        )
+        learner.demonstrated = demonstrations
+        loop = partial(
+            NodeLoop,
+            learner=learner,
+            watcher=watcher,
+            peer_id=key.peer_id,
+            name=key.name,
+            model=shown_as,
+            run=run,
+            seed=seat.seed,
+            overlap=overlap.on,
+            policy=seat.number,
+            neighbours=[other.key.peer_id for other in seats if other is not seat],
+            keep_completions=CompletionLog(logs / "completions.jsonl", learner.credit, seat.seed).keep,
+        )
+        network = partial(build_network, tasks=tasks_of_others, local=local, neighbourhood=neighbourhood)
+        leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
+        members.append(PolicyNode(seat, loop, network, leave))
+    return members
+
+
+def _put_checkpoints_aside(seats: Sequence[Seat], model: str, loaded: LocalPolicy) -> None:
+    """Archives every run that this start could go on with, of all policies that ever were here: half of them
+    would otherwise be older than the others' start."""
+    for number, place in enumerate(seats[0].paths.policies()):
+        seat = seats[number % len(seats)]
+        open_run = partial(checkpoint_store, seat.config, model, place, loaded.base, seat.tasks, tells=False)
+        # Several may be of these tasks: once the first is aside, a start would go on with the next.
+        while archived := open_run().archive():
+            logger.info("starting over; earlier checkpoints are kept in %s", archived)

@@ -1,0 +1,52 @@
+"""The processes that run the code of tasks: those for our own answers, and those for answers of strangers.
+
+TasksConfig -> tasks/data_settings.py -> [start_tasks] -> tasks: built-in ones here, those of files in
+                                                          processes that end with the run
+tasks -> [tasks_for_strangers] -> the same tasks in processes of their own
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from swarmnode.exchange.exchange_settings import STRANGERS_TIMEOUT_S
+from swarmnode.exchange.limits import PLAY_S
+from swarmnode.settings.config import TasksConfig
+from swarmnode.tasks.data_settings import specs_of
+from swarmnode.tasks.loader import load_tasks
+from swarmnode.tasks.processes.isolated_task import isolate
+from swarmnode.tasks.task import Isolated, Task
+
+
+def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None) -> dict[str, Task]:
+    """Load the tasks by name; the stack ends their processes. `home`: where the node lives. Raises
+    TaskError."""
+    load = partial(_isolate, config=config, home=home)
+    tasks = {task.name: task for task in load_tasks(specs_of(config), load)}
+    for task in tasks.values():
+        if isinstance(task, Isolated):
+            stack.enter_context(task)
+    return tasks
+
+
+def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str, Task]:
+    """Returns the tasks to judge what others sent: an answer that hangs a reward holds up none of our own."""
+    beside: dict[str, Task] = {}
+    for name, task in tasks.items():
+        if isinstance(task, Isolated):
+            task = stack.enter_context(task.for_strangers(STRANGERS_TIMEOUT_S, PLAY_S))
+        beside[name] = task
+    return beside
+
+
+def _isolate(spec: str, config: TasksConfig, home: Path | None) -> Task:
+    return isolate(
+        spec,
+        config.score_timeout_s,
+        unconfined=config.sandbox == "optional",
+        workers=config.workers,
+        memory_mb=config.memory_mb,
+        turn_timeout_s=config.turn_timeout_s,
+        home=home,
+    )
