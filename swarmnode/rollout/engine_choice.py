@@ -108,9 +108,13 @@ def choose(
     else:
         chosen = EngineChoice(record_of(kind), "it was asked for")
         if (problem := refuses(chosen.record)) is not None:
-            raise EngineError(f"the {kind} engine cannot run this model: {problem}", hint=USE_AUTO)
+            raise EngineError(
+                f"the {chosen.record.name} engine cannot run this model: {problem}", hint=USE_AUTO
+            )
         if (missing := chosen.record.missing(place.type)) is not None:
-            raise EngineError(f"the {kind} engine cannot be had: {missing}", hint=chosen.record.install)
+            raise EngineError(
+                f"the {chosen.record.name} engine cannot be had: {missing}", hint=chosen.record.install
+            )
     if policies > 1 and not chosen.record.several_policies:
         raise EngineError(
             f"{policies} policies cannot share an engine for one ({chosen.record.name}: {chosen.reason})",
