@@ -106,15 +106,12 @@ def choose(
     if kind == "auto":
         chosen = _fastest(place.type, base.config.model_type, refuses, dict(broken or {}))
     else:
-        chosen = EngineChoice(record_of(kind), "it was asked for")
-        if (problem := refuses(chosen.record)) is not None:
-            raise EngineError(
-                f"the {chosen.record.name} engine cannot run this model: {problem}", hint=USE_AUTO
-            )
-        if (missing := chosen.record.missing(place.type)) is not None:
-            raise EngineError(
-                f"the {chosen.record.name} engine cannot be had: {missing}", hint=chosen.record.install
-            )
+        record = record_of(kind)
+        if (problem := refuses(record)) is not None:
+            raise EngineError(f"the {record.name} engine cannot run this model: {problem}", hint=USE_AUTO)
+        if (missing := record.missing(place.type)) is not None:
+            raise EngineError(f"the {record.name} engine cannot be had: {missing}", hint=record.install)
+        chosen = EngineChoice(record, "it was asked for")
     if policies > 1 and not chosen.record.several_policies:
         raise EngineError(
             f"{policies} policies cannot share an engine for one ({chosen.record.name}: {chosen.reason})",
