@@ -74,7 +74,8 @@ class IsolatedTask(Isolated):
             drawn = self._process.ask(wire.Draw(seed, start, count))
             assert isinstance(drawn, wire.Drawn)
             for index, row in enumerate(drawn.rows, start):
-                yield self._example(seed, index, row)
+                key = ExampleKey(self.name, self.version, seed, index)
+                yield Example(key, row.prompt, row.columns, row.conversational)
             if drawn.failure is not None:
                 raise TaskError(drawn.failure.message, hint=drawn.failure.hint)
             if len(drawn.rows) < count:
@@ -153,10 +154,6 @@ class IsolatedTask(Isolated):
             f"{self.name} draws other examples each time it is started",
             hint="draw from random.Random(seed) only; `swarmnode task check` tells more",
         )
-
-    def _example(self, seed: int, index: int, row: wire.DrawnExample) -> Example:
-        key = ExampleKey(self.name, self.version, seed, index)
-        return Example(key, row.prompt, row.columns, row.conversational)
 
 
 def parts_of(completions: Sequence[str], most: int) -> list[Sequence[str]]:
