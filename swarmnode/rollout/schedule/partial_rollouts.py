@@ -221,6 +221,7 @@ class PartialRollouts:
         tally, pool, cost = self._tally, self._pool, self._control.cost
         return PartialStats(
             groups_in_flight=len(pool.begun) - len(pool.complete),
+            groups_not_begun=len(pool.drawn),
             surplus_groups=len(pool.complete),
             concurrency=self._control.concurrency,
             step_base_s=cost and cost.base_s,

@@ -80,8 +80,8 @@ def adapted(function: Any, convention: str | None = None) -> Any:
     ) -> Any:
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
         results: Any = judge(list(prompts), list(map(final_answer, completions)), rows)
-        waits = isinstance(results, list) and any(map(inspect.isawaitable, cast(list[Any], results)))
-        return _gathered(results) if waits else results
+        found = cast(list[Any], results) if isinstance(results, list) else []
+        return _gathered(found) if any(map(inspect.isawaitable, found)) else results
 
     signature = inspect.signature(reward)
     update_wrapper(reward, inner)
