@@ -80,8 +80,7 @@ def adapted(function: Any, convention: str | None = None) -> Any:
     ) -> Any:
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
         results: Any = judge(list(prompts), list(map(final_answer, completions)), rows)
-        found = cast(list[Any], results) if isinstance(results, list) else []
-        return _gathered(found) if any(map(inspect.isawaitable, found)) else results
+        return _gathered(cast(list[Any], results)) if _waits(results) else results
 
     signature = inspect.signature(reward)
     update_wrapper(reward, inner)
@@ -161,6 +160,10 @@ CONVENTIONS: Mapping[str, Callable[[Any], tuple[Any, Judged]]] = {
     "nanochat": _nanochat,
     "genrl": _genrl,
 }
+
+
+def _waits(results: object) -> bool:
+    return isinstance(results, list) and any(map(inspect.isawaitable, cast(list[Any], results)))
 
 
 async def _gathered(results: list[Any]) -> list[Any]:
