@@ -8,7 +8,8 @@ within bounds before anything is made of them.
 
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.stages.micro_batches import Fault
-from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Hop, Refusal
+from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Hop
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.packing import MOST_KEYS_PER_TOKEN
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.stages.micro_batches import StageInput, fault_of
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.model.budget import is_out_of_memory
 
 
