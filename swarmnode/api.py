@@ -24,6 +24,7 @@ from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.run import Company, prepared, serve
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline, load_checkpoint, with_room
+from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.monitors import Monitor, checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.node.showing.screen import Screen
@@ -450,15 +451,10 @@ class _Watch:
     def __init__(self, seen: RoundCallback, on_round: RoundCallback) -> None:
         self._seen, self._on_round = seen, on_round
 
-    def round_done(self, status: NodeStatus) -> None:
+    def see(self, event: Occasion, status: NodeStatus) -> None:
         self._seen(status)
-        self._on_round(status)
-
-    def evaluated(self, status: NodeStatus) -> None:
-        self._seen(status)
-
-    def tick(self, status: NodeStatus) -> None:
-        self._seen(status)
+        if event == "round":
+            self._on_round(status)
 
     def close(self) -> None:
         pass

@@ -357,15 +357,12 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
     the scheduler has to keep everything that much younger. Who is not `alone` on the engine cannot measure
     what its own requests cost there: then it keeps those of one round in flight.
     """
-    concurrency = config.concurrency
-    if concurrency is None and not alone:
-        concurrency = config.groups * config.group_size
     return PartialSettings(
         mode=config.mode,
         groups=config.groups,
         group_size=config.group_size,
         max_lag=config.max_lag - versions_ahead,
-        concurrency=concurrency,
+        concurrency=None if alone else config.groups * config.group_size,
     )
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from statistics import fmean
-from typing import Protocol, TextIO
+from typing import Literal, Protocol, TextIO
 
 import msgspec
 
@@ -48,6 +48,8 @@ from swarmnode.training.rules.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
 
 logger = logging.getLogger(__name__)
+
+Occasion = Literal["round", "evaluation", "tick"]
 
 policy_label: ContextVar[str] = ContextVar("policy_label", default="")
 """The policy's label before every line of the story that is about one of several policies; empty with one."""
@@ -293,13 +295,11 @@ def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:
 
 
 class Watcher(Protocol):
-    """Told after every round and evaluation, and on every tick (about twice a second)."""
+    """Follows the status of a node, or of all policies of a process."""
 
-    def round_done(self, status: NodeStatus) -> None: ...
-
-    def evaluated(self, status: NodeStatus) -> None: ...
-
-    def tick(self, status: NodeStatus) -> None: ...
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        """Called after every round and every evaluation, and on every tick (about twice a second)."""
+        ...
 
     def close(self) -> None: ...
 
@@ -307,20 +307,14 @@ class Watcher(Protocol):
 class PlainWatcher:
     """One line per round, without escape codes."""
 
-    def __init__(self, stream: TextIO, label: str = "") -> None:
-        """`label` says whose rounds these are, where several policies write to one stream."""
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._label = label
 
-    def round_done(self, status: NodeStatus) -> None:
-        self._stream.write(f"{time.strftime('%H:%M:%S')} {self._label}{round_line(status)}\n")
-        self._stream.flush()
-
-    def evaluated(self, status: NodeStatus) -> None:
-        pass
-
-    def tick(self, status: NodeStatus) -> None:
-        pass
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        if event == "round":
+            whose = f"policy {status.policy}: " if status.policies > 1 else ""
+            self._stream.write(f"{time.strftime('%H:%M:%S')} {whose}{round_line(status)}\n")
+            self._stream.flush()
 
     def close(self) -> None:
         self._stream.flush()
@@ -332,14 +326,8 @@ class Watchers:
     def __init__(self, members: Sequence[Watcher]) -> None:
         self._members = list(members)
 
-    def round_done(self, status: NodeStatus) -> None:
-        self._each(lambda member: member.round_done(status))
-
-    def evaluated(self, status: NodeStatus) -> None:
-        self._each(lambda member: member.evaluated(status))
-
-    def tick(self, status: NodeStatus) -> None:
-        self._each(lambda member: member.tick(status))
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        self._each(lambda member: member.see(event, status))
 
     def close(self) -> None:
         self._each(lambda member: member.close())

@@ -142,7 +142,7 @@ def test_json_metrics_and_log_show_the_same_numbers(server: str, tmp_path: Path)
     assert not any(name[0] == "swarmnode_reward_external" for name in samples)
 
     feed = MonitorFeed(run_in(tmp_path / "logs"), [JsonlMonitor()])
-    feed.round_done(STATUS)
+    feed.see("round", STATUS)
     feed.close()
     line = json.loads((tmp_path / "logs" / "metrics.jsonl").read_text())
     numbers = measurements(STATUS)
@@ -247,10 +247,13 @@ def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:
 
 def test_plain_lines_have_no_escape_codes() -> None:
     stream = StringIO()
-    PlainWatcher(stream).round_done(STATUS)
+    PlainWatcher(stream).see("round", STATUS)
     assert "\x1b" not in stream.getvalue()
     assert round_line(STATUS) in stream.getvalue()
     assert "round 12/60" in stream.getvalue()
+    assert "policy 1: round" not in stream.getvalue()
+    PlainWatcher(stream).see("round", replace(STATUS, policy=1, policies=2))
+    assert f"policy 1: {round_line(STATUS)}" in stream.getvalue(), "of several, each says whose line it is"
 
 
 PEER = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"
