@@ -138,10 +138,10 @@ class Node:
         _check_alone(self._settings.config)
         self._task, self._rewards = task, rewards
         self._demonstrations = Demonstrations(demonstrations)
-        self._on_round = on_round or _ignored
+        self._on_round = on_round or (lambda status: None)
         self._fresh = fresh
         self._log = log
-        self._request_stop: Callable[[], None] = _nothing
+        self._request_stop: Callable[[], None] | None = None
         self._stopping = False
         self._running = threading.Lock()
         self._policy: tuple[int | None, TrainedPolicy] | None = None
@@ -197,7 +197,8 @@ class Node:
     def stop(self) -> None:
         """Ends the run in order, with a checkpoint. May be called from any thread and from `on_round`."""
         self._stopping = True
-        self._request_stop()
+        if self._request_stop is not None:
+            self._request_stop()
 
     def _seen(self, status: NodeStatus) -> None:
         self.status = status
@@ -232,7 +233,7 @@ class Node:
             # It says what to do; where in the node it was noticed is of no use to a script.
             raise error.with_traceback(None) from None
         finally:
-            self._request_stop, self._fresh, self._stopping = _nothing, False, False
+            self._request_stop, self._fresh, self._stopping = None, False, False
             self._running.release()
 
 
@@ -479,18 +480,6 @@ def _interrupts(stop: Callable[[], None], wanted: bool) -> Generator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _ignored(status: NodeStatus) -> None:
-    """Ignores a status: the default of `on_round`."""
-
-
-def _unseen(done: int, total: int, what: str) -> None:
-    """Ignores the progress of loading a model."""
-
-
-def _nothing() -> None:
-    """Does nothing: `stop` of a node that does not run."""
-
-
 def _names(task: GivenTask | None) -> dict[str, Any]:
     """Returns the setting that names a task, if the task is a name."""
     named = isinstance(task, str | Path)
@@ -543,7 +532,7 @@ def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
         settings.paths,
         base=base,
         best=best,
-        progress=_unseen,
+        progress=lambda done, total, what: None,
         purpose="load",
     )
     config = with_room(settings.config, local, checkpoint)

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import asdict
 from statistics import fmean
 from typing import Literal, Protocol, TextIO
 
@@ -160,24 +161,15 @@ class StatusBoard:
             self._set(exchange=Sharing(trained=dict(trained)))
             return
         failed = sum(stats.dropped.get(reason, 0) for reason in (Reason.UNAVAILABLE, Reason.TIMEOUT))
-        sharing = Sharing(
-            published=stats.published,
-            headers=stats.headers_seen,
-            fetched=stats.fetched,
-            accepted=stats.accepted,
-            dropped=dict(stats.dropped),
-            buffered=stats.buffered,
-            unpublished=dict(stats.unpublished),
-            served=stats.served,
-            pulled=stats.pulled,
-            through_holders=stats.through_holders,
-            bytes_in=stats.bytes_in,
-            bytes_out=stats.bytes_out,
-            upload_mb_per_s=stats.upload_bytes_per_s / 1e6,
-            banned_peers=len(stats.banned_peers),
-            trained=dict(trained),
-            starved=self._starving.look(stats.fetched, failed, time.monotonic()),
-        )
+        found = {
+            **asdict(stats),
+            "headers": stats.headers_seen,
+            "banned_peers": len(stats.banned_peers),
+            "upload_mb_per_s": stats.upload_bytes_per_s / 1e6,
+            "trained": dict(trained),
+            "starved": self._starving.look(stats.fetched, failed, time.monotonic()),
+        }
+        sharing = msgspec.convert(found, Sharing)
         if sharing.starved and not self.status.exchange.starved:
             logger.warning("%s", sharing.starved)
         self._set(exchange=sharing, help=stats.help)
