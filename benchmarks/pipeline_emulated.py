@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import inf
 
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
-from swarmnode.extensions.pipeline.wire.transport import ArrivalWindow
+from swarmnode.extensions.pipeline.wire.member_streams import ArrivalWindow
 
 MAX_LOSSES = 8
 """How often in a row one message may be lost."""

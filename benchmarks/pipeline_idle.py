@@ -47,6 +47,7 @@ from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
@@ -244,7 +245,7 @@ async def pipeline(
             links = dict(zip(peers, links_of(plan.instance, own), strict=True))
             del links[host.peer_id]
             member = PipelineMember(
-                host,
+                await stack.enter_async_context(MemberStreams(host)),
                 key=keys[own],
                 averager=SoloExchange(),
                 settings=PATIENT,

@@ -40,6 +40,7 @@ from swarmnode.extensions.pipeline.scheduling.simulator import ScheduledWork, si
 from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity import key_file
 from swarmnode.network.daemon.p2pd_host import P2pdHost
 
@@ -189,7 +190,8 @@ async def _serve(setup: Setup, node: int, pipe: Connection) -> None:
     key = key_file.load_or_create(key_path)
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(P2pdHost(key_path))
-        exchange = await stack.enter_async_context(ReplicaExchange(host, key, AveragingSettings()))
+        streams = await stack.enter_async_context(MemberStreams(host))
+        exchange = await stack.enter_async_context(ReplicaExchange(streams, key, AveragingSettings()))
         pipe.send((host.peer_id, (await host.addresses())[0]))
         everybody: Sequence[tuple[str, str]] = await asyncio.to_thread(pipe.recv)
         for _, address in everybody[node + 1 :]:
@@ -200,7 +202,7 @@ async def _serve(setup: Setup, node: int, pipe: Connection) -> None:
         links = dict(zip(peers, links_of(setup, node), strict=True))
         del links[host.peer_id]
         member = PipelineMember(
-            host,
+            streams,
             key=key,
             averager=exchange,
             settings=SETTINGS,

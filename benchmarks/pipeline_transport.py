@@ -20,7 +20,8 @@ import torch
 from common import arguments, middle, report
 
 from swarmnode.extensions.pipeline.wire.codec import Encoded, decode, encode
-from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, Done, ForwardHop, Message
+from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, ForwardHop, Message
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
 from swarmnode.identity import key_file
@@ -74,7 +75,12 @@ async def time_transport(folder: Path, repeats: int) -> dict[str, list[float]]:
     async with P2pdHost(paths[0]) as one, P2pdHost(paths[1]) as other:
         await one.connect((await other.addresses())[0])
         await other.serve(PLAIN, answer_nothing, max_request_bytes=64 * MIB)
-        async with TensorTransport(one, Sink()) as sender, TensorTransport(other, Sink()) as receiver:
+        async with (
+            MemberStreams(one) as near,
+            MemberStreams(other) as far,
+            TensorTransport(near, Sink()) as sender,
+            TensorTransport(far, Sink()) as receiver,
+        ):
             for number, transport in enumerate((sender, receiver)):
                 transport.adopt(PlanMembers(PLAN, (one.peer_id, other.peer_id), own=number))
             daemons = [psutil.Process(host.daemon_pid) for host in (one, other)]
@@ -84,7 +90,7 @@ async def time_transport(folder: Path, repeats: int) -> dict[str, list[float]]:
                     message = forward(sent, repeat)
 
                     async def stream(message: Message = message, sent: Encoded = sent) -> None:
-                        assert await sender.send(other.peer_id, message, sent.payload) == Done()
+                        assert await sender.send(other.peer_id, message, sent.payload, timeout_s=60.0) is None
 
                     async def request(sent: Encoded = sent) -> None:
                         data = bytes(sent.payload.data)
@@ -116,7 +122,7 @@ async def _measure(
 
 def forward(sent: Encoded, micro_batch: int) -> ForwardHop:
     return ForwardHop(
-        plan=PLAN, iteration=sent.header.shape[0], deadline_s=60.0, micro_batch=micro_batch, agent=0, wave=0,
+        plan=PLAN, iteration=sent.header.shape[0], micro_batch=micro_batch, agent=0, wave=0,
         path=(0, 1), position=1, tensor=sent.header, tokens=1,
     )  # fmt: skip
 

@@ -52,9 +52,8 @@ BYTES_OF_PEERS = {
     "network/rpc.py",
     "network/streams.py",
     "extensions/pipeline/membership/job_runner.py",
-    "extensions/pipeline/rollouts/decode_streams.py",
     "extensions/pipeline/execution/relay.py",
-    "extensions/pipeline/wire/inbound.py",
+    "extensions/pipeline/wire/incoming_streams.py",
 }
 ENDS = {"node/workers.py", "cli/app.py"}
 BROAD = {"Exception", "BaseException"}

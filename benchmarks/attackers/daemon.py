@@ -34,6 +34,9 @@ MAX_FRAME_BYTES = 4 * 1024 * 1024
 Answer = Callable[[str, bytes], Awaitable[bytes | None]]
 """Called with (peer id, request); None: no answer, the stream is held open instead."""
 
+Framing = tuple[Callable[[asyncio.StreamReader], Awaitable[bytes]], Callable[[bytes], bytes]]
+"""Reads the next request, and frames an answer."""
+
 
 class HostileOptions(DaemonOptions):
     """Nothing but connections and streams."""
@@ -71,25 +74,34 @@ class Identity:
     async def open(self, peer_id: str, protocol: str) -> Stream:
         return await self.control.open_stream(peer_id, protocol, CONNECT_TIMEOUT_S)
 
-    async def serve(self, protocol: str, answer: Answer) -> None:
+    async def serve(self, protocol: str, answer: Answer, *, framing: Framing | None = None) -> None:
         """Answer framed requests of a protocol, as often as a stream brings one."""
+        plain: Framing = (lambda reader: read_frame(reader, MAX_FRAME_BYTES)), encode_frame
+        framing = framing or plain
         path = self.folder / f"{protocol.strip('/').replace('/', '-')}.sock"
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = self.tasks.create_task(self._talk(reader, writer, answer))
+            task = self.tasks.create_task(self._talk(reader, writer, answer, framing))
             self.talks.add(task)
             task.add_done_callback(self.talks.discard)
 
         self.servers.append(await asyncio.start_unix_server(accept, str(path)))
         await self.control.handle_streams(protocol, path)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer) -> None:
+    async def _talk(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        answer: Answer,
+        framing: Framing,
+    ) -> None:
+        read, write = framing
         try:
             peer_id, _ = await self.control.read_stream_info(reader)
             while True:
-                response = await answer(peer_id, await read_frame(reader, MAX_FRAME_BYTES))
+                response = await answer(peer_id, await read(reader))
                 if response is not None:
-                    writer.write(encode_frame(response))
+                    writer.write(write(response))
                     await writer.drain()
         except (OSError, NetworkError, asyncio.IncompleteReadError):
             pass  # what the victim does with its end of a stream is no fault of ours

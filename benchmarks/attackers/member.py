@@ -1,6 +1,6 @@
 r"""A member of a pipeline whose words are meant for the terminal of whoever reads them.
 
-attacks -> [steering_member] -> gossip, /swarmnode/pipeline-control/1 -> the victim's log and panel
+attacks -> [steering_member] -> gossip, /swarmnode/pipeline -> the victim's log and panel
 
 It takes the terms and costs that the victim announces for its own, so it is let in; to the first proposal it
 answers that it failed, and why: control characters that clear a screen, set a title and begin a line.
@@ -14,8 +14,6 @@ import msgspec
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.membership.control import (
-    MAX_REPLY_BYTES,
-    PROTOCOL,
     Introduce,
     Ping,
     Presence,
@@ -23,16 +21,15 @@ from swarmnode.extensions.pipeline.membership.control import (
     Propose,
     Request,
     Status,
-    StatusReply,
-    decode_request,
-    encode,
     open_presence,
     seal_presence,
     topic_of,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, LinkCosts
+from swarmnode.extensions.pipeline.wire.frames import AnswerFrame, decode, encode, framed
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.node_key import NodeKey
-from swarmnode.network.framing import encode_frame, read_frame
 from swarmnode.network.multiaddr import split_peer
 
 from .daemon import Identity
@@ -65,17 +62,17 @@ async def steering_member(stage: Stage) -> bool | None:
 
     async def answer(peer: str, request: bytes) -> bytes:
         nonlocal epoch
-        asked = decode_request(request)
+        asked = decode(Request, request)
         if isinstance(asked, Propose):
             epoch = asked.epoch
             stage.say("proposed", epoch=epoch)
-        return encode(StatusReply(status()))
+        return encode(AnswerFrame(keep=True, content=msgspec.Raw(encode(status()))))
 
     # The living member with the smallest id convenes: that has to be the victim.
     key = next(key for key in (NodeKey.generate() for _ in range(1000)) if key.peer_id > victim)
     async with stage.attacker(key) as one:
         await one.serve(GOSSIP, record)
-        await one.serve(PROTOCOL, answer)
+        await one.serve(PROTOCOL, answer, framing=(_body, _framed))
         for target in stage.targets:
             await one.control.disconnect(split_peer(target)[1])
             await asyncio.sleep(0.2)
@@ -98,11 +95,21 @@ def _own(key: NodeKey, presence: Presence, victim: str, topic: str) -> bytes:
     return seal_presence(key, Presence(session=1, sequence=1, terms=presence.terms, costs=costs), topic=topic)
 
 
+def _framed(body: bytes) -> bytes:
+    return framed(MemberService.MEMBERSHIP, body, 5.0)
+
+
+async def _body(reader: asyncio.StreamReader) -> bytes:
+    """The body of the next frame."""
+    prefix = await reader.readexactly(len(_framed(b"")))
+    return await reader.readexactly(int.from_bytes(prefix[-4:], "big"))
+
+
 async def _ask(one: Identity, peer: str, request: Request) -> bytes:
     reader, writer = await one.open(peer, PROTOCOL)
     try:
-        writer.write(encode_frame(encode(request)))
+        writer.write(_framed(encode(request)))
         async with asyncio.timeout(5.0):
-            return await read_frame(reader, MAX_REPLY_BYTES)
+            return await _body(reader)
     finally:
         writer.transport.abort()

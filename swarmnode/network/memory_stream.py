@@ -8,13 +8,15 @@ from collections import deque
 from collections.abc import Callable
 
 from swarmnode.errors import PeerUnreachable
-from swarmnode.network.streams import _DISCARD_BYTES, Buffer
+from swarmnode.network.streams import PIECE_BYTES, Buffer
 
 MEMORY_WINDOW_BYTES = 256 * 1024
 """Unread bytes that a stream within one process holds before its writer waits: yamux's first window."""
 
 _LOOK_AGAIN_S = 0.005
-"""Seconds between two looks of a waiting stream within one process at whether the wires were cut."""
+_LOOK_AT_LEAST_S = 1.0
+"""Seconds between two looks of a waiting stream within one process at whether the wires were cut: ever more,
+up to these."""
 
 
 class MemoryPipe:
@@ -58,14 +60,18 @@ class MemoryPipe:
         self._pieces.clear()
         self._changed.set()
 
-    async def change(self) -> None:
-        """Returns after a change, and now and then without one."""
+    async def change(self, within_s: float = _LOOK_AGAIN_S) -> bool:
+        """Returns after a change, or without one after so many seconds, sooner if a piece is on its way.
+        True if there was a change."""
         self._changed.clear()
+        if self._pieces:
+            within_s = min(within_s, _LOOK_AGAIN_S)
         try:
-            async with asyncio.timeout(_LOOK_AGAIN_S):
+            async with asyncio.timeout(within_s):
                 await self._changed.wait()
         except TimeoutError:
-            pass
+            return False
+        return True
 
 
 class MemoryStream:
@@ -92,14 +98,14 @@ class MemoryStream:
 
     async def send(self, data: Buffer) -> None:
         content = memoryview(data).cast("B")
-        for start in range(0, len(content), _DISCARD_BYTES):
+        for start in range(0, len(content), PIECE_BYTES):
             while self._outgoing.full or self._state() != "up":
                 self._check()
                 await self._outgoing.change()
             self._check()
             now_s = asyncio.get_running_loop().time()
             self._last_arrives_s = max(self._last_arrives_s, now_s + self._delay_s())
-            self._outgoing.put(bytes(content[start : start + _DISCARD_BYTES]), self._last_arrives_s)
+            self._outgoing.put(bytes(content[start : start + PIECE_BYTES]), self._last_arrives_s)
 
     async def receive(self, size_bytes: int) -> bytes:
         received = bytearray()
@@ -109,7 +115,7 @@ class MemoryStream:
 
     async def discard(self) -> None:
         try:
-            while await self._next(_DISCARD_BYTES):
+            while await self._next(PIECE_BYTES):
                 pass
         except PeerUnreachable:
             pass
@@ -119,13 +125,15 @@ class MemoryStream:
         self._outgoing.close()
 
     async def _next(self, at_most_bytes: int) -> bytes:
+        pause_s = _LOOK_AGAIN_S
         while True:
             self._check()
             if self._state() == "up":
                 now_s = asyncio.get_running_loop().time()
                 if piece := self._incoming.take(at_most_bytes, now_s):
                     return piece
-            await self._incoming.change()
+            changed = await self._incoming.change(pause_s)
+            pause_s = _LOOK_AGAIN_S if changed else min(2 * pause_s, _LOOK_AT_LEAST_S)
 
     def _check(self) -> None:
         if self._state() == "lost":

@@ -19,7 +19,6 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import asdict
 from math import floor
 
 import msgspec
@@ -289,8 +288,8 @@ class RolloutLearner(ABC):
     def _generation(self) -> Generation:
         engine, rollouts = self.engine.stats(), self._rollouts.stats()
         found = {
-            **asdict(engine),
-            **asdict(rollouts),
+            **msgspec.to_builtins(engine),
+            **msgspec.to_builtins(rollouts),
             "engine": self.engine.capabilities.name,
             "mode": self._config.rollout.mode,
             "live_versions": len(engine.live_versions),

@@ -11,8 +11,10 @@ import torch
 
 from swarmnode.errors import HostDown, NetworkError, PeerUnreachable
 from swarmnode.extensions.pipeline.wire.codec import decode, encode
-from swarmnode.extensions.pipeline.wire.hop_messages import Done, ForwardHop, Message, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Message
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
 from swarmnode.identity import key_file
 from swarmnode.network.daemon.hivemind_wheel import find_daemon
@@ -174,8 +176,10 @@ async def test_eight_mebibytes_of_activations_go_both_ways(new_host: HostFactory
         peers = tuple(host.peer_id for host in hosts)
         inboxes = DecodingInbox(), DecodingInbox()
         async with (
-            TensorTransport(hosts[0], inboxes[0]) as one,
-            TensorTransport(hosts[1], inboxes[1]) as other,
+            MemberStreams(hosts[0]) as near,
+            MemberStreams(hosts[1]) as far,
+            TensorTransport(near, inboxes[0]) as one,
+            TensorTransport(far, inboxes[1]) as other,
         ):
             transports = one, other
             for number, transport in enumerate(transports):
@@ -183,11 +187,13 @@ async def test_eight_mebibytes_of_activations_go_both_ways(new_host: HostFactory
 
             async def send(source: int) -> None:
                 message = ForwardHop(
-                    plan=PLAN, iteration=0, deadline_s=60.0, micro_batch=0, agent=0, wave=0,
+                    plan=PLAN, iteration=0, micro_batch=0, agent=0, wave=0,
                     path=(source, 1 - source), position=1, tensor=encoded.header, tokens=1,
                 )  # fmt: skip
-                reply = await transports[source].send(peers[1 - source], message, encoded.payload)
-                assert reply == Done()
+                reply = await transports[source].send(
+                    peers[1 - source], message, encoded.payload, timeout_s=60.0
+                )
+                assert reply is None
 
             await asyncio.gather(send(0), send(1))
             await asyncio.gather(send(0), send(1))  # again: known, not taken
@@ -199,20 +205,25 @@ async def test_eight_mebibytes_of_activations_go_both_ways(new_host: HostFactory
 async def test_a_refusal_reaches_the_sender_of_a_large_tensor(new_host: HostFactory):
     encoded = encode(torch.zeros(2, 1024, 1024), "none")
     message = ForwardHop(
-        plan=PLAN, iteration=0, deadline_s=60.0, micro_batch=0, agent=0, wave=0, path=(0, 1), position=1,
+        plan=PLAN, iteration=0, micro_batch=0, agent=0, wave=0, path=(0, 1), position=1,
         tensor=encoded.header, tokens=1,
     )  # fmt: skip
     async with connected(new_host) as (alice, bob):
         inbox = DecodingInbox()
-        async with TensorTransport(alice, inbox) as sender, TensorTransport(bob, inbox) as receiver:
+        async with (
+            MemberStreams(alice) as near,
+            MemberStreams(bob) as far,
+            TensorTransport(near, inbox) as sender,
+            TensorTransport(far, inbox) as receiver,
+        ):
             peers = alice.peer_id, bob.peer_id
             sender.adopt(PlanMembers(PLAN, peers, own=0))
             receiver.adopt(PlanMembers("cd" * 32, peers, own=1))
             for _ in range(3):
-                reply = await sender.send(bob.peer_id, message, encoded.payload)
-                assert reply == Refused(Refusal.UNKNOWN_PLAN)
+                reply = await sender.send(bob.peer_id, message, encoded.payload, timeout_s=60.0)
+                assert reply is Refusal.UNKNOWN_PLAN
             receiver.adopt(PlanMembers(PLAN, peers, own=1))
-            assert await sender.send(bob.peer_id, message, encoded.payload) == Done()
+            assert await sender.send(bob.peer_id, message, encoded.payload, timeout_s=60.0) is None
 
 
 async def test_after_its_daemon_died_a_member_takes_tensors_again(tmp_path: Path):
@@ -226,16 +237,21 @@ async def test_after_its_daemon_died_a_member_takes_tensors_again(tmp_path: Path
     async with P2pdHost(tmp_path / "alice") as alice, P2pdHost(tmp_path / "bob") as bob:
         await alice.connect((await bob.addresses())[0])
         inbox = DecodingInbox()
-        async with TensorTransport(alice, inbox) as sender, TensorTransport(bob, inbox) as receiver:
+        async with (
+            MemberStreams(alice) as near,
+            MemberStreams(bob) as far,
+            TensorTransport(near, inbox) as sender,
+            TensorTransport(far, inbox) as receiver,
+        ):
             for number, transport in enumerate((sender, receiver)):
                 transport.adopt(PlanMembers(PLAN, (alice.peer_id, bob.peer_id), own=number))
 
             async def send(micro_batch: int) -> None:
                 message = ForwardHop(
-                    plan=PLAN, iteration=0, deadline_s=5.0, micro_batch=micro_batch, agent=0, wave=0,
+                    plan=PLAN, iteration=0, micro_batch=micro_batch, agent=0, wave=0,
                     path=(0, 1), position=1, tensor=encoded.header, tokens=1,
                 )  # fmt: skip
-                assert await sender.send(bob.peer_id, message, encoded.payload) == Done()
+                assert await sender.send(bob.peer_id, message, encoded.payload, timeout_s=60.0) is None
 
             await send(0)
             assert bob.daemon_pid is not None

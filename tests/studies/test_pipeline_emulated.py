@@ -14,7 +14,8 @@ import pytest
 from benchmarks.pipeline_emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
 from swarmnode.errors import RequestTimeout
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
-from swarmnode.extensions.pipeline.wire.hop_messages import Done, Message, StepDone
+from swarmnode.extensions.pipeline.wire.hop_messages import Message, StepDone
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
 from swarmnode.network.memory_network import MemoryNetwork
@@ -186,22 +187,27 @@ def test_a_transport_delivers_at_the_pace_of_its_emulated_links():
             links = EmulatedLinks({bob.peer_id: LinkSpeed(3.0)}, seed=1)
             inbox = Everything()
             async with (
-                TensorTransport(alice, inbox, pace=links) as sender,
-                TensorTransport(bob, inbox) as receiver,
+                MemberStreams(alice) as near,
+                MemberStreams(bob) as far,
+                TensorTransport(near, inbox, pace=links) as sender,
+                TensorTransport(far, inbox) as receiver,
             ):
                 for number, transport in enumerate((sender, receiver)):
                     transport.adopt(PlanMembers(PLAN, (alice.peer_id, bob.peer_id), own=number))
                 began_s = asyncio.get_running_loop().time()
                 async with asyncio.TaskGroup() as tasks:
-                    sent = [tasks.create_task(sender.send(bob.peer_id, ready(stage))) for stage in (0, 1)]
-                assert [task.result() for task in sent] == [Done(), Done()]
+                    sent = [
+                        tasks.create_task(sender.send(bob.peer_id, ready(stage), timeout_s=60.0))
+                        for stage in (0, 1)
+                    ]
+                assert [task.result() for task in sent] == [None, None]
                 assert [taken_s - began_s for taken_s in inbox.taken_s] == [pytest.approx(3.0, abs=0.1)] * 2
                 links.cut(bob.peer_id)
                 with pytest.raises(RequestTimeout):
-                    await sender.send(bob.peer_id, ready(2))
+                    await sender.send(bob.peer_id, ready(2), timeout_s=60.0)
 
     run(check())
 
 
 def ready(stage: int) -> StepDone:
-    return StepDone(plan=PLAN, iteration=0, deadline_s=60.0, stage=stage, tokens=1, visits=1, digest=PLAN)
+    return StepDone(plan=PLAN, iteration=0, stage=stage, tokens=1, visits=1, digest=PLAN)

@@ -19,8 +19,9 @@ Nothing waits for any of this: rounds take what is there.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
 from swarmnode.exchange.bodies.body_transfer import HASH_BYTES, BodyTransfer
@@ -69,19 +70,20 @@ IN_VAIN = 16
 """So many groups or pages of a peer more than were of use, and it is not asked on."""
 
 LOOK_FOR_S = 300.0
-"""How long a search looks for peers. If nobody has lent anything by then it goes on, looking less often."""
+"""Seconds that a search looks for peers. If nobody has lent anything by then it goes on, looking less
+often."""
 
 AGAIN_S = 600.0
 """The least time from the beginning of a search to that of the next, and until a peer is asked again."""
 
 LEND_FOR_S = 900.0
-"""How long one peer is asked at most: its judge's time may be short, or its upload."""
+"""Seconds that one peer is asked at most: its judge's time may be short, or its upload."""
 
 LOOK_EVERY_S = 0.25
-"""How often we look whether there is a new peer, room for more, or time of the judge left."""
+"""Seconds between two looks whether there is a new peer, room for more, or time of the judge left."""
 
 LOOK_LATE_S = 5.0
-"""How often we look for a new peer after LOOK_FOR_S."""
+"""Seconds between two looks for a new peer after LOOK_FOR_S."""
 
 ASK_S = 10.0
 """Deadline of one request."""
@@ -89,12 +91,12 @@ ASK_S = 10.0
 _TOLD_BY_ITSELF = frozenset(reason for reason, penalty in PENALTIES.items() if penalty >= 10) - {
     Reason.FALSE_CLAIM
 }
-"""What an honest peer cannot serve: it would have found it out when it judged the group itself."""
+"""Reasons that an honest peer knows itself: it would have found them out when it judged the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """What came of libraries since the start."""
+    """Gains from the libraries of others since the start."""
 
     groups: int = 0
     """Groups that passed all checks."""
@@ -105,7 +107,7 @@ class Borrowed:
     own: int = 0
     """Groups of these that this home had on disk."""
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What was not taken, by reason."""
+    """Number of groups that were not taken, by reason."""
     done: bool = False
     """Nobody is being asked."""
 
@@ -168,12 +170,11 @@ class Borrower:
             begun, self._wants_more, self._done = _now_s(), False, False
             await self._ask_around(until=begun + LOOK_FOR_S)
             self._done = True
-            while _now_s() < begun + AGAIN_S or not self._has_reason():  # noqa: ASYNC110  time passes by itself
-                await asyncio.sleep(LOOK_EVERY_S)
+            await _until(partial(self._may_search_again, begun))
         self._done = True
 
-    def _has_reason(self) -> bool:
-        return self._wants_more or not self._lenders
+    def _may_search_again(self, begun: float) -> bool:
+        return _now_s() >= begun + AGAIN_S and (self._wants_more or not self._lenders)
 
     async def _ask_around(self, *, until: float) -> None:
         """One search: ask at most MAX_LENDERS peers."""
@@ -319,7 +320,7 @@ class Borrower:
     async def _judge_what_waits(self, lender: "_Lender") -> None:
         """Everything that was fetched of a peer: in one thread, as long as that is quick."""
         while lender.waiting and not self._context.is_banned(lender.peer):
-            await self._until_it_may_be_judged(lender)
+            await _until(lambda: self._fetcher.may_be_judged(lender.peer))
             for (announcement, body), found in await self._judged(lender.waiting, payer=lender.peer):
                 if not isinstance(found, Rejected) and found.fingerprint in self._contents:
                     found = Rejected(Reason.COPIED, "the same answers came under another name")
@@ -387,18 +388,12 @@ class Borrower:
         return looked_at or self._taken >= MAX_BORROWED or self._taken_bytes >= MAX_BORROWED_BYTES
 
     async def _until_there_is_room(self) -> None:
-        while len(self._ready) >= MAX_READY:  # noqa: ASYNC110  rounds have no event to wait for
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    async def _until_it_may_be_judged(self, lender: "_Lender") -> None:
-        while not self._fetcher.may_be_judged(lender.peer):  # noqa: ASYNC110  time passes by itself
-            await asyncio.sleep(LOOK_EVERY_S)
+        await _until(lambda: len(self._ready) < MAX_READY)
 
     async def _until_it_may_be_asked(self, lender: "_Lender") -> None:
-        """Wait for its allowance: it need not refuse us."""
+        """Waits for its allowance: it need not refuse us."""
         reputation = self._ledger.reputation
-        while not reputation.may_be_asked(lender.peer, self._context.clock()):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_EVERY_S)
+        await _until(lambda: reputation.may_be_asked(lender.peer, self._context.clock()))
 
 
 @dataclass(slots=True)
@@ -423,7 +418,8 @@ class _Lender:
 
 @dataclass(slots=True)
 class _Section:
-    """What a peer has of one task: from a place of ours on to its end, then from its beginning to there."""
+    """Groups of one task that a peer has: from a place of ours on to its end, then from its beginning to
+    there."""
 
     task: str
     version: str
@@ -472,6 +468,11 @@ def _teaches(group: RolloutGroup) -> bool:
     """Return True if an answer of it was worth more than nothing, or than another."""
     rewards = [reward for reward in group.rewards if reward is not None]
     return bool(rewards) and (max(rewards) > 0 or max(rewards) > min(rewards))
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  time passes by itself, and rounds have no event to wait for
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _now_s() -> float:

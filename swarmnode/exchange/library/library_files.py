@@ -1,6 +1,6 @@
 """Libraries as files: looked through, copied and added to a home's, each row verified by itself.
 
-cli/home/library.py -> [look_through, copy_verified, add_verified] -> signed_group.py (read_rows) -> LibraryReport
+cli/home/library.py -> [look_through, copy_verified, add_verified] -> signed_group.py -> LibraryReport
 task -> [Judging] -> check_header, check_body: what a node would make of a row
 
 A damaged row is told with its line and left out; it costs no other. These functions block.
@@ -35,7 +35,7 @@ ANY_LENGTH = ExchangeSettings(
 
 @dataclass(slots=True)
 class LibraryReport:
-    """What is in a file, or what became of its rows."""
+    """The content of a file, or what became of its rows."""
 
     rows: int = 0
     """Groups that were verified."""
@@ -49,7 +49,7 @@ class LibraryReport:
     refused: Counter[str] = field(default_factory=Counter[str])
     """Groups that were judged and are of no use, by reason."""
     damaged: list[str] = field(default_factory=list[str])
-    """What is wrong with which line."""
+    """Damaged lines, each with what is wrong with it."""
     damaged_rows: int = 0
     known: int = 0
     """Groups that were in the library already."""

@@ -14,9 +14,11 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
+from swarmnode.errors import NetworkError
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.header_gossip import HeaderGossip, topic_of
@@ -33,9 +35,10 @@ from swarmnode.node.building.assemble import ANYWHERE, build_discovery, build_ho
 from swarmnode.node.building.node_process import IdentityLock, remove_running, stop_on_signals
 from swarmnode.node.building.policies import Seat, check_status_port, choose_port, plain_error
 from swarmnode.node.building.run import forget_earlier_runs, leave_note
+from swarmnode.node.control import RunControl
 from swarmnode.node.showing.board import StatusBoard
-from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.node_status import NodeStatus, Sharing, invitation, joins_from, swarm_of
+from swarmnode.node.showing.page import PageSource, open_page
 from swarmnode.node.showing.screen import Screen
 from swarmnode.node.workers import supervise
 from swarmnode.settings.config import Config, NetworkConfig
@@ -56,16 +59,13 @@ class SeedNode:
     def __init__(self, config: Config, host: Host, discovery: Discovery, *, peer_id: str, name: str) -> None:
         settings = ExchangeSettings(
             swarm=config.swarm.name,
-            listen_shards=(0,),
             upload_bytes_per_s=config.exchange.upload_mb_per_s * 1e6,
         )
-        topics = (topic_of(config.swarm.name, 0),)
         self._host = host
         self._discovery = discovery
         self._settings = settings
-        self._rollout_topics = frozenset(topics)
-        requests = (help_topic_of(config.swarm.name, 0),)
-        self._headers = HeaderGossip(host, settings, (*topics, *requests), self._hear)
+        swarm = config.swarm.name
+        self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, help_topic_of(swarm): self._count})
         self._ledger = Ledger(Reputation(), time.time, on_ban=self._shut_out)
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=time.time, rng=random.Random())
         self._door = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
@@ -124,13 +124,21 @@ class SeedNode:
 
     async def _reach_host(self) -> bool:
         """Subscribe and serve; False when the host is down. It keeps both through a restart."""
-        return await self._bodies.serve() and await self._headers.subscribe()
+        try:
+            await self._bodies.serve()
+            await self._headers.subscribe()
+        except NetworkError as error:
+            logger.info("not connecting others yet: %s", error)
+            return False
+        return True
 
     def _hear(self, message: Message) -> None:
+        self._count(message)
+        self._bodies.holder.heard(message)
+
+    def _count(self, message: Message) -> None:
         self._ledger.headers_seen += 1
         self._ledger.bytes_in += len(message.data)
-        if message.topic in self._rollout_topics:
-            self._bodies.holder.heard(message)
 
     def _shut_out(self, peer: str) -> None:
         self._door.bar(peer)
@@ -192,8 +200,10 @@ async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
     )
     try:
         async with node:
-            with StatusServer(lambda: node.status, config.node.http, config.node.http_port) as page:
-                leave_note(node.status, seat, page.port)
+            stop = partial(asyncio.get_running_loop().call_soon_threadsafe, node.request_stop)
+            control = RunControl(stop, ("stop",))
+            with open_page(PageSource(lambda: node.status, control, config, {}, paths.logs)) as page:
+                leave_note(node.status, seat, page)
                 # Before anybody is told that we are there: whoever reads the address may stop us at once.
                 stop_on_signals(node.request_stop, "stopping: peers are told goodbye")
                 _announce(node.status, tell)

@@ -444,7 +444,7 @@ def _name(reward: Reward) -> str:
 def _say_that_it_is_not_kept(called: str, name: str) -> None:
     logger.warning(
         "a reward calls %s(%r): that is kept nowhere; a second reward that returns it, of weight 0"
-        " (tasks.reward_weights), is in every metric and in completions.jsonl",
+        " (tasks.reward_weights), is in every metric and in rollouts.jsonl",
         called,
         name[:80],
     )

@@ -25,9 +25,9 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Lost,
     Message,
     Passed,
-    Refusal,
     StepDone,
 )
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.signing import check_signature
 
 

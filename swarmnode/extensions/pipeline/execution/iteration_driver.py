@@ -40,9 +40,9 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Hop,
     Lost,
     Passed,
-    Refusal,
     Trouble,
 )
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,6 @@ class MicroBatchDriver:
         return Finished(
             plan=self._context.assignment.digest,
             iteration=self._context.iteration,
-            deadline_s=self._context.sender.deadline_s(node),
             node=self._context.own,
             back=tuple(sorted(back)),
         )
@@ -333,16 +332,16 @@ class MicroBatchDriver:
         attempt = in_flight.attempt
         question = Passed(
             plan=self._context.assignment.digest, iteration=attempt.iteration, attempt=attempt.number,
-            deadline_s=min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s),
             micro_batch=in_flight.micro_batch, position=position, homeward=homeward,
         )  # fmt: skip
-        return await self._context.sender.message(in_flight.path[position], question) is None
+        timeout_s = min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s)
+        sender = self._context.sender
+        return await sender.message(in_flight.path[position], question, timeout_s=timeout_s) is None
 
     async def _abandon(self, node: int, micro_batch: int) -> None:
         message = Abandoned(
             plan=self._context.assignment.digest,
             iteration=self._context.iteration,
-            deadline_s=self._context.sender.deadline_s(node),
             micro_batch=micro_batch,
         )
         await self._context.sender.message(node, message)

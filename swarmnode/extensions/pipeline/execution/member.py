@@ -51,26 +51,22 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Finished,
     Hop,
     Message,
-    Refusal,
 )
-from swarmnode.extensions.pipeline.wire.inbound import TransportLimits
+from swarmnode.extensions.pipeline.wire.member_streams import LinkPace, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.extensions.pipeline.wire.transport import LinkPace, TensorTransport
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.transport import TensorTransport
 from swarmnode.identity.node_key import NodeKey
-from swarmnode.network.streams import StreamHost
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LIMITS = TransportLimits(max_in_flight=16, max_streams_per_peer=32)
-"""Several micro-batches are in flight between two members, and an emulated link holds each for long."""
-
 
 class PipelineMember:
     """Serves one stage, and trains if it holds data.
 
-    async with PipelineMember(host, key=key, averager=exchange) as member:
+    async with PipelineMember(streams, key=key, averager=exchange) as member:
         member.assign(Assignment(plan, digest(plan), peers, own=2, iteration=0), worker, optimizer)
         report = await member.train(feed)        # on a data node
         await member.wait_step(1)                # elsewhere
@@ -78,7 +74,7 @@ class PipelineMember:
 
     def __init__(
         self,
-        host: StreamHost,
+        streams: MemberStreams,
         *,
         key: NodeKey,
         averager: GradientExchange,
@@ -87,7 +83,6 @@ class PipelineMember:
         pace: LinkPace | None = None,
         idle: IdleWork | None = None,
         reload: Reload | None = None,
-        limits: TransportLimits = LIMITS,
     ) -> None:
         """`key`: that of the host. `reload`: fetches the weights of the majority; without it, a member whose
         weights differ has lost track."""
@@ -99,7 +94,7 @@ class PipelineMember:
         self._averager = averager
         self._compute = compute
         self._reload = reload
-        self._transport = TensorTransport(host, self, limits=limits, pace=pace)
+        self._transport = TensorTransport(streams, self, pace=pace)
         self._queue = StageQueue(compute=compute, idle=idle)
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()

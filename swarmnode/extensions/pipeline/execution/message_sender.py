@@ -11,27 +11,25 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-import msgspec
 from torch import Tensor
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
 from swarmnode.extensions.pipeline.wire.codec import encode
+from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import (
-    MAX_DEADLINE_S,
     BackwardHop,
     CodecName,
-    Done,
     ForwardHop,
     Message,
-    Refusal,
     TensorHeader,
     Trouble,
 )
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 from swarmnode.extensions.pipeline.wire.signing import signed
 from swarmnode.extensions.pipeline.wire.transport import TensorTransport
-from swarmnode.extensions.pipeline.wire.wire import NO_PAYLOAD, Payload
 from swarmnode.identity.node_key import NodeKey
 
 logger = logging.getLogger(__name__)
@@ -78,7 +76,7 @@ class MessageSender:
         self._settings = settings
         self._scale = scale
 
-    def deadline_s(self, node: int) -> float:
+    def _timeout_s(self, node: int) -> float:
         """Return the time limit of a hop to this node."""
         hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node] * self._scale
         return min(self._settings.hop_timeout_s + self._settings.slack * hop_s, MAX_DEADLINE_S)
@@ -126,7 +124,6 @@ class MessageSender:
             "plan": self._assignment.digest,
             "iteration": attempt.iteration,
             "attempt": attempt.number,
-            "deadline_s": self.deadline_s(routed.path[position % len(routed.path)]),
             "micro_batch": routed.micro_batch,
             "agent": attempt.agent,
             "wave": attempt.wave,
@@ -147,30 +144,36 @@ class MessageSender:
         message = make(encoded.header)
         return await self.message(message.target, message, encoded.payload)
 
-    async def message(self, node: int, message: Message, payload: Payload = NO_PAYLOAD) -> Trouble | None:
-        """Send a message until it is answered or its deadline is over. Returns None if it was taken."""
+    async def message(
+        self,
+        node: int,
+        message: Message,
+        payload: Payload = NO_PAYLOAD,
+        *,
+        timeout_s: float | None = None,
+    ) -> Trouble | None:
+        """Send a message until it is answered or its time is over: that of a hop to this node, unless
+        `timeout_s` is given. Returns None if it was taken."""
         peer_id, clock = self._assignment.peers[node], asyncio.get_running_loop().time
-        until_s = clock() + message.deadline_s
+        timeout_s = self._timeout_s(node) if timeout_s is None else timeout_s
+        until_s = clock() + timeout_s
         # Under a new plan the others may not know us yet, and hang up on strangers.
-        patience_s = (
-            message.deadline_s
-            if message.iteration == self._assignment.iteration
-            else self._settings.reconnect_s
-        )
+        is_new = message.iteration == self._assignment.iteration
+        patience_s = timeout_s if is_new else self._settings.reconnect_s
         unreachable_until_s = clock() + patience_s
         while True:
+            left_s = max(until_s - clock(), 0.001)
             try:
-                reply = await self._transport.send(peer_id, message, payload)
+                refusal = await self._transport.send(peer_id, message, payload, timeout_s=left_s)
             except NetworkError as error:
                 logger.debug("%s did not reach %s: %s", message.id, peer_id, error)
                 if node in self._lost or clock() + PAUSE_S >= min(until_s, unreachable_until_s):
                     return "silent"
             else:
-                if isinstance(reply, Done):
+                if refusal is None:
                     return None
-                if reply.reason is Refusal.NO_SLOT:
+                if refusal is Refusal.NO_SLOT:
                     return "full"
-                if reply.reason is not Refusal.UNKNOWN_PLAN or clock() + PAUSE_S >= until_s:
+                if refusal is not Refusal.UNKNOWN_PLAN or clock() + PAUSE_S >= until_s:
                     return "refused"
             await asyncio.sleep(PAUSE_S)
-            message = msgspec.structs.replace(message, deadline_s=max(until_s - clock(), 0.001))

@@ -30,9 +30,9 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     ForwardHop,
     Lost,
     Passed,
-    Refusal,
     Trouble,
 )
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.model.attention import packed_layout
 
 logger = logging.getLogger(__name__)
@@ -317,7 +317,7 @@ class Relay:
             return
         message = Lost(
             plan=context.assignment.digest, iteration=relayed.attempt.iteration,
-            attempt=relayed.attempt.number, deadline_s=context.sender.deadline_s(data_node),
+            attempt=relayed.attempt.number,
             micro_batch=relayed.micro_batch, position=position, fault=trouble,
         )  # fmt: skip
         if await context.sender.message(data_node, message) == "silent":

@@ -30,7 +30,8 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
 )
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
-from swarmnode.extensions.pipeline.wire.hop_messages import MAX_DEADLINE_S, Finished, Passed, StepDone
+from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Passed, StepDone
+from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,6 @@ class StepBarrier:
                 question = Passed(
                     plan=context.assignment.digest,
                     iteration=context.iteration,
-                    deadline_s=context.sender.deadline_s(node),
                     micro_batch=0,
                     homeward=False,
                 )
@@ -246,7 +246,6 @@ class StepBarrier:
             message = StepDone(
                 plan=assignment.digest,
                 iteration=iteration,
-                deadline_s=context.sender.deadline_s(node),
                 stage=assignment.stage,
                 tokens=own.tokens,
                 visits=own.visits,

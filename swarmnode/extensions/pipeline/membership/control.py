@@ -1,28 +1,27 @@
 """Messages between members about the pipeline itself: presence, state, proposals. Bounded and strict.
 
-membership.py -> [control] -> gossip, Host.request -> [control] -> membership.py
+membership.py -> [control] -> gossip, member_streams.py -> [control] -> membership.py
 
 A `Presence` is signed by its author for one pipeline of one swarm, so it can be gossiped, handed on in a
 proposal and believed whoever brings it. Everything else is a request to one member, whose transport tells the
-truth about who asks. Every request is answered at once with the `Status` of the one that was asked, or with a
-`RefusalReply`; what takes long (planning, loading) is started, and shows in later statuses.
+truth about who asks. Every request is answered at once with the `Status` of the one that was asked, or
+refused with a sentence; what takes long (planning, loading) is started, and shows in later statuses.
 """
 
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.plans.member_costs import MAX_LAYERS, CostAnnouncement, PeerId, check
+from swarmnode.extensions.pipeline.wire.frames import VERSION, check_version, decode, encode
+from swarmnode.extensions.pipeline.wire.refusals import MAX_DETAIL_CHARS, Refusal
+from swarmnode.extensions.pipeline.wire.services import MemberMessage
 from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.node_key import NodeKey
-
-PROTOCOL = "/swarmnode/pipeline-control/1"
-VERSION = 1
-"""First byte of every request, reply and presence."""
 
 MAX_MEMBERS = 64
 """Bound of the members of one pipeline. More are better split into two: every member pings every other."""
@@ -31,55 +30,13 @@ MAX_PRESENCE_BYTES = 32 * 1024
 """Bound of a sealed presence. Links to and observations of MAX_MEMBERS others are 10 KB; gossip allows 64
 KiB."""
 
-MAX_REQUEST_BYTES = MAX_MEMBERS * MAX_PRESENCE_BYTES + 16 * 1024
-"""Bound of a request: a proposal carries the presences of all members."""
-
-MAX_REPLY_BYTES = 8 * 1024
 MAX_TERMS = 48
-MAX_DETAIL_CHARS = 400
 
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 Epoch = Annotated[int, Meta(ge=1, le=2**53)]
 Term = Annotated[str, Meta(max_length=64)]
 Digest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 Ends = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_LAYERS)], ...], Meta(max_length=MAX_MEMBERS)]
-
-
-class RefusalReason(StrEnum):
-    """Reason why a request was not taken. Values never come from the wire, so their number is bounded."""
-
-    MALFORMED = "malformed"
-    OTHER_VERSION = "other_version"
-    TOO_LARGE = "too_large"
-    TOO_OFTEN = "too_often"
-    NOT_OWN = "not_own"
-    """A presence that a peer brings as its own and that is another's, or one that describes another
-    member."""
-    OLD_NEWS = "old_news"
-    OTHER_TERMS = "other_terms"
-    """Another model, or settings that have to be equal and are not."""
-    NOT_INVITED = "not_invited"
-    FULL = "full"
-    UNKNOWN_MEMBER = "unknown_member"
-    """We have no presence of the asking member: it should introduce itself."""
-    NOT_CONVENER = "not_convener"
-    """A member with a smaller peer id lives and has the turn."""
-    OUTBID = "outbid"
-    """There is a proposal with a higher epoch, or with an equal one by a smaller peer id."""
-    EPOCH_LEAP = "epoch_leap"
-    NOT_IN_IT = "not_in_it"
-    """The proposal leaves out its receiver or its sender."""
-    WRONG_PART = "wrong_part"
-    """The proposal says that we hold other layers than we do."""
-    BEGUN = "begun"
-    """The named iteration has begun here under the former plan."""
-    OTHER_EPOCH = "other_epoch"
-    NOT_READY = "not_ready"
-    BAD_PEER_ID = "bad_peer_id"
-    BAD_SIGNATURE = "bad_signature"
-    STALE = "stale"
-    """Costs measured too long ago or in the future: a clock is wrong."""
-    LEFT = "left"
 
 
 class ProposalProgress(StrEnum):
@@ -145,20 +102,20 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         _check_rising(self.ends)
 
 
-class Ping(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ping"):
+class Ping(MemberMessage, frozen=True, tag="ping"):
     """Asks a member for its status."""
 
     status: Status
     """Status of the asking member."""
 
 
-class Introduce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="introduce"):
+class Introduce(MemberMessage, frozen=True, tag="introduce"):
     """Carries the sealed presence of the asking member."""
 
     presence: Annotated[bytes, Meta(max_length=MAX_PRESENCE_BYTES)]
 
 
-class Propose(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="propose"):
+class Propose(MemberMessage, frozen=True, tag="propose"):
     """Proposes a plan by its inputs, from which each member computes it."""
 
     epoch: Epoch
@@ -178,61 +135,37 @@ class Propose(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         _check_rising(self.ends)
 
 
-class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hold"):
+class Hold(MemberMessage, frozen=True, tag="hold"):
     """Asks a member not to begin this iteration under the former plan."""
 
     epoch: Epoch
     iteration: Number
 
 
-class TakeAssignment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="seat"):
+class TakeAssignment(MemberMessage, frozen=True, tag="seat"):
     """Asks a member to take its assignment under the new plan from this iteration on."""
 
     epoch: Epoch
     iteration: Number
 
 
-class Begin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="begin"):
+class Begin(MemberMessage, frozen=True, tag="begin"):
     """Tells a member that all have taken their assignments."""
 
     epoch: Epoch
 
 
-class Suspect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="suspect"):
+class Suspect(MemberMessage, frozen=True, tag="suspect"):
     """Reports that a member did not answer the sender. The receiver checks it."""
 
     peer_id: PeerId
 
 
-class Leave(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="leave"):
+class Leave(MemberMessage, frozen=True, tag="leave"):
     """Tells a member that the sender leaves."""
 
 
 Request = Ping | Introduce | Propose | Hold | TakeAssignment | Begin | Suspect | Leave
-
-
-class StatusReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="status"):
-    """The request was taken."""
-
-    status: Status
-
-
-class RefusalReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refusal"):
-    """The request was not taken."""
-
-    reason: RefusalReason
-    detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
-    """Advice for people."""
-
-
-Reply = StatusReply | RefusalReply
-
-_T = TypeVar("_T")
-
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
-_request_decoder = msgspec.msgpack.Decoder(Request)
-_reply_decoder = msgspec.msgpack.Decoder(Reply)
-_presence_decoder = msgspec.msgpack.Decoder(Presence)
 
 
 def topic_of(swarm: str, name: str) -> str:
@@ -240,24 +173,9 @@ def topic_of(swarm: str, name: str) -> str:
     return f"/swarmnode/1/{swarm}/pipeline/{name}"
 
 
-def encode(message: Request | Reply) -> bytes:
-    """Encode a request or a reply, version first."""
-    return bytes([VERSION]) + _encoder.encode(message)
-
-
-def decode_request(data: bytes) -> Request:
-    """Decode a request within every bound. Raises Rejected: too_large, other_version, malformed."""
-    return _decode(_request_decoder, data, MAX_REQUEST_BYTES)
-
-
-def decode_reply(data: bytes) -> Reply:
-    """Decode a reply. Raises Rejected: too_large, other_version, malformed."""
-    return _decode(_reply_decoder, data, MAX_REPLY_BYTES)
-
-
 def seal_presence(key: NodeKey, presence: Presence, *, topic: str) -> bytes:
     """Return the presence signed for the pipeline with this topic, and for nothing else."""
-    return seal(key, _context(topic), bytes([VERSION]) + _encoder.encode(presence))
+    return seal(key, _context(topic), bytes([VERSION]) + encode(presence))
 
 
 def open_presence(sealed: bytes, *, topic: str, now_s: float) -> tuple[str, Presence]:
@@ -266,10 +184,11 @@ def open_presence(sealed: bytes, *, topic: str, now_s: float) -> tuple[str, Pres
     Raises Rejected: too_large, malformed, bad_peer_id, bad_signature, other_version, not_own, stale.
     """
     envelope = unseal(sealed, _context(topic), max_bytes=MAX_PRESENCE_BYTES)
-    presence = _decode(_presence_decoder, envelope.payload, MAX_PRESENCE_BYTES)
+    check_version(envelope.payload[0] if envelope.payload else 0)
+    presence = decode(Presence, memoryview(envelope.payload)[1:])
     check(presence.costs, author=envelope.author, now_s=now_s)
     if max(len(presence.costs.links), len(presence.costs.observed)) > MAX_MEMBERS:
-        raise Rejected(RefusalReason.TOO_LARGE, f"more than {MAX_MEMBERS} links or observations")
+        raise Rejected(Refusal.TOO_LARGE, f"more than {MAX_MEMBERS} links or observations")
     return envelope.author, presence
 
 
@@ -295,14 +214,3 @@ def _check_rising(ends: Ends) -> None:
 
 def _context(topic: str) -> str:
     return f"pipeline-presence {topic}"
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes, max_bytes: int) -> _T:
-    if len(data) > max_bytes:
-        raise Rejected(RefusalReason.TOO_LARGE, f"{len(data)} bytes, at most {max_bytes}")
-    if data[:1] != bytes([VERSION]):
-        raise Rejected(RefusalReason.OTHER_VERSION if data else RefusalReason.MALFORMED)
-    try:
-        return decoder.decode(memoryview(data)[1:])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(RefusalReason.MALFORMED, str(error)) from error

@@ -18,7 +18,7 @@ from swarmnode.errors import NetworkError
 from swarmnode.extensions.pipeline.membership.control import Ping, ProposalProgress, Propose, Status
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
-from swarmnode.extensions.pipeline.membership.member_requests import MemberRefused, OwnPresence
+from swarmnode.extensions.pipeline.membership.member_requests import OwnPresence
 from swarmnode.extensions.pipeline.membership.proposal_round import (
     Ask,
     ProposalRound,
@@ -29,6 +29,7 @@ from swarmnode.extensions.pipeline.membership.proposal_round import (
 from swarmnode.extensions.pipeline.plans.member_costs import is_fresh
 from swarmnode.extensions.pipeline.plans.observations import useless_members
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.membership.control import (
-    MAX_DETAIL_CHARS,
     ProposalProgress,
-    RefusalReason,
     Status,
 )
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, must_load
+from swarmnode.extensions.pipeline.wire.refusals import MAX_DETAIL_CHARS, Refusal
 
 MAX_EPOCH_LEAP = 10_000
 """Largest leap of a proposal's epoch beyond the known one. It is years of changes, and keeps a peer from
@@ -94,10 +93,10 @@ class Follower:
             return
         is_late = self.progress == ProposalProgress.BEGUN or sender > self.by
         if inputs.epoch < self.epoch or (inputs.epoch == self.epoch and is_late):
-            raise Rejected(RefusalReason.OUTBID, f"epoch {self.epoch} is proposed by {self.by}")
+            raise Rejected(Refusal.OUTBID, f"epoch {self.epoch} is proposed by {self.by}")
         known = self.epoch or usual_epoch
         if inputs.epoch > known + MAX_EPOCH_LEAP:
-            raise Rejected(RefusalReason.EPOCH_LEAP, f"from {known} to {inputs.epoch}")
+            raise Rejected(Refusal.EPOCH_LEAP, f"from {known} to {inputs.epoch}")
         self._check_part(inputs.former)
         if sender != self.by and self.stopped_since_s is not None:
             self.stopped_since_s = now_s
@@ -109,9 +108,9 @@ class Follower:
     def hold(self, sender: str, epoch: int, iteration: int, now_s: float) -> None:
         self._check(sender, epoch)
         if self.progress not in (ProposalProgress.PREPARED, ProposalProgress.HELD):
-            raise Rejected(RefusalReason.NOT_READY, f"{self.progress}, not prepared")
+            raise Rejected(Refusal.NOT_READY, f"{self.progress}, not prepared")
         if self.busy and self.iteration >= iteration:
-            raise Rejected(RefusalReason.BEGUN, f"iteration {self.iteration} runs")
+            raise Rejected(Refusal.BEGUN, f"iteration {self.iteration} runs")
         self.progress, self._held_from, self.ordered_at_s = ProposalProgress.HELD, iteration, now_s
         if self.stopped_since_s is None:
             self.stopped_since_s = now_s
@@ -121,14 +120,14 @@ class Follower:
         if self.progress in (ProposalProgress.READY, ProposalProgress.BEGUN):
             return
         if self.progress != ProposalProgress.HELD or iteration != self._held_from:
-            raise Rejected(RefusalReason.NOT_READY, f"{self.progress} for iteration {self._held_from}")
+            raise Rejected(Refusal.NOT_READY, f"{self.progress} for iteration {self._held_from}")
         if not self._take_ordered:
             self._take_ordered, self.ordered_at_s = True, now_s
 
     def begin(self, sender: str, epoch: int, now_s: float) -> None:
         self._check(sender, epoch)
         if self.progress not in (ProposalProgress.READY, ProposalProgress.BEGUN):
-            raise Rejected(RefusalReason.NOT_READY, f"{self.progress}, assignment not taken")
+            raise Rejected(Refusal.NOT_READY, f"{self.progress}, assignment not taken")
         self._begin(now_s)
 
     def stepped(self, iteration: int, weights: str, now_s: float) -> None:
@@ -240,7 +239,7 @@ class Follower:
         ours = own.stage_of.get(self._own) if own and told and own.ends == told.ends else None
         theirs = told.stage_of.get(self._own) if told else None
         if ours != theirs:
-            raise Rejected(RefusalReason.WRONG_PART, f"this member holds stage {ours}, not {theirs}")
+            raise Rejected(Refusal.WRONG_PART, f"this member holds stage {ours}, not {theirs}")
 
     def _begin(self, now_s: float) -> None:
         self.progress, self._began, self.ordered_at_s = ProposalProgress.BEGUN, True, now_s
@@ -249,5 +248,5 @@ class Follower:
     def _check(self, sender: str, epoch: int) -> None:
         if (epoch, sender) != (self.epoch, self.by):
             raise Rejected(
-                RefusalReason.OTHER_EPOCH, f"epoch {self.epoch} by {self.by or 'nobody'} is the latest here"
+                Refusal.OTHER_EPOCH, f"epoch {self.epoch} by {self.by or 'nobody'} is the latest here"
             )

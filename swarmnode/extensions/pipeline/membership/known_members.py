@@ -15,12 +15,12 @@ from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.extensions.pipeline.membership.control import (
     MAX_MEMBERS,
     Presence,
-    RefusalReason,
     Status,
     differing,
     open_presence,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -153,9 +153,7 @@ class KnownMembers:
         if len(self._allowances) > MAX_TRACKED_PEERS:
             self._allowances.popitem(last=False)
         if not bucket.take(now=now_s):
-            raise Rejected(
-                RefusalReason.TOO_OFTEN, f"{peer_id} asks more than {REQUESTS_PER_S:g} times a second"
-            )
+            raise Rejected(Refusal.TOO_OFTEN, f"{peer_id} asks more than {REQUESTS_PER_S:g} times a second")
 
     def open(self, sealed: bytes, *, wall_s: float) -> tuple[str, Presence]:
         """Return author and content of a presence that may take part. `wall_s`: since the epoch. Raises
@@ -163,12 +161,12 @@ class KnownMembers:
         author, presence = open_presence(sealed, topic=self._topic, now_s=wall_s)
         if self.settings.allowed is not None and author not in {*self.settings.allowed, self.own}:
             raise Rejected(
-                RefusalReason.NOT_INVITED, f"{author} is not on the list of members of {self.settings.name!r}"
+                Refusal.NOT_INVITED, f"{author} is not on the list of members of {self.settings.name!r}"
             )
         wrong = differing(self._terms, presence.terms)
         if wrong:
-            self._tell(author, wrong)
-            raise Rejected(RefusalReason.OTHER_TERMS, f"{wrong}. Make them equal to take part")
+            self.tell(author, f"{wrong}; both sides need the same [pipeline] settings and model")
+            raise Rejected(Refusal.OTHER_TERMS, f"{wrong}. Make them equal to take part")
         return author, presence
 
     def introduce(self, sealed: bytes, *, sender: str | None, wall_s: float, now_s: float) -> bool:
@@ -178,7 +176,7 @@ class KnownMembers:
         """
         author, presence = self.open(sealed, wall_s=wall_s)
         if sender not in (None, author):
-            raise Rejected(RefusalReason.NOT_OWN, f"{sender} brings the presence of {author} as its own")
+            raise Rejected(Refusal.NOT_OWN, f"{sender} brings the presence of {author} as its own")
         if author == self.own:
             return False
         before = self._known.get(author)
@@ -189,7 +187,7 @@ class KnownMembers:
         if before is not None:
             # An old session may be replayed by others: only news of a later measurement replace it.
             if presence.costs.member.measured_at_s < before.presence.costs.member.measured_at_s:
-                raise Rejected(RefusalReason.OLD_NEWS, f"an earlier session of {author}")
+                raise Rejected(Refusal.OLD_NEWS, f"an earlier session of {author}")
             before.presence, before.sealed = presence, sealed
             before.status, before.lives, before.joined_at_s, before.ping_at_s = None, False, now_s, now_s
             return True
@@ -316,22 +314,17 @@ class KnownMembers:
             return
         dead = [(known.heard_at_s, peer) for peer, known in self._known.items() if not known.lives]
         if not dead:
-            raise Rejected(RefusalReason.FULL, f"the pipeline has {MAX_MEMBERS} members already")
+            raise Rejected(Refusal.FULL, f"the pipeline has {MAX_MEMBERS} members already")
         del self._known[min(dead)[1]]
 
-    def _tell(self, author: str, wrong: str) -> None:
+    def tell(self, author: str, wrong: str) -> None:
         """Log once why a peer cannot take part, for people who can change it."""
         if self._told.get(author) == wrong:
             return
         self._told[author] = wrong
         if len(self._told) > MAX_TRACKED_PEERS:
             self._told.popitem(last=False)
-        logger.warning(
-            "%s cannot take part in pipeline %s: %s; both sides need the same [pipeline] settings and model",
-            author,
-            self.settings.name,
-            wrong,
-        )
+        logger.warning("%s cannot take part in pipeline %s: %s", author, self.settings.name, wrong)
 
 
 def _lose(known: KnownMember, now_s: float) -> None:

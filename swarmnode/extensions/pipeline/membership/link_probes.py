@@ -1,6 +1,6 @@
 """Short measurements between members, and of our own device.
 
-Host.serve <- [ProbeService]            Host.request <- [LinkProber] -> LinkCosts (member_costs.py)
+incoming_streams.py <- [ProbeService]   member_streams.py <- [LinkProber] -> LinkCosts (member_costs.py)
 a stage's forward and backward -> [time_stage] -> StageTiming, announced
 
 A probe is random bytes; the answer is their hash, so nobody can answer before all of them have arrived.
@@ -17,9 +17,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from swarmnode.errors import NetworkError, PeerUnreachable
+from msgspec import Meta
+
+from swarmnode.errors import NetworkError, PeerUnreachable, Rejected
 from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.extensions.pipeline.plans.member_costs import (
     LEAST_TOKEN_S,
@@ -32,11 +34,14 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     StageTiming,
     smoothed,
 )
-from swarmnode.network.host import Host
+from swarmnode.extensions.pipeline.wire.frames import as_payload
+from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.services import MemberMessage, MemberService
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = "/swarmnode/pipeline-probe/1"
 DIGEST_BYTES = 16
 MAX_PROBE_BYTES = 4 * 1024 * 1024
 """0.2 s of a line of 170 Mbit/s: faster lines are not what a plan has to be careful about."""
@@ -83,30 +88,46 @@ class _Allowance:
     )
 
 
-class ProbeService:
-    """Answers the probes of others by their hash, or by nothing for a peer beyond its allowance."""
+class Probe(MemberMessage, frozen=True, tag="probe"):
+    """Asks for the hash of the random bytes behind it."""
 
-    def __init__(self, host: Host, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._host = host
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_PROBE_BYTES)]
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.size_bytes
+
+
+class ProbeService:
+    """Answers the probes of others by their hash, and refuses those of a peer beyond its allowance.
+
+    ProbeService(streams).begin()
+    """
+
+    def __init__(self, streams: MemberStreams, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._streams = streams
         self._clock = clock
         self._peers: OrderedDict[str, _Allowance] = OrderedDict()
-        self.refused = 0
-        """Probes beyond a peer's allowance."""
 
-    async def serve(self) -> None:
-        """Answer the probes of others. To be called once the host is up."""
-        await self._host.serve(PROTOCOL, self.answer, max_request_bytes=MAX_PROBE_BYTES)
+    def begin(self) -> None:
+        """Answer the probes of others from now on."""
+        self._streams.incoming.begin(MemberService.PROBES, ServiceHandler(Probe, self.answer, knows=None))
 
-    async def answer(self, peer_id: str, request: bytes) -> bytes:
+    def allows(self, peer_id: str, size_bytes: int) -> bool:
+        """Count a probe of this many bytes. Returns False if the peer is beyond its allowance."""
         allowance = self._peers.setdefault(peer_id, _Allowance())
         self._peers.move_to_end(peer_id)
         if len(self._peers) > MAX_TRACKED_PEERS:
             self._peers.popitem(last=False)
         now = self._clock()
-        if not (allowance.echoes.take(now=now) and allowance.bulk.take(len(request), now=now)):
-            self.refused += 1
-            return b""
-        return _digest(request)
+        return allowance.echoes.take(now=now) and allowance.bulk.take(size_bytes, now=now)
+
+    async def answer(self, incoming: Incoming[Probe]) -> Reply:
+        """Return the hash of a probe. Raises Rejected: too_often, before its bytes are read."""
+        if not self.allows(incoming.peer_id, incoming.message.size_bytes):
+            raise Rejected(Refusal.TOO_OFTEN)
+        async with incoming.payload() as probe:
+            return Reply(_digest(probe))
 
 
 @dataclass(slots=True)
@@ -124,21 +145,21 @@ class _Link:
 class LinkProber:
     """Measures our links to other members, one at a time, so that probes do not slow each other down.
 
-    prober = LinkProber(host, rng=random.Random(1))
+    prober = LinkProber(streams, rng=random.Random(1))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(prober.run(lambda: members))
     """
 
     def __init__(
         self,
-        host: Host,
+        streams: MemberStreams,
         *,
         rng: random.Random,
         settings: ProbeSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`rng` makes the probes' bytes, `clock` tells seconds."""
-        self._host = host
+        self._streams = streams
         self._rng = rng
         self._settings = settings or ProbeSettings()
         self._clock = clock
@@ -153,7 +174,7 @@ class LinkProber:
     async def refresh(self, members: Sequence[str]) -> None:
         """Measure the links that are due, and forget those to strangers. A peer that does not answer keeps
         its last figures."""
-        others = [peer_id for peer_id in members if peer_id != self._host.peer_id]
+        others = [peer_id for peer_id in members if peer_id != self._streams.peer_id]
         self._links = {peer_id: self._links.get(peer_id) or _Link() for peer_id in others}
         for peer_id in others:
             link = self._links[peer_id]
@@ -195,13 +216,18 @@ class LinkProber:
     async def _timed(self, peer_id: str, size_bytes: int) -> float:
         """Return the seconds until this many bytes have arrived and the answer is back."""
         probe = self._rng.randbytes(size_bytes)
+        payload = as_payload(probe)
         start = self._clock()
-        answer = await self._host.request(
-            peer_id, PROTOCOL, probe, timeout_s=self._settings.timeout_s, max_response_bytes=DIGEST_BYTES
-        )
+        try:
+            answer = await self._streams.ask(
+                peer_id, MemberService.PROBES, Probe(size_bytes), bytes,
+                timeout_s=self._settings.timeout_s, payload=payload,
+            )  # fmt: skip
+        except Rejected as error:
+            raise PeerUnreachable(f"{peer_id} refused a probe: {error}") from error
         elapsed_s = self._clock() - start
         if answer != _digest(probe):
-            raise PeerUnreachable(f"{peer_id} {'refused' if not answer else 'answered wrongly to'} a probe")
+            raise PeerUnreachable(f"{peer_id} answered wrongly to a probe")
         return elapsed_s
 
 
@@ -263,7 +289,7 @@ def _per_token(points: Sequence[tuple[int, float]], tokens: int) -> float:
     return min(max(seconds, LEAST_TOKEN_S), MAX_TOKEN_S)
 
 
-def _digest(probe: bytes) -> bytes:
+def _digest(probe: bytes | bytearray) -> bytes:
     return hashlib.blake2b(probe, digest_size=DIGEST_BYTES).digest()
 
 

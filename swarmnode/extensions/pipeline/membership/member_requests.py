@@ -1,6 +1,7 @@
 """Requests from one member to another (control.py), and the announcement of our own presence.
 
-costs, links -> [OwnPresence] -> gossip, introductions        membership.py -> [ask] -> Host.request -> Status
+costs, links -> [OwnPresence] -> gossip, introductions
+membership.py -> [ask] -> member_streams.py -> Status
 """
 
 import asyncio
@@ -11,18 +12,10 @@ from math import inf
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.membership.control import (
-    MAX_DETAIL_CHARS,
-    MAX_REPLY_BYTES,
-    PROTOCOL,
     Introduce,
     Presence,
-    RefusalReason,
-    RefusalReply,
     Request,
     Status,
-    StatusReply,
-    decode_reply,
-    encode,
     open_presence,
     seal_presence,
 )
@@ -33,6 +26,9 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     Observation,
 )
 from swarmnode.extensions.pipeline.plans.observations import is_broken
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
 
@@ -42,47 +38,33 @@ LEAST_BETWEEN_S = 2.0
 """Shortest time between two announcements of something new: links are measured one after the other."""
 
 
-class MemberRefused(Rejected):
-    """A member did not take a request."""
-
-    def __init__(self, refusal: RefusalReply) -> None:
-        super().__init__(refusal.reason, refusal.detail)
-
-
-async def ask(host: Host, peer_id: str, request: Request, sealed: bytes, *, timeout_s: float) -> Status:
+async def ask(
+    streams: MemberStreams, peer_id: str, request: Request, sealed: bytes, *, timeout_s: float
+) -> Status:
     """Send a member a request and return its status. A member that does not know us is told first: `sealed`
     is our presence.
 
     Raises MemberRefused, NetworkError.
     """
-    reply = await _exchange(host, peer_id, request, timeout_s)
-    if isinstance(reply, RefusalReply) and reply.reason == RefusalReason.UNKNOWN_MEMBER:
-        reply = await _exchange(host, peer_id, Introduce(sealed), timeout_s)
-        if isinstance(reply, StatusReply):
-            reply = await _exchange(host, peer_id, request, timeout_s)
-    if isinstance(reply, RefusalReply):
-        if reply.reason == RefusalReason.OTHER_TERMS:
-            logger.warning("%s does not let us take part: %s", peer_id, ascii(reply.detail))
-        raise MemberRefused(reply)
-    return reply.status
 
+    async def exchange(message: Request) -> Status:
+        return await streams.ask(peer_id, MemberService.MEMBERSHIP, message, Status, timeout_s=timeout_s)
 
-def as_refusal(error: Rejected) -> RefusalReply:
-    """Return the refusal that is sent to a peer for an invalid request."""
-    reason = RefusalReason(error.reason) if error.reason in set(RefusalReason) else RefusalReason.MALFORMED
-    return RefusalReply(reason, str(error)[:MAX_DETAIL_CHARS])
-
-
-async def _exchange(
-    host: Host, peer_id: str, request: Request, timeout_s: float
-) -> StatusReply | RefusalReply:
-    data = await host.request(
-        peer_id, PROTOCOL, encode(request), timeout_s=timeout_s, max_response_bytes=MAX_REPLY_BYTES
-    )
     try:
-        return decode_reply(data)
+        try:
+            return await exchange(request)
+        except MemberRefused as refused:
+            if refused.refusal is not Refusal.UNKNOWN_MEMBER:
+                raise
+        await exchange(Introduce(sealed))
+        return await exchange(request)
+    except MemberRefused as refused:
+        if refused.refusal is Refusal.OTHER_TERMS:
+            logger.warning("%s does not let us take part: %s", peer_id, ascii(str(refused)))
+        raise
     except Rejected as error:
-        raise MemberRefused(as_refusal(error)) from error
+        # Its answer is none.
+        raise MemberRefused(Refused.of(error)) from error
 
 
 class OwnPresence:

@@ -20,22 +20,16 @@ from typing import Self
 
 from swarmnode.errors import ModelError, NetworkError, Rejected
 from swarmnode.extensions.pipeline.membership.control import (
-    MAX_REQUEST_BYTES,
-    PROTOCOL,
     Begin,
     Hold,
     Introduce,
     Leave,
     Ping,
     Propose,
-    RefusalReason,
     Request,
     Status,
-    StatusReply,
     Suspect,
     TakeAssignment,
-    decode_request,
-    encode,
     topic_of,
 )
 from swarmnode.extensions.pipeline.membership.convener import Convener
@@ -47,15 +41,15 @@ from swarmnode.extensions.pipeline.membership.known_members import (
     MembershipSettings,
 )
 from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
-from swarmnode.extensions.pipeline.membership.member_requests import (
-    MemberRefused,
-    OwnPresence,
-    as_refusal,
-    ask,
-)
+from swarmnode.extensions.pipeline.membership.member_requests import OwnPresence, ask
 from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
 from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings, plan_terms
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host, Subscription
 
@@ -67,8 +61,8 @@ QUEUED_MESSAGES = 256
 class Membership:
     """Membership in a pipeline for as long as it is entered.
 
-    async with Membership(host, key, settings=..., plan=..., model="qwen", costs=..., links=prober.links,
-                          on_agreed=node.take_place) as membership:
+    async with Membership(host, streams, key, settings=..., plan=..., model="qwen", costs=...,
+                          links=prober.links, on_agreed=node.take_place) as membership:
         plan = await membership.agreed(worker.iteration)
 
     `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member.
@@ -80,6 +74,7 @@ class Membership:
     def __init__(
         self,
         host: Host,
+        streams: MemberStreams,
         key: NodeKey,
         *,
         settings: MembershipSettings,
@@ -97,6 +92,7 @@ class Membership:
         that we hold included. `prepare` is called before `on_agreed`, while training goes on, if there are
         weights to load. `wall_s`: returns the seconds since the epoch."""
         self._host = host
+        self._streams = streams
         self._settings = settings
         self._wall_s = wall_s
         named = plan_terms(plan, model)
@@ -127,7 +123,8 @@ class Membership:
         self._own.renew()
         self._convener.start()
         heard = self._heard = await self._host.subscribe(self._topic, queue_size=QUEUED_MESSAGES)
-        await self._host.serve(PROTOCOL, self._answer, max_request_bytes=MAX_REQUEST_BYTES)
+        handler = ServiceHandler(Request, self._answer, knows=None)
+        self._streams.incoming.begin(MemberService.MEMBERSHIP, handler)
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         settings = self._settings
@@ -232,21 +229,22 @@ class Membership:
             try:
                 self._members.allow(message.sender, self._now_s())
                 if message.oversized:
-                    raise Rejected(RefusalReason.TOO_LARGE, "a gossip message over the bound of the network")
+                    raise Rejected(Refusal.TOO_LARGE, "a gossip message over the bound of the network")
                 self._introduce(message.data, message.sender)
             except Rejected as error:
                 self._refuse(message.sender, error)
 
-    async def _answer(self, peer_id: str, data: bytes) -> bytes:
+    async def _answer(self, incoming: Incoming[Request]) -> Reply:
+        peer_id = incoming.peer_id
         try:
             if not self._running:
-                raise Rejected(RefusalReason.LEFT, f"no part in pipeline {self._settings.name} any more")
+                raise Rejected(Refusal.LEFT, f"no part in pipeline {self._settings.name} any more")
             self._members.allow(peer_id, self._now_s())
-            self._take(peer_id, decode_request(data))
+            self._take(peer_id, incoming.message)
         except Rejected as error:
             self._refuse(peer_id, error)
-            return encode(as_refusal(error))
-        return encode(StatusReply(self.status()))
+            raise
+        return Reply(self.status())
 
     def _take(self, sender: str, request: Request) -> None:
         """Carry out a request of a member, possibly our own. Raises Rejected."""
@@ -254,11 +252,11 @@ class Membership:
         if isinstance(request, Introduce):
             self._introduce(request.presence, sender)
         elif sender != self._host.peer_id and sender not in self._members:
-            raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself first")
+            raise Rejected(Refusal.UNKNOWN_MEMBER, "introduce yourself first")
         match request:
             case Ping() if sender != self._host.peer_id:
                 if not self._members.heard(sender, request.status, now_s):
-                    raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself again")
+                    raise Rejected(Refusal.UNKNOWN_MEMBER, "introduce yourself again")
                 follower.hear(sender, request.status, now_s)
             case Propose():
                 self._propose(sender, request, now_s)
@@ -294,6 +292,8 @@ class Membership:
 
     def _refuse(self, peer_id: str, error: Rejected) -> None:
         self.refused[error.reason] += 1
+        if error.reason == Refusal.OTHER_VERSION:
+            self._members.tell(peer_id, str(error))
         logger.debug("refused what %s sent: %s", peer_id, error)
 
     # What is asked.
@@ -304,19 +304,19 @@ class Membership:
             try:
                 self._take(peer_id, request)
             except Rejected as error:
-                raise MemberRefused(as_refusal(error)) from error
+                raise MemberRefused(Refused.of(error)) from error
             return self.status()
         return await self._ask_within(peer_id, request, self._settings.answer_s)
 
     async def _ask_within(self, peer_id: str, request: Request, timeout_s: float) -> Status:
-        status = await ask(self._host, peer_id, request, self._own.sealed, timeout_s=timeout_s)
+        status = await ask(self._streams, peer_id, request, self._own.sealed, timeout_s=timeout_s)
         self._members.heard(peer_id, status, self._now_s())
         self._follower.hear(peer_id, status, self._now_s())
         return status
 
     async def _try(self, peer_id: str, request: Request) -> None:
         try:
-            await ask(self._host, peer_id, request, self._own.sealed, timeout_s=self._settings.answer_s)
+            await ask(self._streams, peer_id, request, self._own.sealed, timeout_s=self._settings.answer_s)
         except (NetworkError, MemberRefused) as error:
             logger.debug("%s was not told: %s", peer_id, error)
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.membership.control import Presence, Propose, RefusalReason
+from swarmnode.extensions.pipeline.membership.control import Presence, Propose
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
 from swarmnode.extensions.pipeline.membership.member_requests import OwnPresence
-from swarmnode.extensions.pipeline.plans.planning import FormerStages, PlanInputs, PlanSettings
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
+from swarmnode.extensions.pipeline.plans.planning import FormerStages, PlanInputs
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +32,25 @@ class ProposalChecker:
         presences."""
         convener = self.turn()
         if sender > convener or not self.members.may_convene(sender, now_s):
-            raise Rejected(RefusalReason.NOT_CONVENER, f"{convener} lives and convenes")
+            raise Rejected(Refusal.NOT_CONVENER, f"{convener} lives and convenes")
         found: dict[str, Presence] = {}
         for sealed in proposal.presences:
             author, presence = self.members.open(sealed, wall_s=self.wall_s())
             if author in found:
-                raise Rejected(RefusalReason.MALFORMED, f"{author} is in the proposal twice")
+                raise Rejected(Refusal.MALFORMED, f"{author} is in the proposal twice")
             found[author] = presence
         own = found.get(self.members.own)
         if own is None or own.session != self.own.session or sender not in found:
-            raise Rejected(RefusalReason.NOT_IN_IT, "the proposal leaves out whom it is sent to or by")
+            raise Rejected(Refusal.NOT_IN_IT, "the proposal leaves out whom it is sent to or by")
         for sealed in proposal.presences:
             try:
                 self.members.introduce(sealed, sender=None, wall_s=self.wall_s(), now_s=now_s)
             except Rejected as error:
                 # We know newer of a third one, or have no room for it: that is not the convener's doing.
-                if error.reason not in (RefusalReason.OLD_NEWS, RefusalReason.FULL):
+                if error.reason not in (Refusal.OLD_NEWS, Refusal.FULL):
                     raise
         former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
         if former and any(stage >= len(former.ends) for stage in former.stage_of.values()):
-            raise Rejected(RefusalReason.MALFORMED, "a stage without layers")
+            raise Rejected(Refusal.MALFORMED, "a stage without layers")
         announcements = tuple(presence.costs for presence in found.values())
         return PlanInputs(announcements, self.plan, former, proposal.epoch)

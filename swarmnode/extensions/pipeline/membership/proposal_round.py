@@ -20,15 +20,14 @@ from swarmnode.extensions.pipeline.membership.control import (
     Ping,
     ProposalProgress,
     Propose,
-    RefusalReason,
     Request,
     Status,
     TakeAssignment,
 )
 from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
-from swarmnode.extensions.pipeline.membership.member_requests import MemberRefused
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, must_load
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 
 MAX_HOLDS = 5
 """Times that the iteration is put off because a member has begun it, before the round is given up."""
@@ -186,15 +185,15 @@ class ProposalRound:
             try:
                 self._statuses[peer] = await self._ask(peer, request)
             except MemberRefused as error:
-                if begun is not None and error.reason == RefusalReason.BEGUN:
+                if begun is not None and error.reason == Refusal.BEGUN:
                     begun.append(peer)
                 elif error.reason in (
-                    RefusalReason.OUTBID,
-                    RefusalReason.OTHER_EPOCH,
-                    RefusalReason.NOT_CONVENER,
+                    Refusal.OUTBID,
+                    Refusal.OTHER_EPOCH,
+                    Refusal.NOT_CONVENER,
                 ):
                     self._out.outbid[peer] = str(error)
-                elif error.reason == RefusalReason.WRONG_PART:
+                elif error.reason == Refusal.WRONG_PART:
                     self._out.again[peer] = str(error)
                 else:
                     self._out.failed[peer] = f"refused {type(request).__name__.lower()}: {error}"

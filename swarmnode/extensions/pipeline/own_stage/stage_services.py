@@ -19,24 +19,26 @@ from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaEx
 from swarmnode.extensions.pipeline.replication.state_service import StateService
 from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
 from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 
 
 class StageServices:
     """The services of this member's stage.
 
-    async with StageServices(parts, living=membership.members) as services:
+    async with StageServices(parts, streams, living=membership.members) as services:
         await services.own_stage.take(agreed)
     """
 
-    def __init__(self, parts: PipelineParts, *, living: Callable[[], Collection[str]]) -> None:
+    def __init__(
+        self, parts: PipelineParts, streams: MemberStreams, *, living: Callable[[], Collection[str]]
+    ) -> None:
         """`living`: returns the members that answer, with or without a stage."""
-        host = parts.host
         self._parts = parts
-        self._averager = ReplicaExchange(host, parts.key)
+        self._averager = ReplicaExchange(streams, parts.key)
         self._stack = AsyncExitStack()
-        self.states = StateService(host)
+        self.states = StateService(streams)
         self.member = PipelineMember(
-            host,
+            streams,
             key=parts.key,
             averager=self._averager,
             settings=parts.member,
@@ -44,7 +46,7 @@ class StageServices:
             idle=parts.idle,
         )
         self.decode = DecodeNode(
-            host,
+            streams,
             run_in_stage_thread=self.member.in_stage_thread,
             version=lambda: self.own_stage.version,
             codec=parts.config.pipeline.codec,
@@ -62,7 +64,6 @@ class StageServices:
         )
 
     async def __aenter__(self) -> Self:
-        """Raises HostDown."""
         idle = self._parts.idle
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._averager)

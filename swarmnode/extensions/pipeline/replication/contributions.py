@@ -208,6 +208,5 @@ def _headers(head: Head, size: int) -> list[TensorHeader]:
     block = INT8_BLOCK if head.codec == "int8" else 0
     sizes = [min(PIECE, size - first) for first in range(0, size, PIECE)]
     return [
-        TensorHeader(codec=head.codec, dtype="float32", shape=(elements,), block=block, checksum=0)
-        for elements in sizes
+        TensorHeader(codec=head.codec, dtype="float32", shape=(elements,), block=block) for elements in sizes
     ]

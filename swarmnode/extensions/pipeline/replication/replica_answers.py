@@ -1,7 +1,6 @@
 """Answers to the other replicas of our stage: contributions, holdings, and the weights after the step.
 
-replica_exchange.py (exchanges that run here) -> [ReplicaAnswers] <- questions.py <- replica_exchange.py of a
-    replica
+replica_exchange.py (exchanges that run here) -> [ReplicaAnswers] <- incoming_streams.py <- a replica
 
 A question may come before we are as far: it waits, within bounds, until there is an answer. Only replicas of
 our stage are answered, and only about the iteration that runs, the one before and the next.
@@ -14,16 +13,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.replication.averaging_messages import (
-    AskDigest,
-    AskGradients,
-    decode_question,
-    encode,
-)
+from swarmnode.extensions.pipeline.replication.averaging_messages import AskDigest, AskGradients, Question
 from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally, SeenHeads
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaWeights
-from swarmnode.extensions.pipeline.wire.questions import QuestionReply
+from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 KEPT_EXCHANGES = 2
 """Exchanges that are kept: the running one, and the one before for replicas that come late."""
@@ -97,32 +92,32 @@ class ReplicaAnswers:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def answer(self, peer_id: str, data: bytes) -> QuestionReply:
+    async def answer(self, incoming: Incoming[Question]) -> Reply:
         """Answer a question, waiting until it can be. Raises Rejected."""
-        question = decode_question(data)
+        peer_id, question = incoming.peer_id, incoming.message
         exchange = question.exchange
         self._check_scope(peer_id, exchange)
         if isinstance(question, AskDigest):
-            return QuestionReply(encode(await self._until(peer_id, lambda: self._weights.get(exchange))))
+            return Reply(await self._until(peer_id, lambda: self._weights.get(exchange)))
         running = await self._until(peer_id, lambda: self._running.get(exchange))
         if peer_id not in running.tally.replicas:
-            raise Rejected("not_a_member", "of this stage")
+            raise Rejected(Refusal.NOT_A_MEMBER, "of this stage")
         if isinstance(question, AskGradients):
             found = running.tally.found(question.author)
-            return QuestionReply(found.signed.sealed, found.data) if found else QuestionReply(b"")
+            return Reply(found.signed.sealed, found.data) if found else Reply(b"")
         number = question.round
         if peer_id in running.silent:
             running.silent.remove(peer_id)
             self._note_late()
-        return QuestionReply(encode(await self._until(peer_id, lambda: running.at(number))))
+        return Reply(await self._until(peer_id, lambda: running.at(number)))
 
     async def _until(self, peer_id: str, ready: Callable[[], _T | None]) -> _T:
-        """Wait until `ready` returns a value. Bounded by `answer_timeout_s` of the questions. Raises Rejected
+        """Wait until `ready` returns a value. Bounded by the time that the asker gives. Raises Rejected
         if too many questions of the peer wait."""
         if (found := ready()) is not None:
             return found
         if self._waiting[peer_id] >= MAX_WAITING:
-            raise Rejected("too_many_streams", f"of {peer_id}, which wait")
+            raise Rejected(Refusal.TOO_MANY_STREAMS, f"of {peer_id}, which wait")
         self._waiting[peer_id] += 1
         try:
             while (found := ready()) is None:
@@ -139,7 +134,7 @@ class ReplicaAnswers:
         if scope is None or scope.plan != exchange.plan:
             return
         if exchange.stage != scope.stage or peer_id not in scope.replicas:
-            raise Rejected("not_a_member", "of this stage")
+            raise Rejected(Refusal.NOT_A_MEMBER, "of this stage")
         begun = (each.iteration for each in (*self._running, *self._weights) if each.plan == scope.plan)
         if exchange.iteration > max(begun, default=scope.iteration) + 1:
-            raise Rejected("too_early", f"for iteration {exchange.iteration}")
+            raise Rejected(Refusal.TOO_EARLY, f"for iteration {exchange.iteration}")

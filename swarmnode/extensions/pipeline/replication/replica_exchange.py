@@ -2,8 +2,7 @@
 
 StageWorker.take_gradients -> [ReplicaExchange.combine] -> StageWorker.apply -> [ReplicaExchange.compare]
                                  |
-              contributions.py (signed bytes), contribution_tally.py (which of them count), questions.py
-              (streams)
+              contributions.py (signed bytes), contribution_tally.py (which of them count)
 
 Why not hivemind's averager: it was measured (shared/reference/network.md, sections 2, 4 and 5). One peer with
 NaN makes everyone's tensors NaN, and one that claims a weight of 1e6 replaces them; when a peer dies inside a
@@ -29,27 +28,21 @@ which saves as much.
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.replication.averaging_messages import (
     MAX_ROUNDS,
     NOT_HERE,
-    PROTOCOL,
     AskDigest,
     AskGradients,
     AskHeldGradients,
-    decode_holdings,
-    decode_weights,
-    encode,
+    Question,
+    StageQuestion,
 )
-from swarmnode.extensions.pipeline.replication.contribution_tally import (
-    KEPT_HEADS,
-    MAX_REPLICAS,
-    ContributionTally,
-    SeenHeads,
-)
+from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally, SeenHeads
 from swarmnode.extensions.pipeline.replication.contributions import (
-    MAX_HEAD_BYTES,
     Contribution,
     SignedHead,
     contribute,
@@ -74,36 +67,52 @@ from swarmnode.extensions.pipeline.replication.replica_answers import (
 )
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, agreement_of
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
-from swarmnode.extensions.pipeline.wire.questions import QuestionLimits, QuestionService
+from swarmnode.extensions.pipeline.wire.incoming_streams import ServiceHandler
+from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.node_key import NodeKey
-from swarmnode.network.streams import StreamHost
 
 NOTHING = GradientSum({}, 0, 0)
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 
-class ReplicaExchange(QuestionService):
+
+class ReplicaExchange:
     """A `GradientExchange` over streams.
 
-    async with ReplicaExchange(host, key) as exchange:
+    async with ReplicaExchange(streams, key) as exchange:
         exchange.admit(assignment.peers)
         combined = await exchange.combine(worker.take_gradients(), StageIteration(plan, 1, 7), ...)
     """
 
-    def __init__(self, host: StreamHost, key: NodeKey, settings: AveragingSettings | None = None) -> None:
+    def __init__(
+        self, streams: MemberStreams, key: NodeKey, settings: AveragingSettings | None = None
+    ) -> None:
         """`key`: that of the host's peer id."""
+        self._streams = streams
         self._key = key
+        self._members: frozenset[str] = frozenset()
         self._settings = settings or AveragingSettings()
         self.counters = ExchangeCounters()
         self._answers = ReplicaAnswers(self._note_late)
-        most = KEPT_HEADS * MAX_REPLICAS * MAX_HEAD_BYTES
-        super().__init__(host, PROTOCOL, self._answers.answer, QuestionLimits(max_head_bytes=most))
+
+    async def __aenter__(self) -> Self:
+        handler = ServiceHandler(Question, self._answers.answer, lambda peer_id: peer_id in self._members)
+        self._streams.incoming.begin(MemberService.GRADIENTS, handler)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._streams.incoming.end(MemberService.GRADIENTS)
 
     def admit(self, peers: Collection[str], scope: AnswerScope | None = None) -> None:
         """Answer these members from now on, and no others. `scope`: the questions that they may ask under the
         plan."""
-        self.questions.admit(peers)
+        self._members = frozenset(peers)
         self._answers.scope = scope
 
     async def combine(
@@ -179,13 +188,13 @@ class ReplicaExchange(QuestionService):
         tally = running.tally
         try:
             tally.add(await self._fetch(peer_id, peer_id, tally))
+        except (NetworkError, MemberRefused):
+            tally.fail(peer_id, ContributionFault.SILENT)
+            return False
         except Rejected as rejected:
             tally.fail(
                 peer_id, ContributionFault.SILENT if rejected.reason == NOT_HERE else fault_of(rejected)
             )
-        except NetworkError:
-            tally.fail(peer_id, ContributionFault.SILENT)
-            return False
         return True
 
     async def _fetch(self, peer_id: str, author: str, tally: ContributionTally) -> Contribution:
@@ -204,11 +213,12 @@ class ReplicaExchange(QuestionService):
         question = AskGradients(
             plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration, author=author
         )
-        _, data = await self.questions.ask(
-            peer_id, encode(question), timeout_s=self._fetch_s(tally), body_bytes=body_bytes
+        body = AnswerBody(body_bytes)
+        await self._streams.ask(
+            peer_id, MemberService.GRADIENTS, question, bytes, timeout_s=self._fetch_s(tally), body=body
         )
         try:
-            return await asyncio.to_thread(read_values, heads[0], data, tally.expected)
+            return await asyncio.to_thread(read_values, heads[0], body.data, tally.expected)
         except Rejected as rejected:
             if rejected.reason != ContributionFault.BAD_DIGEST:
                 tally.fail(author, fault_of(rejected), heads[0])
@@ -249,11 +259,7 @@ class ReplicaExchange(QuestionService):
         )
         # It may have begun a whole step later than we did, and waited as long for one that is dead.
         timeout_s = (2 if number == 0 else 1) * self._fetch_s(tally) + self._settings.round_timeout_s
-        try:
-            head, _ = await self.questions.ask(peer_id, encode(question), timeout_s=timeout_s)
-            return decode_holdings(head)
-        except (NetworkError, Rejected):
-            return None
+        return await self._asked(peer_id, question, SeenHeads, timeout_s)
 
     async def _fetch_lacking(self, tally: ContributionTally) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -272,9 +278,16 @@ class ReplicaExchange(QuestionService):
         self, peer_id: str, exchange: StageIteration, timeout_s: float
     ) -> ReplicaWeights | None:
         question = AskDigest(plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration)
+        return await self._asked(peer_id, question, ReplicaWeights, timeout_s)
+
+    async def _asked(
+        self, peer_id: str, question: StageQuestion, answer: type[_T], timeout_s: float
+    ) -> _T | None:
+        """Return a replica's answer; None if it gives none."""
         try:
-            head, _ = await self.questions.ask(peer_id, encode(question), timeout_s=timeout_s)
-            return decode_weights(head)
+            return await self._streams.ask(
+                peer_id, MemberService.GRADIENTS, question, answer, timeout_s=timeout_s
+            )
         except (NetworkError, Rejected):
             return None
 

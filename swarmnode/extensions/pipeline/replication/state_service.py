@@ -19,6 +19,8 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,16 +39,12 @@ from swarmnode.extensions.pipeline.replication.holdings import (
     offers,
 )
 from swarmnode.extensions.pipeline.replication.state_questions import (
-    KEPT,
     MAX_HOLDINGS,
-    PROTOCOL,
     AskHoldings,
     AskState,
+    Holdings,
     OfferCopy,
-    decode_holdings,
-    decode_question,
-    decode_size,
-    encode,
+    StateQuestion,
 )
 from swarmnode.extensions.pipeline.stages.packed_state import (
     StageState,
@@ -55,8 +53,10 @@ from swarmnode.extensions.pipeline.stages.packed_state import (
     unpack_states,
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
-from swarmnode.extensions.pipeline.wire.questions import QuestionLimits, QuestionReply, QuestionService
-from swarmnode.network.streams import StreamHost
+from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
+from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
+from swarmnode.extensions.pipeline.wire.services import MemberService
 
 logger = logging.getLogger(__name__)
 
@@ -88,31 +88,40 @@ class StateLimits:
     """Rate (2 Mbit/s) below which a member that hands out a state counts as dead."""
 
 
-class StateService(QuestionService):
+class StateService:
     """Keeps states for the members of a pipeline, and fetches theirs.
 
-    async with StateService(host) as states:
+    async with StateService(streams) as states:
         states.admit(assignment.peers, LayerAssignments({peer: (0, 8), ...}, {peer: keeper, ...}))
         states.settle()
         states.publish(HeldState.of(part, worker.iteration, worker.state(optimizer)))
     """
 
-    def __init__(self, host: StreamHost, limits: StateLimits | None = None) -> None:
-        self._peer_id = host.peer_id
+    def __init__(self, streams: MemberStreams, limits: StateLimits | None = None) -> None:
+        self._streams = streams
+        self._peer_id = streams.peer_id
         self._limits = limits or StateLimits()
-        # Answering an offered copy takes as long as fetching it.
-        longest_s = self._limits.copy_timeout_s
-        super().__init__(host, PROTOCOL, self._answer, QuestionLimits(answer_timeout_s=longest_s))
+        self._members: frozenset[str] = frozenset()
         self._own: list[HeldState] = []
         self._left: HeldState | None = None
         self._earlier: tuple[HeldState, ...] = ()
         self._copies = StateCopies(
-            host.peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
+            self._peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
         )
         self._former: LayerAssignments | None = None
         self._settled: list[LayerAssignments] = []
         self.failures: Counter[str] = Counter()
         """Reasons why holders did not give a state that they reported, counted."""
+
+    async def __aenter__(self) -> Self:
+        handler = ServiceHandler(StateQuestion, self._answer, lambda peer_id: peer_id in self._members)
+        self._streams.incoming.begin(MemberService.STATES, handler)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._streams.incoming.end(MemberService.STATES)
 
     def admit(
         self,
@@ -128,7 +137,7 @@ class StateService(QuestionService):
         the plan before, as the members agree on it. Its members, and those of plans that we settled under,
         are believed first. While neither is known (all begin from disk), all members count the same.
         """
-        self.questions.admit(peers)
+        self._members = frozenset(peers)
         self._copies.assignments, self._former = assignments, former
 
     def settle(self) -> None:
@@ -164,10 +173,14 @@ class StateService(QuestionService):
 
     async def push_copy(self, peer_id: str, held: HeldState) -> None:
         """Have a neighbour keep a copy of a published state. Raises NetworkError if it does not."""
-        question = encode(OfferCopy(held.holding))
         timeout_s = min(self._seconds(held.holding.size_bytes), self._limits.copy_timeout_s)
-        answer, _ = await self.questions.ask(peer_id, question, timeout_s=timeout_s)
-        if answer != KEPT:
+        offer = OfferCopy(held.holding)
+        try:
+            is_kept = await self._streams.ask(peer_id, MemberService.STATES, offer, bool, timeout_s=timeout_s)
+        except Rejected as rejected:
+            logger.debug("%s does not keep our state: %s", peer_id, rejected)
+            is_kept = False
+        if not is_kept:
             raise NetworkError(f"{peer_id} does not keep our state", hint="ask another neighbour")
 
     async def find(self, peers: Collection[str]) -> list[Offer]:
@@ -273,41 +286,45 @@ class StateService(QuestionService):
         """Append the bytes that this holder gives of a state. Failures are counted; bytes that came before
         them stay."""
 
-        def rest(head: bytes) -> int:
-            if decode_size(head) != holding.size_bytes:
+        def rest(size_bytes: int) -> int:
+            if size_bytes != holding.size_bytes:
                 raise Rejected("wrong_size", f"of the state {holding.digest[:8]}")
             return holding.size_bytes - len(data)
 
-        question = encode(AskState(holding.digest, len(data)))
+        question = AskState(holding.digest, len(data))
         timeout_s = self._seconds(holding.size_bytes - len(data))
         try:
-            await self.questions.ask(peer_id, question, timeout_s=timeout_s, body_bytes=rest, body=data)
-        except NetworkError:
+            await self._streams.ask(
+                peer_id, MemberService.STATES, question, int, timeout_s=timeout_s, body=AnswerBody(rest, data)
+            )
+        except (NetworkError, MemberRefused):
             self.failures["unreachable"] += 1
         except Rejected:
             self.failures["wrong_size"] += 1
 
     async def _holdings_of(self, peer_id: str) -> tuple[Holding, ...]:
-        question = encode(AskHoldings())
+        timeout_s = self._limits.answer_timeout_s
         try:
-            head, _ = await self.questions.ask(peer_id, question, timeout_s=self._limits.answer_timeout_s)
-            return decode_holdings(head)
-        except NetworkError:
+            told = await self._streams.ask(
+                peer_id, MemberService.STATES, AskHoldings(), Holdings, timeout_s=timeout_s
+            )
+            return told.held
+        except (NetworkError, MemberRefused):
             self.failures["unreachable"] += 1
         except Rejected:
             self.failures["malformed"] += 1
         return ()
 
-    async def _answer(self, peer_id: str, data: bytes) -> QuestionReply:
-        question = decode_question(data)
+    async def _answer(self, incoming: Incoming[StateQuestion]) -> Reply:
+        question = incoming.message
         if isinstance(question, AskHoldings):
-            return QuestionReply(encode(self.holdings()[:MAX_HOLDINGS]))
+            return Reply(Holdings(self.holdings()[:MAX_HOLDINGS]))
         if isinstance(question, OfferCopy):
-            return QuestionReply(KEPT if await self._keep(peer_id, question.holding) else b"")
+            return Reply(await self._keep(incoming.peer_id, question.holding))
         state = self._at_hand(question.digest)
         if state is None or question.offset > len(state.data):
-            raise Rejected("unknown_state", question.digest)
-        return QuestionReply(encode(len(state.data)), memoryview(state.data)[question.offset :])
+            raise Rejected(Refusal.UNKNOWN_STATE, question.digest)
+        return Reply(len(state.data), memoryview(state.data)[question.offset :])
 
     async def _keep(self, peer_id: str, holding: Holding) -> bool:
         """Fetch an offered copy if it is ours to keep, newer than the one at hand, and there is room for

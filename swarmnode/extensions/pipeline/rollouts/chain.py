@@ -19,7 +19,7 @@ from swarmnode.extensions.pipeline.rollouts.routing import Route
 from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.rollout.decode.adapters.adapter import LoraPair
 from swarmnode.rollout.engine import PolicyUpdate
 

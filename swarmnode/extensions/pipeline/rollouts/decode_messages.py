@@ -1,10 +1,9 @@
-"""Frames that are sent along a path while sequences are generated, bounded before anything is allocated.
+"""Messages that are sent along a path while sequences are generated, bounded before anything is allocated.
 
 stage_decode.py -> [decode_messages] -> wire -> [decode_messages] -> stage_decode.py
 
-A frame is one byte of version and a msgpack array; hidden states follow a `DecodeStep` as raw bytes
-(codec.py). Nothing is answered: the data node hears from the last node of the path, or from one that could
-not go on.
+Hidden states follow a `DecodeStep` as raw bytes (codec.py). The data node hears from the last node of the
+path, or from one that could not go on.
 """
 
 from collections.abc import Mapping
@@ -16,27 +15,15 @@ from msgspec import Meta
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
-from swarmnode.extensions.pipeline.wire.hop_messages import (
-    MAX_DEADLINE_S,
-    MAX_PATH,
-    Count,
-    Digest,
-    Index,
-    Refusal,
-    TensorHeader,
-)
+from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest, Index, TensorHeader
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-
-VERSION = 1
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.services import MemberMessage
 
 MAX_SEQUENCES = 1024
 """Bound of the sequences of one step, and of the cells of a session."""
 
 MAX_POSITIONS = 1 << 20
-MAX_FRAME_BYTES = 32 * 1024
-"""Bound of a frame without its tensor: cells, starts, counts, tails and forks of MAX_SEQUENCES are most of
-it."""
-
 MAX_DETAIL = 200
 
 Cell = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
@@ -48,7 +35,7 @@ Positions = Annotated[tuple[Position, ...], Meta(min_length=1, max_length=MAX_SE
 Forks = Annotated[tuple[tuple[Cell, Cell, Position], ...], Meta(max_length=MAX_SEQUENCES)]
 
 
-class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+class _OfSession(MemberMessage, frozen=True, kw_only=True):
     plan: Digest
     session: Count
     """The data node's number of the session; 0 if nothing is kept."""
@@ -66,7 +53,7 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return self.path[self.position % len(self.path)]
 
 
-class DecodeStep(_Frame, frozen=True, kw_only=True, tag="step"):
+class DecodeStep(_OfSession, frozen=True, kw_only=True, tag="step"):
     """Hidden states of the tokens of one step, for the node at `position`. Behind the end of the path, only
     those of the tails."""
 
@@ -74,14 +61,16 @@ class DecodeStep(_Frame, frozen=True, kw_only=True, tag="step"):
     """Number of the feed. A data node never uses one twice."""
     version: Count
     """Policy version that must compute it."""
-    deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
-    """Seconds for which it is of use, counted from its arrival."""
     cells: Cells
     starts: Positions
     counts: Positions
     tails: Positions
     forks: Forks = ()
     tensor: TensorHeader
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.tensor.payload_bytes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +85,7 @@ class DecodeStep(_Frame, frozen=True, kw_only=True, tag="step"):
         return Segments(self.cells, self.starts, self.counts, self.tails, self.forks)
 
 
-class Halted(_Frame, frozen=True, kw_only=True, tag="halted"):
+class Halted(_OfSession, frozen=True, kw_only=True, tag="halted"):
     """Tells the data node that one of its feeds does not come. `position` is that of the node at fault."""
 
     number: Count
@@ -112,17 +101,11 @@ class Halted(_Frame, frozen=True, kw_only=True, tag="halted"):
         return Stopped(self.why, self.path[self.position], self.detail)
 
 
-class Closed(_Frame, frozen=True, kw_only=True, tag="closed"):
+class Closed(_OfSession, frozen=True, kw_only=True, tag="closed"):
     """Tells a node to forget a session that is over, and to tell the next node."""
 
 
-Frame = DecodeStep | Halted | Closed
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Frame)
-
-
-class FeedQuestion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class FeedQuestion(MemberMessage, frozen=True, tag="feed"):
     """A data node's question: how far did this feed of mine come at your node?"""
 
     plan: Digest
@@ -138,28 +121,13 @@ class StepProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     """True if the stage here is held under the plan that was asked about."""
 
 
-MAX_ASKED_BYTES = 128
-MAX_PROGRESS_BYTES = 16
+DecodeMessage = DecodeStep | Halted | Closed | FeedQuestion
 
 
-def encode_frame(frame: Frame) -> bytes:
-    return bytes([VERSION]) + _encoder.encode(frame)
-
-
-def decode_frame(data: bytes) -> Frame:
-    """Decode a frame within every bound. Raises Rejected: too_large, other_version, malformed."""
-    if len(data) > MAX_FRAME_BYTES:
-        raise Rejected(Refusal.TOO_LARGE, f"{len(data)} bytes, at most {MAX_FRAME_BYTES}")
-    if data[:1] != bytes([VERSION]):
-        raise Rejected(Refusal.OTHER_VERSION if data else Refusal.MALFORMED)
-    try:
-        return _decoder.decode(memoryview(data)[1:])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Refusal.MALFORMED, str(error)) from error
-
-
-def check_frame(frame: Frame, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:
-    """Return the members of the frame's plan. Raises Rejected if this peer may not send us this frame:
+def check_frame(
+    frame: DecodeStep | Halted | Closed, peer_id: str, plans: Mapping[str, PlanMembers]
+) -> PlanMembers:
+    """Return the members of the plan of a message. Raises Rejected if this peer may not send it to us:
     unknown_plan, not_a_member, wrong_route.
 
     A step comes from the node before us on its path. A halt comes from the node that it concerns or from a

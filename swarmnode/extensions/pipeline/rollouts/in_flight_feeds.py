@@ -2,8 +2,7 @@
 
 stage_decode.py (what comes around, what halted) --v
 membership.py (who is gone) ----------> [InFlightSteps] -> stage_decode.py (send_around) -> remote_chain.py
-stage_decode.py (another plan) ---------------^   ^
-decode_streams.py (a stream has ended) -----+
+stage_decode.py (another plan) ---------------^
 
 A feed that nobody holds any more would be waited for until its deadline, which is as long as a slow member
 may take. So whatever is heard of a member, or of the plan, ends what it concerns at once, with the reason.
@@ -11,7 +10,7 @@ may take. So whatever is heard of a member, or of the plan, ends what it concern
 
 import asyncio
 import secrets
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,17 +20,11 @@ from torch import Tensor
 
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeStep, Halted
-from swarmnode.extensions.pipeline.rollouts.decode_streams import Outgoing
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 NUMBER_BITS = 52
 """Bits of the number of a feed."""
-
-MAX_PASSED = 64
-"""Sessions whose newest step is remembered after it passed this node."""
-
-BROKEN_OFF = "ended the stream"
 
 _T = TypeVar("_T")
 
@@ -53,8 +46,6 @@ class InFlightStep:
     news: Arrival
     """Event that ends the feed at once, even after a result was found: our plan is over, or a member of the
     path is gone."""
-    outgoing: Outgoing | None = None
-    """The stream that it was sent on."""
 
     def is_meant(self, frame: DecodeStep | Halted) -> bool:
         return (frame.plan, frame.path, frame.session) == (self.members.plan, self.path, self.session)
@@ -76,7 +67,7 @@ class InFlightSteps:
     ...     result = await expected.found
     """
 
-    def __init__(self, refused: Counter[str]) -> None:
+    def __init__(self, refused: Counter[Refusal]) -> None:
         """`refused`: counter, by reason, of frames that were not accepted."""
         self._refused = refused
         self._expected: dict[int, InFlightStep] = {}
@@ -128,35 +119,6 @@ class InFlightSteps:
             for node in expected.path[1:]:
                 if peers[node] == peer_id:
                     expected.hear(Stopped(StopReason.LOST, node, why))
-
-    def broken_off(self, outgoing: Outgoing) -> None:
-        """End the feeds that were sent on a stream that has ended: they may not have been taken."""
-        for expected in self._expected.values():
-            if expected.outgoing is outgoing:
-                expected.stop(Stopped(StopReason.OTHER_PLAN, expected.path[1], BROKEN_OFF))
-
-
-class ForwardedSteps:
-    """The newest step of each session that went on from here: its stream, and the message to the data node if
-    that stream ends. The step may have been taken all the same."""
-
-    def __init__(self) -> None:
-        self._steps: OrderedDict[tuple[str, int], tuple[Outgoing, Halted]] = OrderedDict()
-
-    def note(self, owner: str, outgoing: Outgoing, broken_off: Halted) -> None:
-        key = owner, broken_off.session or -broken_off.number
-        self._steps[key] = outgoing, broken_off
-        self._steps.move_to_end(key)
-        if len(self._steps) > MAX_PASSED:
-            self._steps.popitem(last=False)
-
-    def closed(self, owner: str, session: int) -> None:
-        self._steps.pop((owner, session), None)
-
-    def pop(self, outgoing: Outgoing) -> list[tuple[str, Halted]]:
-        """Return the messages to data nodes, with their peer ids, for a stream that has ended."""
-        concerned = [key for key, (stream, _) in self._steps.items() if stream is outgoing]
-        return [(key[0], self._steps.pop(key)[1]) for key in concerned]
 
 
 async def result_or_event(work: Coroutine[Any, Any, _T], news: asyncio.Future[_T]) -> _T:

@@ -20,13 +20,12 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, embedded, logits_of
-from swarmnode.extensions.pipeline.rollouts.decode_streams import DecodeLimits
 from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
 from swarmnode.extensions.pipeline.rollouts.stage_cache import StageCaches, tails_of
-from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.stage_decode import ASK_TIMEOUT_S, DecodeNode
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
-from swarmnode.extensions.pipeline.wire.hop_messages import MAX_TENSOR_BYTES
+from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES
 from swarmnode.rollout.decode.adapters.adapter import LoraPair
 from swarmnode.rollout.engine import PolicyUpdate
 
@@ -91,7 +90,7 @@ class RemoteChain:
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         self._wait(self._settle(), self._settings.settle_timeout_s)
         # Asking who stopped a step comes on top of the step.
-        most_s = self._settings.step_timeout_s + DecodeLimits().ask_timeout_s
+        most_s = self._settings.step_timeout_s + ASK_TIMEOUT_S
         return self._wait(self._run_all(feeds), most_s)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:

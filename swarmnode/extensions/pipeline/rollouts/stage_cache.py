@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.rollout.decode.prompts.pass_batches import alike
 
 GROWTH_COLUMNS = 64

@@ -8,10 +8,11 @@ remote_chain.py (data node) -> [DecodeNode.send_around] -> DecodeNode of the nex
     embed, own layers -> own layers -> own layers -> norm, head, sampling
 
 A path of n nodes costs n messages a token; were each node asked in turn by the data node, it would be
-2 (n - 1). Between continents that is the speed of generation: each message is 50 to 150 ms. So nothing is
-acknowledged either: what comes around is the answer. Who cannot go on says so to the data node (`Halted`),
-as does who sees the stream to the next node end. Who says nothing is known to be gone (in_flight_feeds.py),
-or found by asking every node of the path how far it came, once the deadline is over (tracing.py).
+2 (n - 1). Between continents that is the speed of generation: each message is 50 to 150 ms. So nobody waits
+for an acknowledgement: what comes around is the answer. Who cannot go on says so to the data node (`Halted`),
+as does who sees that the next node refuses, or ends its stream before it has passed the step on. Who says
+nothing is known to be gone (in_flight_feeds.py), or found by asking every node of the path how far it came,
+once the deadline is over (tracing.py).
 
 A stage computes steps of the plan that it is held under and of no other: there it may have other layers.
 
@@ -34,29 +35,25 @@ from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason, st
 from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     MAX_DETAIL,
     Closed,
+    DecodeMessage,
     DecodeStep,
-    Frame,
+    FeedQuestion,
     Halted,
     StepProgress,
-)
-from swarmnode.extensions.pipeline.rollouts.decode_streams import (
-    BrokenOff,
-    DecodeCounters,
-    DecodeLimits,
-    FrameStreams,
-    Outgoing,
+    check_frame,
 )
 from swarmnode.extensions.pipeline.rollouts.hops import DecodeHops
-from swarmnode.extensions.pipeline.rollouts.in_flight_feeds import BROKEN_OFF, ForwardedSteps, InFlightSteps
+from swarmnode.extensions.pipeline.rollouts.in_flight_feeds import InFlightSteps
 from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments, StageCaches
 from swarmnode.extensions.pipeline.rollouts.tracing import Tracing
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.codec import decode
-from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, Refusal
+from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
+from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.extensions.pipeline.wire.transport import LinkPace
-from swarmnode.extensions.pipeline.wire.wire import NO_PAYLOAD, Payload
-from swarmnode.network.streams import StreamHost
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.services import MemberService
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +64,11 @@ POLL_S = 0.02
 MAX_POLL_S = 0.5
 """Bounds of the pause with which a step of the next policy version looks if our weights have come to it."""
 
-MAX_WAIT_S = 60.0
-"""Longest time that a step waits here, whatever its sender says."""
+ASK_TIMEOUT_S = 3.0
+"""Time after which a node that does not answer a question about a feed counts as lost."""
+
+TELL_TIMEOUT_S = 10.0
+"""Limit of a message that its receiver can do without."""
 
 MAX_REMEMBERED = 1024
 """Sessions whose path is remembered."""
@@ -85,20 +85,19 @@ class RunInStageThread(Protocol):
 class DecodeNode:
     """One member's part in generation: computes the steps that pass it, sends and receives its own.
 
-    async with DecodeNode(host, run_in_stage_thread=work.run, version=lambda: worker.iteration) as node:
+    async with DecodeNode(streams, run_in_stage_thread=work.run, version=lambda: worker.iteration) as node:
         node.hold(StageCaches(worker.model, max_bytes=...))
         node.adopt(PlanMembers(digest, peers, own=2))
     """
 
     def __init__(
         self,
-        host: StreamHost,
+        streams: MemberStreams,
         *,
         run_in_stage_thread: RunInStageThread,
         version: Callable[[], int],
         codec: CodecName = "none",
-        limits: DecodeLimits | None = None,
-        pace: LinkPace | None = None,
+        ask_timeout_s: float = ASK_TIMEOUT_S,
     ) -> None:
         """`version`: returns the policy version of our own stage. It is called in the stage's thread, where
         it changes together with the weights."""
@@ -109,46 +108,30 @@ class DecodeNode:
         another."""
         self.on_silent: Callable[[str, str], None] = _ignore
         """Called with the peer id of a member that keeps our steps waiting, and the reason."""
-        self.counters = DecodeCounters()
+        self.steps = 0
+        """Steps computed here for others."""
         self._version = version
-        self._host = host
-        self._codec: CodecName = codec
-        self._limits = limits or DecodeLimits()
+        self._streams = streams
         self._plans: dict[str, PlanMembers] = {}
-        self._streams = FrameStreams(
-            host,
-            self._plans,
-            self._handle,
-            self._broken_off,
-            limits=self._limits,
-            counters=self.counters,
-            pace=pace,
-        )
         self._tracing = Tracing(
-            host,
-            self._plans,
-            self._streams,
-            ask_timeout_s=self._limits.ask_timeout_s,
-            is_assigned=lambda plan: plan == self.plan,
+            streams, self._plans, ask_timeout_s=ask_timeout_s, is_assigned=lambda plan: plan == self.plan
         )
-        self._in_flight = InFlightSteps(self.counters.refused)
-        self._hops = DecodeHops(self._streams, codec, self._in_flight, self._tracing)
+        self._in_flight = InFlightSteps(streams.incoming.refused)
+        self._hops = DecodeHops(streams, codec, self._in_flight, self._tracing)
         self._settled = asyncio.Event()
         self._routes: OrderedDict[tuple[str, int], tuple[str, tuple[int, ...]]] = OrderedDict()
-        self._forwarded = ForwardedSteps()
 
     async def __aenter__(self) -> Self:
-        """Raises HostDown."""
-        await self._streams.start()
-        await self._tracing.start()
+        handler = ServiceHandler(DecodeMessage, self._respond, self._knows)
+        self._streams.incoming.begin(MemberService.GENERATION, handler)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # The host goes on to hand us streams; without a plan they are all of strangers.
         self._plans.clear()
-        await self._streams.end()
+        await self._hops.end()
+        await self._streams.incoming.end(MemberService.GENERATION)
 
     def hold(self, caches: StageCaches | None) -> None:
         """Replace our own stage, to be used under the plan that is adopted next. Sessions of the former stage
@@ -249,102 +232,87 @@ class DecodeNode:
         if (members := self._plans.get(plan)) is not None:
             await self._close_next(members, Closed(plan=plan, session=session, path=path, position=1))
 
-    def _is_on_its_route(self, members: PlanMembers, frame: DecodeStep | Closed) -> bool:
-        """Return True if the frame is on the route of its session. The first step determines the route; after
-        that, only members on it can send frames of the session."""
-        key, route = (members.peers[frame.path[0]], frame.session), (frame.plan, frame.path)
-        if not frame.session:
-            return True
+    def _check_route(self, members: PlanMembers, message: DecodeStep | Closed) -> None:
+        """Raises Rejected: wrong_route, unless the message is on the route of its session. The first step
+        determines the route; after that, only members on it can send messages of the session."""
+        key, route = (members.peers[message.path[0]], message.session), (message.plan, message.path)
+        if not message.session:
+            return
         if self._routes.setdefault(key, route) != route:
-            self.counters.refused[Refusal.WRONG_ROUTE] += 1
-            return False
-        if isinstance(frame, Closed):
+            raise Rejected(Refusal.WRONG_ROUTE, f"a session along {message.path}")
+        if isinstance(message, Closed):
             del self._routes[key]
-            self._forwarded.closed(*key)
         elif len(self._routes) > MAX_REMEMBERED:
             self._routes.popitem(last=False)
-        return True
 
     # A node on the path
 
-    async def _handle(self, members: PlanMembers, frame: Frame, payload: bytearray) -> None:
-        if isinstance(frame, Halted):
-            self._in_flight.arrived(frame, frame.stopped)
-        elif frame.position < len(frame.path) and not self._is_on_its_route(members, frame):
-            return
-        elif isinstance(frame, Closed):
-            if (caches := self.caches) is not None:
-                key = members.peers[frame.path[0]], frame.session
-                await self.run_in_stage_thread(lambda: caches.close(key))
-            await self._close_next(members, msgspec.structs.replace(frame, position=frame.position + 1))
-        else:
-            await self._handle_step(members, frame, payload)
+    def _knows(self, peer_id: str) -> bool:
+        return any(peer_id in members.peers for members in self._plans.values())
 
-    async def _handle_step(self, members: PlanMembers, step: DecodeStep, payload: bytearray) -> None:
-        until_s = asyncio.get_running_loop().time() + min(step.deadline_s, MAX_WAIT_S)
-        try:
-            async with asyncio.timeout_at(until_s):
-                halted = await self._go_on(members, step, payload, until_s)
-        except TimeoutError:
-            # The data node has noticed too, and asks how far we came.
-            self.counters.refused[Refusal.TOO_SLOW] += 1
-            return
-        if halted is not None:
-            self.counters.refused[halted.why] += 1
-            await self._send_within(members.peers[step.path[0]], halted)
+    async def _respond(self, incoming: Incoming[DecodeMessage]) -> Reply:
+        """Handle a message. A step is answered when it has been passed on, so that whoever sent it here sees
+        if we die with it."""
+        message = incoming.message
+        if isinstance(message, FeedQuestion):
+            return Reply(self._tracing.tell(incoming.peer_id, message))
+        members = check_frame(message, incoming.peer_id, self._plans)
+        if isinstance(message, Halted):
+            self._in_flight.arrived(message, message.stopped)
+            return Reply()
+        if message.position < len(message.path):
+            self._check_route(members, message)
+        if isinstance(message, DecodeStep):
+            halted = await self._go_on(members, message, incoming)
+            if halted is not None:
+                await self._tell(members.peers[message.path[0]], halted)
+            return Reply()
+        if (caches := self.caches) is not None:
+            key = members.peers[message.path[0]], message.session
+            await self.run_in_stage_thread(lambda: caches.close(key))
+        await self._close_next(members, msgspec.structs.replace(message, position=message.position + 1))
+        return Reply()
 
     async def _go_on(
-        self, members: PlanMembers, step: DecodeStep, payload: bytearray, until_s: float
+        self, members: PlanMembers, step: DecodeStep, incoming: Incoming[DecodeMessage]
     ) -> Halted | None:
         """Compute a step and pass it on. Returns the reason and the position if it could not go on."""
-        try:
-            hidden_ND = decode(step.tensor, payload)
-        except Rejected as rejected:
-            return _halted(step, Stopped(StopReason.LOST, None, str(rejected)), max(step.position - 1, 1))
-        if step.position == len(step.path):
-            if self._in_flight.arrived(step, hidden_ND):
-                self._tracing.came_around(tuple(members.peers[node] for node in step.path[1:]))
-            return None
-        owner = members.peers[step.path[0]]
-        self._tracing.note(owner, step.number, StepProgress(came=True, went=False))
-        key = (owner, step.session) if step.session else None
-        found_ND = await self.compute(step.plan, key, step.segments, lambda _: hidden_ND, step.version)
+        clock, owner = asyncio.get_running_loop().time, members.peers[step.path[0]]
+        until_s = clock() + incoming.timeout_s
+        async with incoming.payload() as payload:
+            try:
+                hidden_ND = decode(step.tensor, payload)
+            except Rejected as rejected:
+                return _halted(step, Stopped(StopReason.LOST, None, str(rejected)), max(step.position - 1, 1))
+            if step.position == len(step.path):
+                if self._in_flight.arrived(step, hidden_ND):
+                    self._tracing.came_around(tuple(members.peers[node] for node in step.path[1:]))
+                return None
+            self._tracing.note(owner, step.number, StepProgress(came=True, went=False))
+            key = (owner, step.session) if step.session else None
+            found_ND = await self.compute(step.plan, key, step.segments, lambda _: hidden_ND, step.version)
         if isinstance(found_ND, Stopped):
             return _halted(step, found_ND, step.position)
-        self.counters.steps += 1
-        broken_off = _halted(step, Stopped(StopReason.OTHER_PLAN, None, BROKEN_OFF), step.position + 1)
-        try:
-            outgoing = await self._streams.send_step(
-                members, step.segments, found_ND, self._codec, plan=step.plan, session=step.session,
-                path=step.path, position=step.position + 1, number=step.number, version=step.version,
-                deadline_s=max(until_s - asyncio.get_running_loop().time(), 0.001),
-            )  # fmt: skip
-        except BrokenOff:
-            return broken_off
-        except NetworkError as error:
-            return _halted(step, Stopped(StopReason.LOST, None, str(error)), step.position + 1)
-        self._forwarded.note(owner, outgoing, broken_off)
+        self.steps += 1
         self._tracing.note(owner, step.number, StepProgress(came=True, went=True))
-        return None
-
-    async def _broken_off(self, outgoing: Outgoing) -> None:
-        """Handle the end of an outgoing stream: perhaps not everything sent on it was taken."""
-        self._in_flight.broken_off(outgoing)
-        async with asyncio.TaskGroup() as tasks:
-            for owner, halted in self._forwarded.pop(outgoing):
-                tasks.create_task(self._send_within(owner, halted))
+        stopped = await self._hops.pass_on(
+            members, step.segments, found_ND, timeout_s=max(until_s - clock(), 0.001), session=step.session,
+            path=step.path, position=step.position + 1, number=step.number, version=step.version,
+        )  # fmt: skip
+        return _halted(step, stopped, step.position + 1) if stopped is not None else None
 
     async def _close_next(self, members: PlanMembers, closed: Closed) -> None:
         if closed.position < len(closed.path):
-            await self._send_within(members.peers[closed.target], closed)
+            await self._tell(members.peers[closed.target], closed)
 
-    async def _send_within(self, peer_id: str, frame: Frame, payload: Payload = NO_PAYLOAD) -> None:
-        """Send a frame that the receiver can do without."""
+    async def _tell(self, peer_id: str, message: Halted | Closed) -> None:
+        """Send a message that the receiver can do without."""
         try:
-            async with asyncio.timeout(self._limits.frame_timeout_s):
-                await self._streams.send(peer_id, frame, payload)
-        except (NetworkError, TimeoutError) as error:
-            logger.debug("%s did not get a %s: %s", peer_id, type(frame).__name__, error)
+            await self._streams.ask(
+                peer_id, MemberService.GENERATION, message, type(None), timeout_s=TELL_TIMEOUT_S
+            )
+        except (NetworkError, Rejected) as error:
+            logger.debug("%s did not get a %s: %s", peer_id, type(message).__name__, error)
 
 
 def _ignore(peer_id: str, why: str) -> None:

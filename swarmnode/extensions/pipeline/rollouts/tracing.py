@@ -17,23 +17,18 @@ from collections.abc import Callable, Mapping
 import msgspec
 from torch import Tensor
 
-from swarmnode.errors import NetworkError, Rejected
+from swarmnode.errors import NetworkError, PeerUnreachable, Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import (
-    MAX_ASKED_BYTES,
-    MAX_PROGRESS_BYTES,
     FeedQuestion,
     StepProgress,
     who_stopped,
 )
-from swarmnode.extensions.pipeline.rollouts.decode_streams import PROTOCOL, FrameStreams
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.member_streams import BrokenOff, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.network.streams import StreamHost
+from swarmnode.extensions.pipeline.wire.services import MemberService
 
 logger = logging.getLogger(__name__)
-
-ASK_PROTOCOL = f"{PROTOCOL}/asked"
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
@@ -54,25 +49,19 @@ class Tracing:
 
     def __init__(
         self,
-        host: StreamHost,
+        streams: MemberStreams,
         plans: Mapping[str, PlanMembers],
-        streams: FrameStreams,
         *,
         ask_timeout_s: float,
         is_assigned: Callable[[str], bool],
     ) -> None:
         """`is_assigned`: returns True if our own stage is held under this plan."""
-        self._host = host
-        self._plans = plans
         self._streams = streams
+        self._plans = plans
         self._ask_timeout_s = ask_timeout_s
         self._is_assigned = is_assigned
         self._progress: OrderedDict[tuple[str, int], StepProgress] = OrderedDict()
         self._broken_off: Counter[str] = Counter()
-
-    async def start(self) -> None:
-        """Raises HostDown."""
-        await self._host.serve(ASK_PROTOCOL, self._tell, max_request_bytes=MAX_ASKED_BYTES)
 
     def note(self, owner: str, number: int, progress: StepProgress) -> None:
         """Record the progress of another member's feed here."""
@@ -90,7 +79,9 @@ class Tracing:
         which it stands."""
         asked = FeedQuestion(members.plan, number)
         async with asyncio.TaskGroup() as tasks:
-            asking = {node: tasks.create_task(self._ask(members.peers[node], asked)) for node in path[1:]}
+            asking = {
+                node: tasks.create_task(self._progress_at(members.peers[node], asked)) for node in path[1:]
+            }
         node = who_stopped(path, {node: task.result() for node, task in asking.items()})
         return Stopped(StopReason.FORGOTTEN if node is None else StopReason.LOST, node, detail)
 
@@ -104,9 +95,17 @@ class Tracing:
         assert node is not None
         peer_id, pause_s = members.peers[node], FIRST_PAUSE_S
         asked = FeedQuestion(members.plan, 0)
-        while (progress := await self._ask(peer_id, asked)) is None or not progress.assigned:
-            if progress is None and not await self._streams.reaches(peer_id):
+        while True:
+            try:
+                progress = await self._ask(peer_id, asked)
+            except PeerUnreachable:
                 return Stopped(StopReason.LOST, node, f"{detail}, and cannot be reached")
+            except NetworkError as error:
+                # It is slow, or it is us.
+                logger.debug("%s does not say if it is ready: %s", peer_id, error)
+                progress = NOT_READY
+            if progress.assigned:
+                break
             if pause_s == FIRST_PAUSE_S:
                 logger.info("generation waits for %s to take its place: %s", peer_id, detail)
                 suspect(peer_id, detail)
@@ -118,27 +117,27 @@ class Tracing:
             return Stopped(StopReason.LOST, node, f"{detail} {MAX_BROKEN_OFF} times")
         return Stopped(StopReason.FORGOTTEN, node, detail)
 
-    async def _ask(self, peer_id: str, asked: FeedQuestion) -> StepProgress | None:
+    async def _progress_at(self, peer_id: str, asked: FeedQuestion) -> StepProgress | None:
         try:
-            answer = await self._host.request(
-                peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(asked),
-                timeout_s=self._ask_timeout_s, max_response_bytes=MAX_PROGRESS_BYTES,
-            )  # fmt: skip
-            return msgspec.msgpack.decode(answer, type=StepProgress)
-        except (NetworkError, msgspec.MsgspecError) as error:
+            return await self._ask(peer_id, asked)
+        except NetworkError as error:
             logger.debug("%s does not say how far it came: %s", peer_id, error)
             return None
 
-    async def _tell(self, peer_id: str, request: bytes) -> bytes:
-        """Answer a question. About a plan that is not ours, or not the asker's, we say that we are not ready.
-        Raises Rejected for malformed requests."""
+    async def _ask(self, peer_id: str, asked: FeedQuestion) -> StepProgress:
+        """Return the answer of a node; that it is not ready if it does not know us. Raises NetworkError."""
         try:
-            asked = msgspec.msgpack.decode(request, type=FeedQuestion)
-        except msgspec.MsgspecError as error:
-            raise Rejected(Refusal.MALFORMED, str(error)) from error
+            return await self._streams.ask(
+                peer_id, MemberService.GENERATION, asked, StepProgress, timeout_s=self._ask_timeout_s
+            )
+        except (BrokenOff, Rejected):
+            return NOT_READY
+
+    def tell(self, peer_id: str, asked: FeedQuestion) -> StepProgress:
+        """Answer a question. About a plan that is not ours, or not the asker's, we say that we are not
+        ready."""
         members = self._plans.get(asked.plan)
-        progress = NOT_READY
-        if members is not None and peer_id in members.peers:
-            known = self._progress.get((peer_id, asked.number), StepProgress(False, False))
-            progress = msgspec.structs.replace(known, assigned=self._is_assigned(asked.plan))
-        return msgspec.msgpack.encode(progress)
+        if members is None or peer_id not in members.peers:
+            return NOT_READY
+        known = self._progress.get((peer_id, asked.number), StepProgress(False, False))
+        return msgspec.structs.replace(known, assigned=self._is_assigned(asked.plan))

@@ -27,16 +27,13 @@ from swarmnode.extensions.pipeline.membership.slowdowns import SlowdownLog
 from swarmnode.extensions.pipeline.own_stage.stage_services import StageServices
 from swarmnode.extensions.pipeline.plans.member_costs import Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.runtime.member_parts import (
-    DataNode,
-    DataRole,
-    PipelineParts,
-    rounds_are_done,
-)
+from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts, rounds_are_done
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink, RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
 from swarmnode.extensions.pipeline.runtime.step_follower import StepFollower
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.node.showing.board import StatusBoard, Watcher
 from swarmnode.node.showing.node_status import NodeStatus, Phase, PipelineStatus, Summary, summarise
 from swarmnode.node.workers import supervise
@@ -134,12 +131,15 @@ class PipelineNode:
         parts, enter = self.parts, self._stack.enter_async_context
         async with self._stack:
             await enter(parts.host)
-            await ProbeService(parts.host).serve()
+            self.streams = await enter(MemberStreams(parts.host))
+            ProbeService(self.streams).begin()
             # Of the membership of the moment: after a rejoin there is another.
-            services = await enter(StageServices(parts, living=lambda: self.membership.members()))
+            services = await enter(
+                StageServices(parts, self.streams, living=lambda: self.membership.members())
+            )
             self.member, self.decode, self.states = services.member, services.decode, services.states
             self.own_stage = services.own_stage
-            self._prober = LinkProber(parts.host, rng=random.Random(parts.key.peer_id))
+            self._prober = LinkProber(self.streams, rng=random.Random(parts.key.peer_id))
             self.supervisor = MembershipSupervisor(
                 self._new_membership,
                 steps=lambda: self.member.iteration,
@@ -272,6 +272,7 @@ class PipelineNode:
             settings = replace(settings, at_least=min(settings.at_least, FEWEST_TO_GO_ON))
         return Membership(
             parts.host,
+            self.streams,
             parts.key,
             settings=settings,
             plan=parts.plan,

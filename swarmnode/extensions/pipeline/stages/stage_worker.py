@@ -39,7 +39,7 @@ from swarmnode.extensions.pipeline.stages.packed_state import (
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.stages.tensor_checks import TensorChecks
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.checkpoints.checkpoint import optimizer_tensors
 from swarmnode.training.losses import LossOutput
 

@@ -1,6 +1,6 @@
 """A bound on the memory that other members may take of this machine at once, shared out fairly.
 
-inbound.py (a payload of known size) -> [ByteBudget.held] -> its bytes are read -> given back
+incoming_streams.py (a payload of known size) -> [ByteBudget.held] -> its bytes are read -> given back
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,6 @@
 """Activations and gradients to bytes and back, smaller if wanted, at 1 to 6 GB of float32 a second and core.
 
-stage_worker.py -> [encode] -> Payload -> transport.py -> wire -> transport.py -> [decode] -> stage_worker.py
+stage_worker.py -> [encode] -> Payload -> frames.py -> wire -> frames.py -> [decode] -> stage_worker.py
 
 | codec | bytes an element | error of an element x |
 |-------|------------------|-----------------------|
@@ -20,19 +20,18 @@ Numbers are little-endian, as every machine that torch runs on.
 import math
 from dataclasses import dataclass
 
-import msgspec
 import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.wire.frames import Payload, as_payload
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     MAX_INT8_BLOCK,
     CodecName,
     Dtype,
-    Refusal,
     TensorHeader,
 )
-from swarmnode.extensions.pipeline.wire.wire import Payload, as_payload
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 INT8_BLOCK = 64
 """Default elements per scale: 6 % more bytes. A language model's hidden states have a few huge channels, and
@@ -83,16 +82,14 @@ def encode(tensor: Tensor, codec: CodecName, *, block: int = INT8_BLOCK) -> Enco
         dtype=_check_travels(values, block),
         shape=tuple(values.shape),
         block=block if codec == "int8" else 0,
-        checksum=0,
     )
-    payload = as_payload(_bytes_of(_compress(values, codec, block)))
-    return Encoded(msgspec.structs.replace(header, checksum=payload.checksum), payload)
+    return Encoded(header, as_payload(_bytes_of(_compress(values, codec, block))))
 
 
 def decode(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
     """Return the tensor that a header describes, on the CPU; for `none` it shares the memory of `data`.
 
-    The transport has compared `data` with the header's checksum. Raises Rejected: malformed, not_finite.
+    The wire has compared `data` with its checksums. Raises Rejected: malformed, not_finite.
     """
     if len(data) != header.payload_bytes:
         raise Rejected(Refusal.MALFORMED, f"{len(data)} bytes of payload, not {header.payload_bytes}")

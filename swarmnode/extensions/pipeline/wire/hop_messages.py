@@ -1,29 +1,19 @@
-"""The messages between members of a pipeline, one record each, bounded before anything is allocated.
+"""The messages of training between members, one record each, bounded before anything is allocated.
 
-member, driver -> [messages] -> wire.py, transport.py -> wire -> [messages] -> member, driver
+member, driver -> [messages] -> transport.py -> wire -> [messages] -> member, driver
 
-A message is one byte of version and a msgpack array (wire.py). It names the plan it belongs to, its work
-(`id`), the `attempt` and how long it is of use (`deadline_s`, counted from its arrival: clocks differ). The
-same work sent again has the same id and a higher attempt, so that a receiver can count it once whatever
-happens. Activations and gradients follow their message as raw bytes, described by its `TensorHeader`
-(codec.py).
+A message names the plan it belongs to, its work (`id`) and the `attempt`. The same work sent again has the
+same id and a higher attempt, so that a receiver can count it once whatever happens. Activations and gradients
+follow their message as raw bytes, described by its `TensorHeader` (codec.py).
 """
 
 import math
-from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-VERSION = 1
-"""First byte of every message. Messages of other versions are ignored, so that newer members may say more."""
-
-MAX_MESSAGE_BYTES = 32 * 1024
-"""Bound of a message without its tensor: MAX_SEQUENCES lengths and prompts, or MAX_BACK micro-batches."""
-
-MAX_TENSOR_BYTES = 64 * 1024 * 1024
-"""Bound of a decoded tensor: 8 samples x 1024 tokens x width 2048 in float32."""
+from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES, MemberMessage
 
 MAX_DIM = 1 << 22
 MAX_NODES = 1024
@@ -40,16 +30,11 @@ them out one after the other (model/layout.py), which a few bytes must not be ab
 MAX_BACK = 4096
 """Micro-batches of one data node that pass one member in one iteration."""
 
-MAX_DEADLINE_S = 3600.0
 MAX_ATTEMPTS = 64
 """Attempts at one message. After that many failures another one is not going to succeed."""
 
 MAX_INT8_BLOCK = 4096
 SIGNATURE_BYTES = 64
-
-CHUNK_BYTES = 256 * 1024
-"""A payload is sent in pieces of this size, each followed by its checksum. Smaller ones cost more CPU a byte,
-larger ones are noticed to be damaged or late only later."""
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -66,34 +51,6 @@ Trouble = Literal["silent", "full", "refused"]
 slot. refused: it does not take it, or cannot compute it."""
 
 
-class Refusal(StrEnum):
-    """Reason why a message was not taken. Values never come from the wire, so their number is bounded."""
-
-    NOT_A_MEMBER = "not_a_member"
-    TOO_MANY_STREAMS = "too_many_streams"
-    TOO_LARGE = "too_large"
-    TOO_SLOW = "too_slow"
-    MALFORMED = "malformed"
-    OTHER_VERSION = "other_version"
-    UNKNOWN_PLAN = "unknown_plan"
-    WRONG_ROUTE = "wrong_route"
-    WRONG_SHAPE = "wrong_shape"
-    BAD_CHECKSUM = "bad_checksum"
-    BAD_SIGNATURE = "bad_signature"
-    """The data node in whose name it comes has not signed it."""
-    NOT_FINITE = "not_finite"
-    NO_MEMORY = "no_memory"
-    """Its bytes would have had to wait for longer than it is of use, or it does not fit beside what the stage
-    holds."""
-    NO_SLOT = "no_slot"
-    """The stage holds as many micro-batches as it may."""
-    UNKNOWN_WORK = "unknown_work"
-    """A gradient for hidden states that were never sent, or an answer that is too late."""
-    INTERRUPTED = "interrupted"
-    """The stream ended, or we are leaving."""
-    INTERNAL = "internal"
-
-
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
     """The description by which the bytes behind a message become a tensor. An instance is consistent and
     within bounds."""
@@ -104,9 +61,6 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     shape: Annotated[tuple[Dim, ...], Meta(min_length=1, max_length=3)]
     block: Annotated[int, Meta(ge=0, le=MAX_INT8_BLOCK)] = 0
     """Elements that share a scale, for int8; 0 for the other codecs."""
-    checksum: Annotated[int, Meta(ge=0, lt=2**32)]
-    """CRC-32 of the payload. The stream is authenticated already; this finds broken memory and our own
-    mistakes, and of all checksums in the standard library it costs least (3 GB/s; BLAKE2b 0.6)."""
 
     def __post_init__(self) -> None:
         if self.size * _ITEM_BYTES[self.dtype] > MAX_TENSOR_BYTES:
@@ -142,11 +96,10 @@ class MessageId(NamedTuple):
     position: int
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+class _Message(MemberMessage, frozen=True, kw_only=True):
     plan: Digest
     iteration: Count
     attempt: Attempt = 0
-    deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
 
 
 class Hop(_Message, frozen=True, kw_only=True):
@@ -177,6 +130,10 @@ class Hop(_Message, frozen=True, kw_only=True):
 
     def _last_position(self) -> int:
         return len(self.path) - 1
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.tensor.payload_bytes
 
     @property
     def id(self) -> MessageId:
@@ -315,28 +272,3 @@ class StepDone(_Message, frozen=True, kw_only=True, tag="stepped"):
 
 
 Message = ForwardHop | BackwardHop | Abandoned | Lost | Passed | Finished | StepDone
-
-
-class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="done"):
-    """The answer to a message that was taken, now or before. It need not be sent again."""
-
-
-class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refused"):
-    """The answer to a message that was not taken and will not be."""
-
-    reason: Refusal
-
-
-Reply = Done | Refused
-
-
-class ReplyFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A reply as it is sent, with the fate of the stream."""
-
-    reply: Reply
-    keep: bool
-    """True if the stream may carry the next message. False if bytes of this one are unread, so that it ends
-    here."""
-
-
-MAX_ANSWER_BYTES = 64

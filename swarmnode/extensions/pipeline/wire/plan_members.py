@@ -1,13 +1,14 @@
 """Members of the running plans, and the check that a message comes from the right one.
 
-Assignment (member_records.py) -> [PlanMembers, check_sender] -> transport.py, inbound.py
+Assignment (member_records.py) -> [PlanMembers, check_sender] -> transport.py
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Hop, Message, Refusal
+from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Hop, Message
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)

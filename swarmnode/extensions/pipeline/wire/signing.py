@@ -12,7 +12,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Refusal
+from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.identity.peer_id import public_key_from_peer_id
 

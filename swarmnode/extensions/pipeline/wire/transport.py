@@ -1,146 +1,95 @@
 """Activations and gradients between the members of a pipeline: sent, answered, never taken twice.
 
-stage, driver -> [TensorTransport.send] -> stream of a StreamHost -> inbound.py of another member
-                                                                      -> its MessageHandler
-
-A stream carries one message at a time and is used again for the next: messages do not wait for each other
-behind a large tensor, giving one up is closing its stream, and a warm stream has its window. Up to
-`max_in_flight` messages are on their way to a member; further ones wait for their turn, which counts towards
-their deadline.
+relay.py, driver -> [TensorTransport.send] -> member_streams.py -> [TensorTransport] of another member
+                                                                    -> its MessageHandler
 
 `send` makes one attempt. It returns what the other member says, and raises when there is no answer: then the
 message may have been taken or not, and sending it again, with the same attempt or a higher one, is safe.
-Choosing another member, or giving up, is decided above (recovery).
+Choosing another member, or giving up, is decided above (recovery). A message counts as done when
+MessageHandler.take has seen it, complete and undamaged: the same (id, attempt) again is answered, not taken a
+second time.
 """
 
 import asyncio
-import logging
-import math
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
-import msgspec
-
-from swarmnode.errors import NetworkError, PeerUnreachable, Rejected, RequestTimeout
-from swarmnode.extensions.pipeline.wire.hop_messages import (
-    CHUNK_BYTES,
-    MAX_ANSWER_BYTES,
-    VERSION,
-    Message,
-    Reply,
-    ReplyFrame,
-)
-from swarmnode.extensions.pipeline.wire.inbound import (
-    SUM_BYTES,
-    MessageHandler,
-    Receiver,
-    TransportCounters,
-    TransportLimits,
-    receive_length,
-    send_frame,
-)
-from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.extensions.pipeline.wire.wire import (
-    NO_PAYLOAD,
-    Payload,
-    decode_answer,
-    encode_message,
-    payload_bytes,
-)
-from swarmnode.network.streams import ByteStream, StreamHost
-
-logger = logging.getLogger(__name__)
-
-PROTOCOL = f"/swarmnode/extensions/pipeline/{VERSION}"
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
+from swarmnode.extensions.pipeline.wire.hop_messages import Message, MessageId
+from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
+from swarmnode.extensions.pipeline.wire.member_streams import LinkPace, MemberStreams
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_sender
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
+from swarmnode.extensions.pipeline.wire.services import MemberService
 
 MAX_PLANS = 4
 """Plans at once: the running one, the next one, and former ones whose messages may still be under way."""
 
-
-@dataclass(frozen=True, slots=True)
-class ArrivalWindow:
-    """Times by the event loop's clock between which the bytes of a message may arrive."""
-
-    first_s: float
-    last_s: float
-
-    def at_s(self, share: float) -> float:
-        """Return the time at which this share of the message has arrived; infinity if the last byte never
-        does."""
-        if math.isinf(self.last_s):
-            return math.inf
-        return self.first_s + share * (self.last_s - self.first_s)
+MAX_REMEMBERED = 4096
+"""Messages of one member that are remembered as done: several iterations."""
 
 
-class LinkPace(Protocol):
-    """A link that is slower than the real one (extensions/pipeline/testing/emulated.py)."""
+class MessageHandler(Protocol):
+    """The receiver of messages: a stage or a driver. It raises Rejected with a `Refusal` to refuse one."""
 
-    def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
-        """Return the arrival window of a message. Called once for each message that starts on its way to a
-        peer."""
+    def admit(self, peer_id: str, message: Message) -> None:
+        """Called before the payload is read: shape, codec, a free slot. It must not change anything."""
+        ...
+
+    async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
+        """Called with the whole payload, to be decoded and kept. Returning means: done, never again.
+
+        It may be cancelled at its deadline; what it did by then must not count.
+        """
         ...
 
 
 @dataclass(slots=True)
-class _Link:
-    """The streams to one member."""
+class TransportCounters:
+    """Messages received since the start."""
 
-    turn: asyncio.Semaphore
-    idle: list[ByteStream] = field(default_factory=list[ByteStream])
+    received: int = 0
+    received_bytes: int = 0
+    duplicates: int = 0
 
 
 class TensorTransport:
     """Sends and receives messages of the adopted plans.
 
-    async with TensorTransport(host, stage) as transport:
+    async with TensorTransport(streams, stage) as transport:
         transport.adopt(PlanMembers(digest, peers, own=2))
-        reply = await transport.send(peer_id, ForwardHop(...), encoded.payload)
+        refusal = await transport.send(peer_id, ForwardHop(...), encoded.payload, timeout_s=10.0)
     """
 
     def __init__(
-        self,
-        host: StreamHost,
-        inbox: MessageHandler,
-        *,
-        limits: TransportLimits | None = None,
-        pace: LinkPace | None = None,
+        self, streams: MemberStreams, inbox: MessageHandler, *, pace: LinkPace | None = None
     ) -> None:
-        self._host = host
-        self._limits = limits or TransportLimits()
+        self._streams = streams
+        self._inbox = inbox
         self._pace = pace
         self._plans: dict[str, PlanMembers] = {}
-        self._links: dict[str, _Link] = {}
-        self._open: set[ByteStream] = set()
-        self._leaving = False
+        self._answers: dict[tuple[str, MessageId, int], asyncio.Future[Rejected | None]] = {}
+        self._done: dict[str, OrderedDict[tuple[MessageId, int], None]] = {}
         self.counters = TransportCounters()
-        self._receiver = Receiver(inbox, self._plans, self._limits, self.counters)
 
     async def __aenter__(self) -> Self:
-        """Raises HostDown."""
-        await self._host.serve_streams(PROTOCOL, self._receiver.serve)
+        self._streams.incoming.begin(MemberService.HOPS, ServiceHandler(Message, self._respond, self._knows))
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # The host goes on to hand us streams; without a plan they are all of strangers.
-        self._leaving = True
         self._plans.clear()
-        for stream in tuple(self._open):
-            self._close(stream)
-        await self._receiver.end()
+        await self._streams.incoming.end(MemberService.HOPS)
 
     @property
     def plans(self) -> Mapping[str, PlanMembers]:
         """The running plans, by digest."""
         return MappingProxyType(self._plans)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of memory that senders hold here at the moment."""
-        return self._receiver.reserved_bytes
 
     def adopt(self, members: PlanMembers) -> None:
         """Accept messages of a plan from now on. The MAX_PLANS latest plans stay accepted."""
@@ -151,115 +100,67 @@ class TensorTransport:
 
     def retire(self, plan: str) -> None:
         """Refuse messages of a plan from now on. Unknown plans are ignored."""
-        self._plans.pop(plan, None)
-        known = {peer for members in self._plans.values() for peer in members.peers}
-        for peer_id in self._links.keys() - known:
-            for stream in self._links.pop(peer_id).idle:
-                self._close(stream)
-        self._receiver.forget_strangers()
+        retired = self._plans.pop(plan, None)
+        for peer_id in retired.peers if retired is not None else ():
+            if not self._knows(peer_id):
+                self._streams.forget(peer_id)
+                self._done.pop(peer_id, None)
 
-    async def send(self, peer_id: str, message: Message, payload: Payload = NO_PAYLOAD) -> Reply:
-        """Send a message in one attempt, within `message.deadline_s` from now. Returns the answer.
+    async def send(
+        self, peer_id: str, message: Message, payload: Payload = NO_PAYLOAD, *, timeout_s: float
+    ) -> Refusal | None:
+        """Send a message in one attempt. Returns None if it was taken, now or before.
 
         Raises RequestTimeout, PeerUnreachable, HostDown; ValueError when the payload is not the message's.
         """
-        if len(payload.data) != payload_bytes(message):
-            raise ValueError(f"{len(payload.data)} bytes for a message of {payload_bytes(message)}")
-        link = self._links.setdefault(peer_id, _Link(asyncio.Semaphore(self._limits.max_in_flight)))
-        until_s = asyncio.get_running_loop().time() + message.deadline_s
         try:
-            async with asyncio.timeout_at(until_s), link.turn:
-                return await self._deliver(peer_id, link, message, payload, until_s)
-        except TimeoutError as error:
-            raise RequestTimeout(f"{peer_id} did not take it within {message.deadline_s:g} s") from error
+            await self._streams.ask(
+                peer_id, MemberService.HOPS, message, type(None), timeout_s=timeout_s, payload=payload,
+                pace=self._pace,
+            )  # fmt: skip
+        except MemberRefused as refused:
+            return refused.refusal
+        return None
 
-    async def _deliver(
-        self, peer_id: str, link: _Link, message: Message, payload: Payload, until_s: float
-    ) -> Reply:
-        if link.idle:
-            try:
-                return await self._exchange(link.idle.pop(), link, message, payload, until_s)
-            except PeerUnreachable as error:
-                # Closed while nobody looked, and the others with it. A new stream tells whether the peer
-                # is there; should it have taken the message, it will say so again.
-                logger.debug("a kept stream to %s was dead: %s", peer_id, error)
-                while link.idle:
-                    self._close(link.idle.pop())
-        if self._leaving:
-            raise PeerUnreachable("we are leaving the pipeline")
-        remaining_s = max(until_s - asyncio.get_running_loop().time(), 0.001)
-        stream = await self._host.open_stream(peer_id, PROTOCOL, timeout_s=remaining_s)
-        self._open.add(stream)
-        return await self._exchange(stream, link, message, payload, until_s)
+    def _knows(self, peer_id: str) -> bool:
+        return any(peer_id in members.peers for members in self._plans.values())
 
-    async def _exchange(
-        self, stream: ByteStream, link: _Link, message: Message, payload: Payload, until_s: float
-    ) -> Reply:
-        """Send one message on this stream. Returns the answer. Raises PeerUnreachable."""
-        now_s = asyncio.get_running_loop().time()
-        head = encode_message(msgspec.structs.replace(message, deadline_s=max(until_s - now_s, 0.001)))
-        size_bytes = len(head) + len(payload.data)
-        arrival = self._pace.arrival(stream.peer_id, size_bytes, now_s) if self._pace else None
-        keep = False
+    async def _respond(self, incoming: Incoming[Message]) -> Reply:
+        """Take a message. The first stream to bring it settles it for all. Raises Rejected."""
+        peer_id, message = incoming.peer_id, incoming.message
+        check_sender(message, peer_id, self._plans)
+        work, key = (message.id, message.attempt), (peer_id, message.id, message.attempt)
+        if work in self._done.get(peer_id, ()):
+            self.counters.duplicates += 1
+            return Reply()
+        if (pending := self._answers.get(key)) is not None:
+            self.counters.duplicates += 1
+            if (rejected := await asyncio.shield(pending)) is not None:
+                raise rejected
+            return Reply()
+        pending = self._answers[key] = asyncio.get_running_loop().create_future()
+        outcome: Rejected | None = Rejected(Refusal.INTERRUPTED)
         try:
-            answer = await _converse(stream, head, payload, arrival)
-            keep = answer.keep and self._links.get(stream.peer_id) is link
+            await self._take(incoming)
+            self._remember(peer_id, work)
+            outcome = None
+        except Rejected as rejected:
+            outcome = rejected
+            raise
         finally:
-            if keep:
-                link.idle.append(stream)
-            else:
-                self._close(stream)
-        self.counters.sent += 1
-        self.counters.sent_bytes += size_bytes
-        return answer.reply
+            del self._answers[key]
+            pending.set_result(outcome)
+        return Reply()
 
-    def _close(self, stream: ByteStream) -> None:
-        stream.close()
-        self._open.discard(stream)
+    async def _take(self, incoming: Incoming[Message]) -> None:
+        self._inbox.admit(incoming.peer_id, incoming.message)
+        async with incoming.payload() as payload:
+            await self._inbox.take(incoming.peer_id, incoming.message, payload)
+            self.counters.received += 1
+            self.counters.received_bytes += len(payload)
 
-
-async def _converse(
-    stream: ByteStream, head: bytes, payload: Payload, arrival: ArrivalWindow | None
-) -> ReplyFrame:
-    """Write a message and listen for the answer meanwhile: a refusal stops the writing. Raises
-    PeerUnreachable."""
-    failure: NetworkError | Rejected | None = None
-    answer: ReplyFrame | None = None
-    async with asyncio.TaskGroup() as tasks:
-        writing = tasks.create_task(_write(stream, head, payload, arrival))
-        try:
-            length = await receive_length(stream, MAX_ANSWER_BYTES)
-            answer = decode_answer(await stream.receive(length))
-        except (NetworkError, Rejected) as error:
-            failure = error
-        writing.cancel()
-    if answer is None:
-        raise PeerUnreachable(f"no answer: {failure}") from failure
-    return answer
-
-
-async def _write(stream: ByteStream, head: bytes, payload: Payload, arrival: ArrivalWindow | None) -> None:
-    total = max(len(payload.data), 1)
-    try:
-        await _reach(arrival, 0.0 if payload.data else 1.0)
-        await send_frame(stream, head)
-        for number, checksum in enumerate(payload.checksums):
-            end = min((number + 1) * CHUNK_BYTES, total)
-            await _reach(arrival, end / total)
-            await stream.send(checksum.to_bytes(SUM_BYTES, "big"))
-            await stream.send(payload.data[number * CHUNK_BYTES : end])
-    except PeerUnreachable as error:
-        # Whoever listens on the same stream meets the same end, and may find an answer before it.
-        logger.debug("a stream to %s ended under a message: %s", stream.peer_id, error)
-
-
-async def _reach(arrival: ArrivalWindow | None, share: float) -> None:
-    """Wait until this share of a message may have arrived."""
-    if arrival is None:
-        return
-    loop = asyncio.get_running_loop()
-    wait_s = arrival.at_s(share) - loop.time()
-    if math.isinf(wait_s):
-        await loop.create_future()  # the link is cut: the deadline of the message ends this
-    elif wait_s > 0:
-        await asyncio.sleep(wait_s)
+    def _remember(self, peer_id: str, work: tuple[MessageId, int]) -> None:
+        done = self._done.setdefault(peer_id, OrderedDict())
+        done[work] = None
+        if len(done) > MAX_REMEMBERED:
+            done.popitem(last=False)

@@ -27,6 +27,7 @@ from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, Stag
 from swarmnode.extensions.pipeline.stages.packed_state import StageState, unpack_states
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import StreamHost
@@ -245,7 +246,7 @@ async def crew(
             averager = together.at(host.peer_id)
             more = of_member(number, peers)
             kept = {"key": keys[number], "averager": averager, "settings": settings, "reload": reload}
-            member = PipelineMember(host, **{**kept, **more})
+            member = PipelineMember(await own.enter_async_context(MemberStreams(host)), **{**kept, **more})
             await own.enter_async_context(member)
             worker = make_worker(max(plan.instance.stage_of[number], 0))
             nodes.append(Node(host, member, worker, sgd(worker), own))

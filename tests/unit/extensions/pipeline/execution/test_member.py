@@ -22,15 +22,13 @@ from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     Abandoned,
     BackwardHop,
-    Done,
     Finished,
     ForwardHop,
     Message,
     Passed,
-    Refusal,
-    Refused,
     StepDone,
 )
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.signing import signed
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 from swarmnode.types import one_span
@@ -201,12 +199,12 @@ PLAN = Plan(instance_of([[0], [1], [2]], path_length=3), ((0, 1, 2),))
 OWN = digest(PLAN)
 SENT = encode(torch.ones(1, 5, 32), "none")
 FORWARD = ForwardHop(
-    plan=digest(PLAN), iteration=0, deadline_s=5.0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2),
+    plan=digest(PLAN), iteration=0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2),
     position=1, tensor=SENT.header, tokens=4,
 )  # fmt: skip
 """Without a signature: enough where the data node sends it itself, and its neighbour keeps it."""
 BACKWARD = BackwardHop(
-    plan=digest(PLAN), iteration=0, deadline_s=5.0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2),
+    plan=digest(PLAN), iteration=0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2),
     position=1, tensor=SENT.header,
 )  # fmt: skip
 
@@ -225,7 +223,7 @@ def shaped(*shape: int) -> Any:
 
 
 async def test_nonsense_is_refused_before_its_tensor_is_read(folder: Path) -> None:
-    common = {"plan": digest(PLAN), "deadline_s": 5.0}
+    common = {"plan": digest(PLAN)}
     nonsense: list[tuple[int, Message, Refusal]] = [
         (0, changed(FORWARD, plan="ab" * 32), Refusal.UNKNOWN_WORK),
         (0, changed(FORWARD, iteration=2), Refusal.UNKNOWN_WORK),
@@ -253,17 +251,18 @@ async def test_nonsense_is_refused_before_its_tensor_is_read(folder: Path) -> No
         reply = await found.nodes[0].member.transport.send(
             found.peers[1],
             Passed(**common, iteration=0, micro_batch=0, position=1, homeward=False),  # pyright: ignore
+            timeout_s=5.0,
         )
-        assert reply == Refused(Refusal.UNKNOWN_WORK)
+        assert reply is Refusal.UNKNOWN_WORK
 
 
 async def test_a_message_that_comes_twice_is_computed_once(folder: Path) -> None:
     async with crew(PLAN, workers(folder, [2, 4, 6])) as found:
         sender, target = found.nodes[0].member.transport, found.peers[1]
         for _ in range(2):
-            assert await sender.send(target, signed(FORWARD, key_of(0)), SENT.payload) == Done()
+            assert await sender.send(target, signed(FORWARD, key_of(0)), SENT.payload, timeout_s=5.0) is None
         later = changed(FORWARD, iteration=1)
-        assert await sender.send(target, later, SENT.payload) == Done()
+        assert await sender.send(target, later, SENT.payload, timeout_s=5.0) is None
         await found.nodes[1].member.in_stage_thread(lambda: None)
         await until(lambda: found.nodes[2].member.times.tasks)
         assert found.nodes[1].member.times.tasks == 1

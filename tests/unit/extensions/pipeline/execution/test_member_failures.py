@@ -20,7 +20,8 @@ from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Refusal
+from swarmnode.extensions.pipeline.wire.hop_messages import Finished
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from tests.unit.extensions.pipeline.members import (
     PATIENT,
     QUICK,
@@ -296,7 +297,7 @@ async def test_a_micro_batch_without_finite_numbers_is_given_up(folder: Path) ->
 
 
 def test_what_came_back_another_way_is_astray() -> None:
-    back = Finished(plan="ab" * 32, iteration=3, deadline_s=1.0, node=0, back=((0, 0), (2, 1)))
+    back = Finished(plan="ab" * 32, iteration=3, node=0, back=((0, 0), (2, 1)))
     assert counted_elsewhere({(0, 0), (0, 1), (1, 2), (2, 4)}, {0: back}, [0, 0, 5]) == {1}
 
 

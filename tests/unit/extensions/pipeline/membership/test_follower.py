@@ -3,7 +3,7 @@
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.membership.control import ProposalProgress, RefusalReason, Status
+from swarmnode.extensions.pipeline.membership.control import ProposalProgress, Status
 from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower, PlanJob, TakeJob
 from swarmnode.extensions.pipeline.membership.proposal_round import (
     former_stages,
@@ -11,6 +11,7 @@ from swarmnode.extensions.pipeline.membership.proposal_round import (
     target_iteration,
 )
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, compute_plan
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from tests.unit.extensions.pipeline import pretend_members as pretend
 
 INPUTS = PlanInputs(pretend.announced([pretend.costs(name) for name in "abc"]), pretend.settings(), None, 1)
@@ -50,7 +51,7 @@ def test_an_iteration_that_runs_is_not_held_but_the_next_one_is():
     again = PlanInputs(INPUTS.announcements, INPUTS.settings, PLAN.former, 2)
     follower.propose("a", again, 0.0)
     follower.planned(again, compute_plan(again))
-    with pytest.raises(Rejected, match=RefusalReason.BEGUN):
+    with pytest.raises(Rejected, match=Refusal.BEGUN):
         follower.hold("a", 2, 0, 0.0)
     assert follower.may_begin(0)
     follower.hold("a", 2, 1, 0.0)
@@ -97,9 +98,9 @@ def test_of_two_proposals_the_higher_epoch_wins_then_the_smaller_peer_id():
     follower = Follower("c", catch_up_s=60.0)
     follower.propose("b", INPUTS, 0.0)
     follower.propose("a", INPUTS, 0.0)
-    with pytest.raises(Rejected, match=RefusalReason.OUTBID):
+    with pytest.raises(Rejected, match=Refusal.OUTBID):
         follower.propose("b", INPUTS, 0.0)
-    with pytest.raises(Rejected, match=RefusalReason.OTHER_EPOCH):
+    with pytest.raises(Rejected, match=Refusal.OTHER_EPOCH):
         follower.hold("b", 1, 0, 0.0)
     follower.propose("b", PlanInputs(INPUTS.announcements, INPUTS.settings, None, 2), 0.0)
     assert (follower.epoch, follower.by) == (2, "b")

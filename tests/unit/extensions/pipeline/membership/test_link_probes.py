@@ -10,14 +10,17 @@ from swarmnode.extensions.pipeline.membership.link_probes import (
     BURST_ECHOES,
     MAX_PROBE_BYTES,
     MAX_TRACKED_PEERS,
-    PROTOCOL,
     LinkProber,
+    Probe,
     ProbeService,
     ProbeSettings,
     time_stage,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import MAX_AGE_S
-from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
+from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
+from swarmnode.extensions.pipeline.wire.services import MemberService
+from swarmnode.network.memory_network import MemoryNetwork
 
 
 class Clock:
@@ -41,38 +44,41 @@ class Line:
         self.extra_s: Callable[[int], float] = lambda _: 0.0
         self.service: ProbeService | None = None
 
-    async def answer(self, peer_id: str, request: bytes) -> bytes:
-        self.sizes.append(len(request))
-        self.clock.now_s += (
-            2 * self.latency_s + len(request) / self.bytes_per_s + self.extra_s(len(self.sizes))
-        )
+    async def answer(self, incoming: Incoming[Probe]) -> Reply:
+        size_bytes = incoming.message.size_bytes
+        self.sizes.append(size_bytes)
+        self.clock.now_s += 2 * self.latency_s + size_bytes / self.bytes_per_s + self.extra_s(len(self.sizes))
         assert self.service is not None
-        return await self.service.answer(peer_id, request)
+        return await self.service.answer(incoming)
+
+
+Ends = tuple[MemberStreams, MemberStreams]
 
 
 @pytest.fixture
-async def hosts() -> AsyncIterator[tuple[MemoryHost, MemoryHost]]:
+async def hosts() -> AsyncIterator[Ends]:
     network = MemoryNetwork(seed=1)
     async with network.host() as alice, network.host() as bob:
         await alice.connect((await bob.addresses())[0])
-        yield alice, bob
+        async with MemberStreams(alice) as one, MemberStreams(bob) as other:
+            yield one, other
 
 
-async def line_to(bob: MemoryHost, clock: Clock, latency_s: float, bytes_per_s: float) -> Line:
+async def line_to(bob: MemberStreams, clock: Clock, latency_s: float, bytes_per_s: float) -> Line:
     line = Line(clock, latency_s=latency_s, bytes_per_s=bytes_per_s)
     line.service = ProbeService(bob, clock=clock)
-    await bob.serve(PROTOCOL, line.answer, max_request_bytes=MAX_PROBE_BYTES)
+    bob.incoming.begin(MemberService.PROBES, ServiceHandler(Probe, line.answer, knows=None))
     return line
 
 
-def prober(alice: MemoryHost, clock: Clock, *, echoes: int = 7, refresh_s: float = 300.0) -> LinkProber:
+def prober(alice: MemberStreams, clock: Clock, *, echoes: int = 7, refresh_s: float = 300.0) -> LinkProber:
     settings = ProbeSettings(echoes=echoes, refresh_s=refresh_s)
     return LinkProber(alice, rng=random.Random(1), settings=settings, clock=clock)
 
 
 @pytest.mark.parametrize("latency_s, bytes_per_s", [(0.05, 1e6), (0.001, 1e8), (0.3, 2e4)])
 async def test_latency_and_bandwidth_of_a_line_are_measured(
-    hosts: tuple[MemoryHost, MemoryHost], latency_s: float, bytes_per_s: float
+    hosts: Ends, latency_s: float, bytes_per_s: float
 ):
     alice, bob = hosts
     clock = Clock()
@@ -83,7 +89,7 @@ async def test_latency_and_bandwidth_of_a_line_are_measured(
 
 
 async def test_a_slow_line_is_not_burdened_and_a_fast_one_not_beyond_the_cap(
-    hosts: tuple[MemoryHost, MemoryHost],
+    hosts: Ends,
 ):
     alice, bob = hosts
     clock = Clock()
@@ -96,7 +102,7 @@ async def test_a_slow_line_is_not_burdened_and_a_fast_one_not_beyond_the_cap(
     assert costs.bytes_per_s <= 1e12
 
 
-async def test_one_slow_echo_does_not_change_the_latency(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_one_slow_echo_does_not_change_the_latency(hosts: Ends):
     alice, bob = hosts
     clock = Clock()
     line = await line_to(bob, clock, 0.05, 1e6)
@@ -105,56 +111,59 @@ async def test_one_slow_echo_does_not_change_the_latency(hosts: tuple[MemoryHost
     assert costs.latency_s == pytest.approx(0.05, rel=0.01)
 
 
-async def test_an_answer_before_the_bytes_have_arrived_is_found_out(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_an_answer_before_the_bytes_have_arrived_is_found_out(
+    hosts: Ends,
+):
     alice, bob = hosts
 
-    async def hasty(peer_id: str, request: bytes) -> bytes:
-        return bytes(16)
+    async def hasty(incoming: Incoming[Probe]) -> Reply:
+        return Reply(bytes(16))
 
-    await bob.serve(PROTOCOL, hasty, max_request_bytes=MAX_PROBE_BYTES)
+    bob.incoming.begin(MemberService.PROBES, ServiceHandler(Probe, hasty, knows=None))
     with pytest.raises(PeerUnreachable, match="wrongly"):
         await prober(alice, Clock()).measure(bob.peer_id)
 
 
-async def test_who_asks_too_much_gets_no_answer_until_time_has_passed(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_who_asks_too_much_gets_no_answer_until_time_has_passed(
+    hosts: Ends,
+):
     _, bob = hosts
     clock = Clock()
     service = ProbeService(bob, clock=clock)
-    answers = [await service.answer("greedy", b"x") for _ in range(int(BURST_ECHOES) + 3)]
-    assert [bool(answer) for answer in answers] == [True] * int(BURST_ECHOES) + [False] * 3
-    assert service.refused == 3
-    assert await service.answer("another", b"x") != b""
+    answers = [service.allows("greedy", 1) for _ in range(int(BURST_ECHOES) + 3)]
+    assert answers == [True] * int(BURST_ECHOES) + [False] * 3
+    assert service.allows("another", 1)
     clock.now_s += 10.0
-    assert await service.answer("greedy", b"x") != b""
+    assert service.allows("greedy", 1)
 
 
-async def test_bulk_is_bounded_by_its_bytes(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_bulk_is_bounded_by_its_bytes(hosts: Ends):
     _, bob = hosts
     service = ProbeService(bob, clock=Clock())
-    answers = [await service.answer("greedy", bytes(MAX_PROBE_BYTES)) for _ in range(3)]
-    assert [bool(answer) for answer in answers] == [True, True, False]
+    answers = [service.allows("greedy", MAX_PROBE_BYTES) for _ in range(3)]
+    assert answers == [True, True, False]
 
 
-async def test_the_service_remembers_a_bounded_number_of_peers(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_the_service_remembers_a_bounded_number_of_peers(hosts: Ends):
     _, bob = hosts
     service = ProbeService(bob, clock=Clock())
     for _ in range(int(BURST_ECHOES)):
-        await service.answer("first", b"x")
+        service.allows("first", 1)
     for number in range(MAX_TRACKED_PEERS):
-        await service.answer(str(number), b"x")
-    assert await service.answer("first", b"x") != b"", "whoever was not heard of for longest is forgotten"
+        service.allows(str(number), 1)
+    assert service.allows("first", 1), "whoever was not heard of for longest is forgotten"
 
 
-async def test_a_refusal_is_an_error_for_the_prober(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_a_refusal_is_an_error_for_the_prober(hosts: Ends):
     alice, bob = hosts
     service = ProbeService(bob, clock=Clock())
-    await service.serve()
+    service.begin()
     one = prober(alice, Clock(), echoes=int(BURST_ECHOES) + 1)
     with pytest.raises(PeerUnreachable, match="refused"):
         await one.measure(bob.peer_id)
 
 
-async def test_links_are_measured_again_when_due_and_not_before(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_links_are_measured_again_when_due_and_not_before(hosts: Ends):
     alice, bob = hosts
     clock = Clock()
     line = await line_to(bob, clock, 0.05, 1e6)
@@ -170,7 +179,7 @@ async def test_links_are_measured_again_when_due_and_not_before(hosts: tuple[Mem
     assert set(one.links()) == {bob.peer_id}
 
 
-async def test_one_bad_hour_of_a_line_is_smoothed_away(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_one_bad_hour_of_a_line_is_smoothed_away(hosts: Ends):
     alice, bob = hosts
     clock = Clock()
     line = await line_to(bob, clock, 0.05, 1e6)
@@ -183,7 +192,7 @@ async def test_one_bad_hour_of_a_line_is_smoothed_away(hosts: tuple[MemoryHost, 
 
 
 async def test_a_silent_peer_costs_no_other_its_probe_and_its_figures_age(
-    hosts: tuple[MemoryHost, MemoryHost],
+    hosts: Ends,
 ):
     alice, bob = hosts
     clock = Clock()
@@ -192,7 +201,7 @@ async def test_a_silent_peer_costs_no_other_its_probe_and_its_figures_age(
     stranger = MemoryNetwork(seed=9).host().peer_id
     await one.refresh([stranger, bob.peer_id])
     assert set(one.links()) == {bob.peer_id}
-    bob.go_down()
+    bob._host.go_down()
     clock.now_s += 301.0
     await one.refresh([stranger, bob.peer_id])
     assert set(one.links()) == {bob.peer_id}, "one failure does not make a link unknown"
@@ -200,7 +209,7 @@ async def test_a_silent_peer_costs_no_other_its_probe_and_its_figures_age(
     assert one.links() == {}
 
 
-async def test_a_member_that_left_is_forgotten(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_a_member_that_left_is_forgotten(hosts: Ends):
     alice, bob = hosts
     clock = Clock()
     await line_to(bob, clock, 0.05, 1e6)
@@ -210,7 +219,7 @@ async def test_a_member_that_left_is_forgotten(hosts: tuple[MemoryHost, MemoryHo
     assert one.links() == {}
 
 
-async def test_nobody_there_is_a_network_error(hosts: tuple[MemoryHost, MemoryHost]):
+async def test_nobody_there_is_a_network_error(hosts: Ends):
     alice, bob = hosts
     with pytest.raises(NetworkError):
         await prober(alice, Clock()).measure(bob.peer_id)

@@ -16,32 +16,32 @@ import pytest
 
 from swarmnode.errors import ModelError, NetworkError, SwarmnodeError
 from swarmnode.extensions.pipeline.membership.control import (
-    MAX_REPLY_BYTES,
-    PROTOCOL,
     Begin,
     Introduce,
     Ping,
     Presence,
     ProposalProgress,
     Propose,
-    RefusalReason,
-    RefusalReply,
     Request,
     Status,
-    StatusReply,
-    decode_reply,
-    encode,
     seal_presence,
     topic_of,
 )
 from swarmnode.extensions.pipeline.membership.known_members import PING_AGAIN_S, MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.scheduling.plan import violations
+from swarmnode.extensions.pipeline.wire.frames import VERSION, AnswerFrame, encode, framed
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryNetwork
+from swarmnode.network.streams import ByteStream
 from tests.unit.extensions.pipeline import pretend_members as pretend
+from tests.unit.extensions.pipeline import raw_wire
 
 KEYS = sorted((NodeKey(bytes([number]) * 32) for number in range(1, 9)), key=lambda key: key.peer_id)
 """By peer id: the first convenes."""
@@ -115,8 +115,10 @@ class Node:
         self.iteration = 0
         self.prepared = 0
         self.network = network
+        self.streams = MemberStreams(self.host)
         self.membership = Membership(
             self.host,
+            self.streams,
             key,
             settings=self.settings,
             plan=self.plan,
@@ -181,6 +183,7 @@ class Home:
             for other in self.nodes.values():
                 with contextlib.suppress(NetworkError):
                     await node.host.connect(other.host.address)
+            await stack.enter_async_context(node.streams)
             await stack.enter_async_context(node.membership)
             self.nodes[node.key] = node
             if node.trains:
@@ -478,7 +481,7 @@ def test_other_settings_are_refused_and_both_sides_say_which(caplog: pytest.LogC
         await here.settled(*nodes)
         await asyncio.sleep(60)
         assert not other.places
-        assert nodes[0].membership.refused[RefusalReason.OTHER_TERMS] > 0
+        assert nodes[0].membership.refused[Refusal.OTHER_TERMS] > 0
         assert "skip is '0.5' there and '0.0' here" in caplog.text
         assert "skip is '0.0' there and '0.5' here" in caplog.text
 
@@ -508,7 +511,7 @@ def test_a_list_of_members_keeps_others_out():
     async def story(here: Home, nodes: list[Node]) -> None:
         await here.add(KEYS[6])
         await here.settled(*nodes)
-        assert nodes[0].membership.refused[RefusalReason.NOT_INVITED] > 0
+        assert nodes[0].membership.refused[Refusal.NOT_INVITED] > 0
 
     allowed = frozenset(key.peer_id for key in KEYS[:3])
     told(story, count=3, settings=replace(SETTINGS, allowed=allowed))
@@ -591,7 +594,7 @@ class Hostile:
         self.session = 7
 
     def presence(self, key: NodeKey | None = None, sequence: int = 1, **changes: Any) -> bytes:
-        from swarmnode.extensions.pipeline.plans.planning import plan_terms
+        from swarmnode.extensions.pipeline.plans.plan_settings import plan_terms
 
         author = key or self.key
         said = Presence(
@@ -606,16 +609,28 @@ class Hostile:
         said = Status(session=self.session, sequence=1, iteration=0, busy=False)
         return msgspec.structs.replace(said, **changes)
 
-    async def ask(self, node: Node, request: Request | bytes) -> StatusReply | RefusalReply:
-        data = request if isinstance(request, bytes) else encode(request)
-        return decode_reply(
-            await self.host.request(node.peer_id, PROTOCOL, data, max_response_bytes=MAX_REPLY_BYTES)
-        )
+    async def ask(self, node: Node, request: Request | bytes, *, version: int = VERSION) -> AnswerFrame:
+        stream = await self.host.open_stream(node.peer_id, PROTOCOL)
+        body = request if isinstance(request, bytes) else encode(request)
+        await stream.send(bytes([version]) + framed(MemberService.MEMBERSHIP, body, 5.0)[1:])
+        answer = await raw_wire.answer_on(stream)
+        stream.close()
+        return answer
 
-    async def refusal(self, node: Node, request: Request | bytes) -> str:
-        reply = await self.ask(node, request)
-        assert isinstance(reply, RefusalReply), reply
-        return reply.reason
+    async def refusal(self, node: Node, request: Request | bytes, *, version: int = VERSION) -> str:
+        answer = await self.ask(node, request, version=version)
+        assert answer.refused is not None, answer
+        return answer.refused.reason
+
+    async def tell(self, said: Callable[[], Status]) -> None:
+        """Answers every request with this status."""
+
+        async def answer(stream: ByteStream) -> None:
+            await raw_wire.read(stream, Request)
+            await raw_wire.say(stream, said())
+            await stream.discard()
+
+        await self.host.serve_streams(PROTOCOL, answer)
 
 
 def hostile(work: Callable[[Home, list[Node], Hostile], Awaitable[None]], key: NodeKey = KEYS[7]) -> None:
@@ -631,10 +646,10 @@ def hostile(work: Callable[[Home, list[Node], Hostile], Awaitable[None]], key: N
 
 def test_a_stranger_is_asked_to_introduce_itself_and_bytes_are_refused():
     async def story(here: Home, nodes: list[Node], bad: Hostile) -> None:
-        assert await bad.refusal(nodes[0], Ping(bad.status())) == RefusalReason.UNKNOWN_MEMBER
-        assert await bad.refusal(nodes[0], Begin(5)) == RefusalReason.UNKNOWN_MEMBER
-        assert await bad.refusal(nodes[0], b"\x01\xc1") == RefusalReason.MALFORMED
-        assert await bad.refusal(nodes[0], b"\x02") == RefusalReason.OTHER_VERSION
+        assert await bad.refusal(nodes[0], Ping(bad.status())) == Refusal.UNKNOWN_MEMBER
+        assert await bad.refusal(nodes[0], Begin(5)) == Refusal.UNKNOWN_MEMBER
+        assert await bad.refusal(nodes[0], b"\xc1") == Refusal.MALFORMED
+        assert await bad.refusal(nodes[0], b"", version=VERSION + 1) == Refusal.OTHER_VERSION
 
     hostile(story)
 
@@ -642,16 +657,16 @@ def test_a_stranger_is_asked_to_introduce_itself_and_bytes_are_refused():
 def test_nobody_speaks_for_another_member():
     async def story(here: Home, nodes: list[Node], bad: Hostile) -> None:
         theirs = bad.presence(NodeKey(bytes([99]) * 32))
-        assert await bad.refusal(nodes[0], Introduce(theirs)) == RefusalReason.NOT_OWN
+        assert await bad.refusal(nodes[0], Introduce(theirs)) == Refusal.NOT_OWN
         costs = CostAnnouncement(pretend.costs(nodes[1].peer_id, at_s=now_s()), {}, {})
-        assert await bad.refusal(nodes[0], Introduce(bad.presence(costs=costs))) == RefusalReason.NOT_OWN
+        assert await bad.refusal(nodes[0], Introduce(bad.presence(costs=costs))) == Refusal.NOT_OWN
         elsewhere = seal_presence(
             bad.key, Presence(session=1, sequence=1, terms={}, costs=costs), topic="other"
         )
-        assert await bad.refusal(nodes[0], Introduce(elsewhere)) == RefusalReason.BAD_SIGNATURE
+        assert await bad.refusal(nodes[0], Introduce(elsewhere)) == Refusal.BAD_SIGNATURE
         await bad.host.publish(topic_of("home", "big"), theirs)
         await asyncio.sleep(1)
-        assert nodes[0].membership.refused[RefusalReason.NOT_OWN] == 3
+        assert nodes[0].membership.refused[Refusal.NOT_OWN] == 3
 
     hostile(story)
 
@@ -662,7 +677,7 @@ def test_a_flood_of_announcements_is_cut_off():
             await bad.host.publish(topic_of("home", "big"), bad.presence(sequence=number + 1))
             await asyncio.sleep(0)
         before = await here.settled(*nodes)
-        assert nodes[0].membership.refused[RefusalReason.TOO_OFTEN] > 150
+        assert nodes[0].membership.refused[Refusal.TOO_OFTEN] > 150
         await asyncio.sleep(60)
         assert (await here.settled(*nodes)).digest == before.digest
 
@@ -673,7 +688,7 @@ def test_only_the_smallest_living_peer_id_proposes():
     async def story(here: Home, nodes: list[Node], bad: Hostile) -> None:
         await bad.ask(nodes[1], Introduce(bad.presence()))
         proposal = Propose(9, (), {}, (bad.presence(),))
-        assert await bad.refusal(nodes[1], proposal) == RefusalReason.NOT_CONVENER
+        assert await bad.refusal(nodes[1], proposal) == Refusal.NOT_CONVENER
 
     hostile(story)
 
@@ -683,24 +698,21 @@ def test_a_proposal_with_forged_announcements_is_refused():
         target = nodes[0]
         own = target.membership._own.sealed  # pyright: ignore[reportPrivateUsage]
         await bad.ask(target, Introduce(bad.presence()))
-        assert await bad.refusal(target, Propose(9, (), {}, (own,))) == RefusalReason.NOT_IN_IT
-        assert await bad.refusal(target, Propose(9, (), {}, (bad.presence(),))) == RefusalReason.NOT_IN_IT
+        assert await bad.refusal(target, Propose(9, (), {}, (own,))) == Refusal.NOT_IN_IT
+        assert await bad.refusal(target, Propose(9, (), {}, (bad.presence(),))) == Refusal.NOT_IN_IT
         forged = msgspec.msgpack.encode([nodes[1].peer_id, *msgspec.msgpack.decode(bad.presence())[1:]])
         assert (
             await bad.refusal(target, Propose(9, (), {}, (own, bad.presence(), forged)))
-            == RefusalReason.BAD_SIGNATURE
+            == Refusal.BAD_SIGNATURE
         )
         twice = (own, bad.presence(), bad.presence())
-        assert await bad.refusal(target, Propose(9, (), {}, twice)) == RefusalReason.MALFORMED
+        assert await bad.refusal(target, Propose(9, (), {}, twice)) == Refusal.MALFORMED
         lie = target.membership.status().ends
         stage = (target.membership.status().stage + 1) % len(lie)
         both = (own, bad.presence())
-        assert (
-            await bad.refusal(target, Propose(9, lie, {target.peer_id: stage}, both))
-            == RefusalReason.WRONG_PART
-        )
-        assert await bad.refusal(target, Propose(10**9, (), {}, both)) == RefusalReason.EPOCH_LEAP
-        assert await bad.refusal(target, Propose(1, (), {}, both)) == RefusalReason.OUTBID
+        assert await bad.refusal(target, Propose(9, lie, {target.peer_id: stage}, both)) == Refusal.WRONG_PART
+        assert await bad.refusal(target, Propose(10**9, (), {}, both)) == Refusal.EPOCH_LEAP
+        assert await bad.refusal(target, Propose(1, (), {}, both)) == Refusal.OUTBID
         assert target.membership.status().progress == ProposalProgress.BEGUN
 
     smallest = min((NodeKey(bytes([n]) * 32) for n in range(50, 250)), key=lambda key: key.peer_id)
@@ -710,17 +722,14 @@ def test_a_proposal_with_forged_announcements_is_refused():
 
 def test_a_member_that_lies_about_its_epoch_and_iteration_holds_nobody_up():
     async def story(here: Home, nodes: list[Node], bad: Hostile) -> None:
-        await bad.host.serve(PROTOCOL, answer, max_request_bytes=10**7)
+        await bad.tell(lambda: lies)
         await bad.ask(nodes[0], Introduce(bad.presence()))
         await here.add(KEYS[6])
         plan = await here.settled(*(n for n in here.nodes.values()), within_s=200)
         assert plan.epoch < 100
         assert plan.iteration < 100
 
-    async def answer(peer: str, data: bytes) -> bytes:
-        said = Status(session=7, sequence=1, iteration=2**50, busy=True, stage=0, epoch=2**50)
-        return encode(StatusReply(said))
-
+    lies = Status(session=7, sequence=1, iteration=2**50, busy=True, stage=0, epoch=2**50)
     hostile(story)
 
 

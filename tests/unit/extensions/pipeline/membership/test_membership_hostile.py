@@ -9,28 +9,23 @@ import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.membership.control import (
-    PROTOCOL,
     Introduce,
     Ping,
     Presence,
     ProposalProgress,
     Propose,
-    RefusalReason,
-    RefusalReply,
     Request,
     Status,
-    StatusReply,
-    encode,
     open_presence,
     seal_presence,
 )
 from swarmnode.extensions.pipeline.membership.convener import OutbidReports
 from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower, TakeJob
 from swarmnode.extensions.pipeline.membership.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
-from swarmnode.extensions.pipeline.membership.member_requests import MemberRefused
 from swarmnode.extensions.pipeline.membership.proposal_round import ProposalRound
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, StageTiming, forward_s
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanInputs, compute_plan
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
 from swarmnode.identity.node_key import NodeKey
 from tests.unit.extensions.pipeline import pretend_members as pretend
 from tests.unit.extensions.pipeline.membership.test_membership import (
@@ -126,7 +121,7 @@ def test_who_speaks_of_a_better_proposal_is_named(how: str):
     async def ask(peer: str, request: Request) -> Status:
         evil = peer == "evil"
         if evil and how == "refuses" and isinstance(request, Propose):
-            raise MemberRefused(RefusalReply(RefusalReason.OUTBID))
+            raise MemberRefused(Refused(Refusal.OUTBID))
         return status(epoch=6 if evil else 5, progress=ProposalProgress.PREPARED, proposed="a" * 64)
 
     async def hold() -> None:
@@ -228,7 +223,7 @@ def test_nobody_is_seated_before_each_living_member_of_the_plan_told_us_of_the_s
 
 def test_a_newcomer_does_not_use_up_the_epochs_on_one_members_word():
     last = 2**53
-    with pytest.raises(Rejected, match=RefusalReason.EPOCH_LEAP):
+    with pytest.raises(Rejected, match=Refusal.EPOCH_LEAP):
         Follower("b", catch_up_s=60.0).propose("a", replace(INPUTS, epoch=last), 0.0)
     late = Follower("b", catch_up_s=60.0)
     late.propose("a", replace(INPUTS, epoch=3 * MAX_EPOCH_LEAP), 0.0, usual_epoch=3 * MAX_EPOCH_LEAP - 1)
@@ -283,11 +278,8 @@ async def come_anew(here: Home, nodes: list[Node], key: NodeKey) -> None:
     """One key, a new session every other second."""
     bad = Hostile(here, key)
 
-    async def answer(peer: str, data: bytes) -> bytes:
-        return encode(StatusReply(bad.status()))
-
     async with bad.host:
-        await bad.host.serve(PROTOCOL, answer, max_request_bytes=10**7)
+        await bad.tell(bad.status)
         await bad.host.connect(nodes[0].host.address)
         while True:
             bad.session += 1

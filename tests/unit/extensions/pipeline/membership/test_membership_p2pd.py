@@ -12,6 +12,7 @@ from swarmnode.extensions.pipeline.membership.control import ProposalProgress
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity import key_file
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.daemon.hivemind_wheel import find_daemon
@@ -31,9 +32,12 @@ class Place:
         self.now = agreed
 
 
-def member(host: P2pdHost, key: NodeKey, place: Place, names: list[str]) -> Membership:
+def member(
+    host: P2pdHost, streams: MemberStreams, key: NodeKey, place: Place, names: list[str]
+) -> Membership:
     return Membership(
         host,
+        streams,
         key,
         settings=QUICK,
         plan=pretend.settings(),
@@ -72,12 +76,12 @@ async def test_three_daemons_agree_and_two_go_on(tmp_path: Path):
         ]
         for one, other in ((0, 1), (1, 2), (0, 2)):
             await hosts[one].connect((await hosts[other].addresses())[0])
-        members = [
-            await (last if number == 2 else most).enter_async_context(
-                member(hosts[number], mine[number], places[number], names)
-            )
-            for number in range(3)
-        ]
+        members: list[Membership] = []
+        for number, host in enumerate(hosts):
+            stack = last if number == 2 else most
+            streams = await stack.enter_async_context(MemberStreams(host))
+            one = member(host, streams, mine[number], places[number], names)
+            members.append(await stack.enter_async_context(one))
         await settled(members, places, set(names))
         await last.aclose()
         members[0].lost(names[2], "its stream ended")

@@ -23,6 +23,7 @@ from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from tests.unit.extensions.pipeline.members import PATIENT, ListFeed, instance_of, key_of
 from tests.unit.extensions.pipeline.tiny_models import ADAPTER, CPU, batches
@@ -43,13 +44,16 @@ class One:
 
     def __init__(self, number: int, host: MemoryHost, home: "Home") -> None:
         self.host = host
-        self.averager = ReplicaExchange(host, key_of(number))
-        self.states = StateService(host)
+        self.streams = MemberStreams(host)
+        self.averager = ReplicaExchange(self.streams, key_of(number))
+        self.states = StateService(self.streams)
         self.member = PipelineMember(
-            host, key=key_of(number), averager=self.averager, settings=PATIENT, reload=self.reload
+            self.streams, key=key_of(number), averager=self.averager, settings=PATIENT, reload=self.reload
         )
         self.decode = DecodeNode(
-            host, run_in_stage_thread=self.member.in_stage_thread, version=lambda: self.own_stage.version
+            self.streams,
+            run_in_stage_thread=self.member.in_stage_thread,
+            version=lambda: self.own_stage.version,
         )
         self.checkpoints = StageCheckpoints(home.folder / str(number), home.whole.fingerprint)
         self.own_stage = OwnStage(
@@ -64,7 +68,7 @@ class One:
 
     @property
     def services(self) -> tuple[Any, ...]:
-        return self.averager, self.states, self.member, self.decode
+        return self.streams, self.averager, self.states, self.member, self.decode
 
     async def reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
         part = self.own_stage.part

@@ -15,11 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.replication.averaging_messages import (
-    PROTOCOL,
-    AskGradients,
-    decode_question,
-)
+from swarmnode.extensions.pipeline.replication.averaging_messages import AskGradients, Question
 from swarmnode.extensions.pipeline.replication.contribution_tally import SeenHead, SeenHeads
 from swarmnode.extensions.pipeline.replication.contributions import CONTEXT, Contribution, contribute
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
@@ -31,14 +27,16 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
 )
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
-from swarmnode.extensions.pipeline.wire.hop_messages import CHUNK_BYTES
-from swarmnode.extensions.pipeline.wire.inbound import receive_length, send_frame
+from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES, encode, framed
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity import key_file
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from tests.contracts.hosts import p2pd_hosts
+from tests.unit.extensions.pipeline import raw_wire
 
 PLAN = "ab" * 32
 SHAPES = {"a": (3, 5), "b": (7,), "c": (2, 2, 2)}
@@ -72,9 +70,11 @@ async def replicas(
         hosts = [await stack.enter_async_context(network.host(KEYS[n].peer_id)) for n in range(count)]
         for one, other in combinations(hosts, 2):
             await one.connect((await other.addresses())[0])
-        made = [ReplicaExchange(hosts[n], KEYS[n], settings) for n in range(honest or count)]
+        made: list[ReplicaExchange] = []
+        for host, key in zip(hosts[: honest or count], KEYS, strict=False):
+            streams = await stack.enter_async_context(MemberStreams(host))
+            made.append(await stack.enter_async_context(ReplicaExchange(streams, key, settings)))
         for exchange in made:
-            await stack.enter_async_context(exchange)
             exchange.admit([host.peer_id for host in hosts])
         yield made, hosts
 
@@ -198,19 +198,20 @@ class Liar:
         self.asked: list[tuple[str, str]] = []
 
     async def serve(self, stream: ByteStream) -> None:
-        data = await stream.receive(await receive_length(stream, 4096))
-        question = decode_question(data)
+        question = await raw_wire.read(stream, Question)
         self.asked.append((stream.peer_id, type(question).__name__))
         await self.play(self, stream, question)
 
-    async def give(self, stream: ByteStream, sealed: bytes, data: bytes | memoryview) -> None:
-        await send_frame(stream, sealed)
-        await stream.send(data)
+    async def give(
+        self, stream: ByteStream, sealed: bytes, data: bytes | memoryview, more: bytes = b""
+    ) -> None:
+        await raw_wire.say(stream, sealed, body_bytes=len(data))
+        await stream.send(bytes(data) + more)
         await stream.discard()
 
     async def say(self, stream: ByteStream, contributions: Sequence[Contribution], **more: Any) -> None:
         held = tuple(SeenHead(one.signed.sealed, sound=True) for one in contributions)
-        await send_frame(stream, msgspec.msgpack.encode(SeenHeads(held, more.get("closed", False))))
+        await raw_wire.say(stream, SeenHeads(held, more.get("closed", False)))
         await stream.discard()
 
 
@@ -290,7 +291,7 @@ async def test_what_no_replica_may_send_is_left_out_by_all_and_named(what: str) 
 async def test_bytes_beyond_those_that_belong_to_the_head_are_not_read() -> None:
     async def play(liar: Liar, stream: ByteStream, question: Any) -> None:
         sealed, data = doctored(gradients(2))
-        await liar.give(stream, sealed, data + bytes(64 * CHUNK_BYTES))
+        await liar.give(stream, sealed, data, bytes(64 * CHUNK_BYTES))
 
     results = await against(play)
     assert results[0].contributors == peers(0, 1, 2)
@@ -298,7 +299,7 @@ async def test_bytes_beyond_those_that_belong_to_the_head_are_not_read() -> None
 
 async def test_a_head_without_end_is_not_read() -> None:
     async def play(liar: Liar, stream: ByteStream, question: Any) -> None:
-        await stream.send((2**31).to_bytes(4, "big"))
+        await stream.send(framed(MemberService.GRADIENTS, b"")[:6] + (2**31).to_bytes(4, "big"))
         await stream.discard()
 
     results = await against(play)
@@ -326,8 +327,8 @@ async def test_whoever_tells_two_stories_is_left_out_by_all(replica_count: int) 
 
 async def test_nobody_can_speak_for_another_replica() -> None:
     """Framing it for telling two stories needs its signature."""
-    framed, _ = doctored(gradients(7), number=0)
-    author_and_payload = msgspec.msgpack.decode(framed)
+    story, _ = doctored(gradients(7), number=0)
+    author_and_payload = msgspec.msgpack.decode(story)
     forged = msgspec.msgpack.encode((author_and_payload[0], author_and_payload[1], bytes(64)))
 
     async def play(liar: Liar, stream: ByteStream, question: Any) -> None:
@@ -335,7 +336,7 @@ async def test_nobody_can_speak_for_another_replica() -> None:
             await liar.give(stream, *doctored(gradients(2)))
         else:
             lies = SeenHeads((SeenHead(forged, sound=True),), closed=False)
-            await send_frame(stream, msgspec.msgpack.encode(lies))
+            await raw_wire.say(stream, lies)
             await stream.discard()
 
     results = await against(play)
@@ -384,7 +385,7 @@ async def test_a_death_in_any_phase_leaves_the_survivors_equal(phase: str) -> No
             await asyncio.sleep(3600)
         if isinstance(question, AskGradients):
             if phase == "half-way":
-                await send_frame(stream, honest.signed.sealed)
+                await raw_wire.say(stream, honest.signed.sealed, body_bytes=len(honest.data))
                 await stream.send(bytes(honest.data)[:50])
                 return
             if phase != "after one contribution" or first:
@@ -466,19 +467,22 @@ async def test_strangers_and_other_stages_are_told_nothing() -> None:
         stream = await hosts[2].open_stream(KEYS[0].peer_id, PROTOCOL)
         await stream.discard()
         exchanges[0].admit(peers(0, 1, 2))
-        nosy = ReplicaExchange(hosts[2], KEYS[2])
+        nosy = ReplicaExchange(MemberStreams(hosts[2]), KEYS[2])
         found = await combine(nosy, gradients(2), 3)
     same(results)
-    assert exchanges[0].refused == {"not_a_member": 2}
+    assert exchanges[0]._streams.incoming.refused == {"not_a_member": 2}
     assert found.contributors == peers(2)
 
 
 async def test_what_is_no_question_is_refused() -> None:
     async with replicas(2, honest=1) as (exchanges, hosts):
         stream = await hosts[1].open_stream(KEYS[0].peer_id, PROTOCOL)
-        await send_frame(stream, msgspec.msgpack.encode(["gradients", PLAN, 1, -4, KEYS[0].peer_id]))
-        await stream.discard()
-        assert exchanges[0].refused == {ContributionFault.MALFORMED: 1}
+        await raw_wire.write(
+            stream, MemberService.GRADIENTS, encode(["gradients", PLAN, 1, -4, KEYS[0].peer_id])
+        )
+        assert (await raw_wire.answer_on(stream)).refused is not None
+        stream.close()
+        assert exchanges[0]._streams.incoming.refused == {ContributionFault.MALFORMED: 1}
 
 
 async def test_over_the_daemon_replicas_combine_and_compare(tmp_path: Path) -> None:
@@ -492,7 +496,8 @@ async def test_over_the_daemon_replicas_combine_and_compare(tmp_path: Path) -> N
         about = StageIteration(PLAN, 1, 4), peer_ids
         exchanges: list[ReplicaExchange] = []
         for number, host in enumerate(hosts):
-            exchange = ReplicaExchange(host, key_file.load(tmp_path / f"{number}.key"))
+            streams = await stack.enter_async_context(MemberStreams(host))
+            exchange = ReplicaExchange(streams, key_file.load(tmp_path / f"{number}.key"))
             exchanges.append(await stack.enter_async_context(exchange))
             exchange.admit(peer_ids)
         own = [GradientSum({"w": torch.full((300_000,), 2.0**n)}, 10, 1) for n in range(3)]

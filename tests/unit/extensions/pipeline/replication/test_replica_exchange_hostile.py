@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
-from swarmnode.extensions.pipeline.replication.averaging_messages import PROTOCOL, AskDigest, encode
+from swarmnode.extensions.pipeline.replication.averaging_messages import AskDigest
 from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally
 from swarmnode.extensions.pipeline.replication.contributions import contribute
 from swarmnode.extensions.pipeline.replication.gradient_exchange import ContributionBounds, ContributionFault
 from swarmnode.extensions.pipeline.replication.replica_answers import MAX_WAITING, AnswerScope
-from swarmnode.extensions.pipeline.wire.inbound import send_frame
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
+from swarmnode.extensions.pipeline.wire.services import MemberService
+from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.replication.test_replica_exchange import (
     ABOUT,
     KEYS,
@@ -41,14 +43,16 @@ async def test_only_replicas_ask_and_not_for_what_is_far_away() -> None:
 
         async def ask(asker: int, iteration: int, plan: str = PLAN) -> None:
             stream = await hosts[asker].open_stream(hosts[0].peer_id, PROTOCOL)
-            await send_frame(stream, encode(AskDigest(plan=plan, stage=1, iteration=iteration)))
+            question = AskDigest(plan=plan, stage=1, iteration=iteration)
+            await raw_wire.write(stream, MemberService.GRADIENTS, question)
 
+        refused = exchanges[0]._streams.incoming.refused
         await ask(2, 4)
         await ask(1, 6)
         for _ in range(MAX_WAITING + 1):
             await ask(1, 5)
         for _ in range(100):
-            if exchanges[0].refused.total() == 3:  # type: ignore[attr-defined]
+            if refused.total() == 3:
                 break
             await asyncio.sleep(0.01)
-        assert exchanges[0].refused == {"not_a_member": 1, "too_early": 1, "too_many_streams": 1}
+        assert refused == {"not_a_member": 1, "too_early": 1, "too_many_streams": 1}

@@ -22,14 +22,16 @@ from swarmnode.extensions.pipeline.replication.holdings import (
     of_part,
     offers,
 )
-from swarmnode.extensions.pipeline.replication.state_questions import PROTOCOL, AskHoldings, decode_question
+from swarmnode.extensions.pipeline.replication.state_questions import AskHoldings, Holdings, StateQuestion
 from swarmnode.extensions.pipeline.replication.state_service import StateLimits, StateService
 from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
-from swarmnode.extensions.pipeline.wire.hop_messages import CHUNK_BYTES
-from swarmnode.extensions.pipeline.wire.inbound import receive_length, send_frame
+from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
+from tests.unit.extensions.pipeline import raw_wire
 
 LIMITS = StateLimits()
 SHORT = StateLimits(answer_timeout_s=1.0, least_bytes_per_s=1e9)
@@ -59,9 +61,11 @@ async def members(
         hosts = [await stack.enter_async_context(network.host()) for _ in range(count)]
         for one, other in combinations(hosts, 2):
             await one.connect((await other.addresses())[0])
-        services = [StateService(host, limits) for host in hosts[: honest or count]]
+        services: list[StateService] = []
+        for host in hosts[: honest or count]:
+            streams = await stack.enter_async_context(MemberStreams(host))
+            services.append(await stack.enter_async_context(StateService(streams, limits)))
         for service in services:
-            await stack.enter_async_context(service)
             service.admit([host.peer_id for host in hosts])
         yield services, hosts
 
@@ -188,9 +192,9 @@ async def serve(host: MemoryHost, offered: HeldState, play: Play) -> None:
     """It says that it holds `offered`; `play` decides what it hands out."""
 
     async def handler(stream: ByteStream) -> None:
-        question = decode_question(await stream.receive(await receive_length(stream, 1024)))
+        question = await raw_wire.read(stream, StateQuestion)
         if isinstance(question, AskHoldings):
-            await send_frame(stream, msgspec.msgpack.encode((offered.holding,)))
+            await raw_wire.say(stream, Holdings((offered.holding,)))
             await stream.discard()
         else:
             await play(stream, question)
@@ -199,7 +203,7 @@ async def serve(host: MemoryHost, offered: HeldState, play: Play) -> None:
 
 
 async def give(stream: ByteStream, data: bytes, size_bytes: int | None = None) -> None:
-    await send_frame(stream, msgspec.msgpack.encode(len(data) if size_bytes is None else size_bytes))
+    await raw_wire.say(stream, size_bytes or len(data), body_bytes=min(len(data), len(LARGE.state.data)))
     await stream.send(data)
     await stream.discard()
 
@@ -212,15 +216,16 @@ async def test_what_one_holder_began_another_finishes() -> None:
     asked: list[int] = []
 
     async def dies_half_way(stream: ByteStream, question: Any) -> None:
-        await send_frame(stream, msgspec.msgpack.encode(len(LARGE.state.data)))
+        await raw_wire.say(stream, len(LARGE.state.data), body_bytes=len(LARGE.state.data))
         await stream.send(LARGE.state.data[: 2 * CHUNK_BYTES])
         while not stream._incoming.closed and stream._outgoing._held_bytes:  # type: ignore[attr-defined]
             await stream._outgoing.change()  # type: ignore[attr-defined]
 
     async def goes_on(stream: ByteStream, question: Any) -> None:
         asked.append(question.offset)
-        await send_frame(stream, msgspec.msgpack.encode(len(LARGE.state.data)))
-        await stream.send(LARGE.state.data[question.offset :])
+        rest = LARGE.state.data[question.offset :]
+        await raw_wire.say(stream, len(LARGE.state.data), body_bytes=len(rest))
+        await stream.send(rest)
         await stream.discard()
 
     async with members(3, honest=1) as (services, hosts):
@@ -253,7 +258,7 @@ async def test_a_wrong_beginning_does_not_spoil_what_others_hold() -> None:
     """It hangs up after a false half; the honest one's rest does not fit it and is asked for again, whole."""
 
     async def lies(stream: ByteStream, question: Any) -> None:
-        await send_frame(stream, msgspec.msgpack.encode(len(LARGE.state.data)))
+        await raw_wire.say(stream, len(LARGE.state.data), body_bytes=len(LARGE.state.data))
         await stream.send(bytes(CHUNK_BYTES))
         while stream._outgoing._held_bytes:  # type: ignore[attr-defined]
             await stream._outgoing.change()  # type: ignore[attr-defined]
@@ -330,16 +335,18 @@ async def test_strangers_are_told_nothing_and_noise_is_counted() -> None:
     async with members(3, honest=2) as (services, hosts):
         services[0].publish(LARGE)
         services[0].admit([hosts[1].peer_id])
-        stranger = StateService(hosts[2], LIMITS)
+        stranger = StateService(MemberStreams(hosts[2]), LIMITS)
+        refused = services[0]._streams.incoming.refused
         assert await stranger.find(ids(hosts[:1])) == []
-        assert services[0].refused == {"not_a_member": 1}
+        assert refused == {"not_a_member": 1}
         stream = await hosts[1].open_stream(hosts[0].peer_id, PROTOCOL)
-        await send_frame(stream, b"\xc1noise")
-        await stream.discard()
-        assert services[0].refused == {"not_a_member": 1, "malformed": 1}
+        await raw_wire.write(stream, MemberService.STATES, b"\xc1noise")
+        assert (await raw_wire.answer_on(stream)).refused is not None
+        stream.close()
+        assert refused == {"not_a_member": 1, "malformed": 1}
         with pytest.raises(CheckpointError):
             await services[1].fetch(Offer(held(5, 6).holding, (hosts[0].peer_id,)))
-        assert services[0].refused["unknown_state"] == 2
+        assert refused["unknown_state"] == 2
 
 
 def holding(first: int, end: int, iteration: int = 0, *, mark: str = "0", size: int = 10) -> Holding:

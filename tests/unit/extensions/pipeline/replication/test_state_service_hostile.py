@@ -16,11 +16,13 @@ from swarmnode.extensions.pipeline.replication.holdings import (
     covering,
     offers,
 )
-from swarmnode.extensions.pipeline.replication.state_questions import PROTOCOL
+from swarmnode.extensions.pipeline.replication.state_questions import StateQuestion
 from swarmnode.extensions.pipeline.replication.state_service import StateLimits
 from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
-from swarmnode.extensions.pipeline.wire.inbound import receive_length, send_frame
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
+from swarmnode.network.streams import ByteStream
+from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.replication.test_state_service import held, ids, members, same, tensors
 
 ASSIGNMENTS = LayerAssignments({"a": (0, 4), "b": (4, 8), "b2": (4, 8), "c": (8, 12)}, {"c": "a", "a": "b"})
@@ -71,13 +73,13 @@ def test_credibility_follows_from_the_plan() -> None:
 
 
 async def test_a_digest_that_is_no_text_is_a_malformed_answer() -> None:
-    wrong = msgspec.msgpack.encode([[0, 1, True, 1, 10, "x" * 64]]).replace(b"x" * 64, b"\xff" * 64)
+    wrong = msgspec.msgpack.encode([[[0, 1, True, 1, 10, "x" * 64]]]).replace(b"x" * 64, b"\xff" * 64)
     async with members(3, honest=2) as (services, hosts):
 
-        async def handler(stream: object) -> None:
-            await stream.receive(await receive_length(stream, 1024))  # type: ignore[attr-defined, arg-type]
-            await send_frame(stream, wrong)  # type: ignore[arg-type]
-            await stream.discard()  # type: ignore[attr-defined]
+        async def handler(stream: ByteStream) -> None:
+            await raw_wire.read(stream, StateQuestion)
+            await raw_wire.say(stream, msgspec.Raw(wrong))
+            await stream.discard()
 
         await hosts[2].serve_streams(PROTOCOL, handler)
         services[1].publish(held(0, 2, 5))

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from swarmnode.errors import EngineError, NetworkError
-from swarmnode.extensions.pipeline.rollouts.decode_streams import DecodeLimits
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
@@ -20,6 +19,7 @@ from swarmnode.extensions.pipeline.rollouts.stage_cache import StageCaches
 from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.testing.local_chain import LocalChain
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.network.daemon.hivemind_wheel import find_daemon
 from swarmnode.network.memory_network import MemoryNetwork
@@ -34,7 +34,6 @@ PLAN = "ab" * 32
 ENDS = (2, 4, LAYERS)
 FULL = (0, 1, 2)
 ROOM = 1 << 24
-LIMITS = DecodeLimits(ask_timeout_s=0.3)
 MODEL = tiny_model()
 
 
@@ -128,8 +127,12 @@ async def swarm(
         made: list[Member] = []
         for number, host in enumerate(hosts):
             version = [0]
+            streams = await stack.enter_async_context(MemberStreams(host))
             node = DecodeNode(
-                host, run_in_stage_thread=asyncio.to_thread, version=lambda own=version: own[0], limits=LIMITS
+                streams,
+                run_in_stage_thread=asyncio.to_thread,
+                version=lambda own=version: own[0],
+                ask_timeout_s=0.3,
             )
             await stack.enter_async_context(node)
             node.hold(StageCaches(stages[stage_of[number]], max_bytes=ROOM))
@@ -243,7 +246,7 @@ async def test_members_sample_what_one_process_samples() -> None:
             assert output.token_ids == expected[name].token_ids
             assert output.sampled.path == FULL
             assert_true(output, asked[int(name)].prompt_ids)
-        assert [member.node.counters.steps for member in pipeline.members] == [0, 12, 12]
+        assert [member.node.steps for member in pipeline.members] == [0, 12, 12]
         # The last sequence has ended, and nobody holds a session of it.
         await eventually(lambda: not any(len(member.node.caches or ()) for member in pipeline.members))
 
@@ -345,7 +348,7 @@ async def test_another_plan_is_no_reason_to_lose_a_token() -> None:
             member.node.adopt(PlanMembers(plan, peers, own=number))
         pipeline.chain.adopt_members(StageHolders(plan, peers, (0, -1, 2, 1), own=0))
         found = await asyncio.to_thread(run, engine)
-        assert pipeline.members[3].node.counters.steps == 8
+        assert pipeline.members[3].node.steps == 8
     assert {name: output.token_ids for name, output in found.items()} == {
         name: output.token_ids for name, output in expected.items()
     }

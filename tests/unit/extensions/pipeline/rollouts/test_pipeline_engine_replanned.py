@@ -16,16 +16,22 @@ import torch
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason
-from swarmnode.extensions.pipeline.rollouts.decode_messages import Halted
-from swarmnode.extensions.pipeline.rollouts.decode_streams import PROTOCOL
+from swarmnode.extensions.pipeline.rollouts.decode_messages import (
+    DecodeMessage,
+    FeedQuestion,
+    Halted,
+    StepProgress,
+)
 from swarmnode.extensions.pipeline.rollouts.feeder import MAX_FAILURES
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments, StageCaches
 from swarmnode.extensions.pipeline.rollouts.tracing import MAX_BROKEN_OFF
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.rollout.engine import Output, Request
+from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.rollouts.test_pipeline_engine import (
     ENDS,
     FULL,
@@ -208,7 +214,7 @@ async def test_a_frozen_member_is_replaced_under_the_next_plan() -> None:
         await eventually(lambda: bool(len(pipeline.members[0].node._in_flight)))
         take_places(pipeline, (0, -1, 2, 1), who=(0, 2, 3))
         found = await round_
-        assert pipeline.members[3].node.counters.steps > 0
+        assert pipeline.members[3].node.steps > 0
     assert pipeline.lost == []
     assert_as_undisturbed(found, asked)
 
@@ -286,11 +292,12 @@ async def test_a_member_with_other_layers_by_now_computes_nothing_for_the_former
     asked = requests(prompts(4))
     async with patient((0, 1, 2)) as pipeline:
         take_places(pipeline, (0, 2, 1), who=(1, 2))
+        waits_for: list[str] = []
+        pipeline.members[0].node.on_silent = lambda peer_id, why: waits_for.append(peer_id)
         pipeline.engine.submit(asked)
         round_ = going_on(pipeline)
-        others = [member.node.counters for member in pipeline.members[1:]]
-        await eventually(lambda: any(counters.refused["other_plan"] for counters in others))
-        assert [counters.steps for counters in others] == [0, 0]
+        await eventually(lambda: bool(waits_for))
+        assert [member.node.steps for member in pipeline.members[1:]] == [0, 0]
         take_places(pipeline, (0, 2, 1), who=(0,))
         assert_as_undisturbed(await round_, asked)
 
@@ -369,7 +376,11 @@ async def test_a_member_that_ends_every_stream_is_lost_in_the_end() -> None:
 
         async def refuse(stream: Any) -> None:
             nonlocal times
-            times += 1
+            if isinstance(await raw_wire.read(stream, DecodeMessage), FeedQuestion):
+                await raw_wire.say(stream, StepProgress(False, False))
+                await stream.discard()
+            else:
+                times += 1
 
         await pipeline.members[1].host.serve_streams(PROTOCOL, refuse)
         found = await asyncio.to_thread(run, pipeline.engine, asked)

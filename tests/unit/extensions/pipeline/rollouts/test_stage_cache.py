@@ -17,7 +17,7 @@ from swarmnode.extensions.pipeline.rollouts.stage_cache import (
     StageCaches,
     tails_of,
 )
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, VOCABULARY, tiny_model
 

@@ -3,53 +3,55 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import (
-    MAX_FRAME_BYTES,
     MAX_SEQUENCES,
     Closed,
+    DecodeMessage,
     DecodeStep,
     FeedQuestion,
     Halted,
     StepProgress,
     check_frame,
-    decode_frame,
-    encode_frame,
     who_stopped,
 )
-from swarmnode.extensions.pipeline.rollouts.decode_streams import PROTOCOL, DecodeLimits
 from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments, StageCaches
 from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
-from swarmnode.extensions.pipeline.rollouts.tracing import ASK_PROTOCOL
-from swarmnode.extensions.pipeline.wire.codec import encode
+from swarmnode.extensions.pipeline.wire.codec import encode as encoded
+from swarmnode.extensions.pipeline.wire.frames import decode, encode
 from swarmnode.extensions.pipeline.wire.hop_messages import TensorHeader
+from swarmnode.extensions.pipeline.wire.incoming_streams import Reply, WireLimits
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
+from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
+from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, tiny_model
 
 PLAN = "ab" * 32
 WIDTH = 32
-LIMITS = DecodeLimits(ask_timeout_s=0.3, frame_timeout_s=0.3)
+LIMITS = WireLimits(header_timeout_s=0.3, chunk_timeout_s=0.3, max_streams_per_peer=8)
 ONE = Segments((0,), (0,), (1,), (1,))
 STAGES = stages_of(tiny_model(), (2, 4, LAYERS))
 
 
 def header(rows: int = 1) -> TensorHeader:
-    return encode(torch.zeros(rows, WIDTH), "none").header
+    return encoded(torch.zeros(rows, WIDTH), "none").header
 
 
 def step(**fields: Any) -> DecodeStep:
     values: dict[str, Any] = {
         "plan": PLAN, "session": 1, "path": (0, 1, 2), "position": 1, "number": 1, "version": 0,
-        "deadline_s": 2.0, "cells": (0,), "starts": (0,), "counts": (1,), "tails": (1,), "tensor": header(),
+        "cells": (0,), "starts": (0,), "counts": (1,), "tails": (1,), "tensor": header(),
     }  # fmt: skip
     return DecodeStep(**(values | fields))
 
@@ -67,7 +69,8 @@ async def members(count: int = 3) -> AsyncGenerator[tuple[list[MemoryHost], list
         peers = tuple(host.peer_id for host in hosts[:count])
         nodes: list[DecodeNode] = []
         for number, host in enumerate(hosts[:count]):
-            node = DecodeNode(host, run_in_stage_thread=inline, version=lambda: 0, limits=LIMITS)
+            streams = await stack.enter_async_context(MemberStreams(host, LIMITS))
+            node = DecodeNode(streams, run_in_stage_thread=inline, version=lambda: 0, ask_timeout_s=0.3)
             await stack.enter_async_context(node)
             node.hold(StageCaches(STAGES[number], max_bytes=1 << 20))
             node.adopt(PlanMembers(PLAN, peers, own=number))
@@ -114,7 +117,7 @@ def test_frames_survive_the_wire() -> None:
         Closed(plan=PLAN, session=1, path=(0, 1), position=1),
     )
     for frame in frames:
-        assert decode_frame(encode_frame(frame)) == frame
+        assert decode(DecodeMessage, encode(frame)) == frame
 
 
 def test_the_largest_step_fits_into_a_frame() -> None:
@@ -124,7 +127,7 @@ def test_the_largest_step_fits_into_a_frame() -> None:
         forks=tuple((row, (row + 1) % rows, 1 << 19) for row in range(rows)), tensor=header(rows),
         path=tuple(range(60)),
     )  # fmt: skip
-    assert len(encode_frame(largest)) <= MAX_FRAME_BYTES
+    assert len(encode(largest)) <= SERVICES[MemberService.GENERATION].max_message_bytes
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,6 @@ def test_the_largest_step_fits_into_a_frame() -> None:
         {"position": 3, "counts": (2,), "tails": (2,)},
         {"cells": (MAX_SEQUENCES,)},
         {"starts": (-1,)},
-        {"deadline_s": 0.0},
         {"plan": "x"},
         {"cells": ()} | {"starts": (1,)},
     ],
@@ -148,27 +150,13 @@ def test_a_step_that_contradicts_itself_is_no_frame(wrong: dict[str, Any]) -> No
         wrong.get(name, value)
         for name, value in zip(DecodeStep.__struct_fields__, _values(step()), strict=True)
     ]
-    data = bytes([1]) + msgspec.msgpack.encode(["step", *fields])
+    data = encode(["step", *fields])
     with pytest.raises(Rejected, match="malformed"):
-        decode_frame(data)
+        decode(DecodeMessage, data)
 
 
 def _values(frame: DecodeStep) -> list[Any]:
     return [getattr(frame, name) for name in DecodeStep.__struct_fields__]
-
-
-@pytest.mark.parametrize(
-    "data, reason",
-    [
-        (b"", "malformed"),
-        (b"\x02\x90", "other_version"),
-        (b"\x01\xc1", "malformed"),
-        (b"\x01" * (MAX_FRAME_BYTES + 1), "too_large"),
-    ],
-)
-def test_other_bytes_are_no_frame(data: bytes, reason: str) -> None:
-    with pytest.raises(Rejected, match=reason):
-        decode_frame(data)
 
 
 ROSTERS = {PLAN: PlanMembers(PLAN, ("a", "b", "c", "d"), own=1)}
@@ -279,64 +267,71 @@ async def test_a_node_that_does_nothing_is_found_by_asking() -> None:
 
 async def test_a_step_that_is_lost_between_two_that_answer_is_brought_again() -> None:
     async with members() as (_, nodes):
+        incoming = nodes[2]._streams.incoming
+        real = incoming._handlers[MemberService.GENERATION]
 
-        async def swallow(*_: Any) -> None: ...
+        async def swallow(asked: Any) -> Reply:
+            if isinstance(asked.message, FeedQuestion):
+                return await real.respond(asked)
+            async with asked.payload():
+                return Reply()
 
-        real = nodes[2]._streams._handle
-        nodes[2]._streams._handle = swallow
+        incoming.begin(MemberService.GENERATION, replace(real, respond=swallow))
         assert await send_around(nodes[0]) == Stopped(
             StopReason.FORGOTTEN, None, "nothing came around within 0.5 s"
         )
-        nodes[2]._streams._handle = real
+        incoming.begin(MemberService.GENERATION, real)
         assert isinstance(await send_around(nodes[0], session=2), torch.Tensor)
 
 
 async def test_a_broken_stream_is_opened_again() -> None:
     async with members() as (_, nodes):
         await send_around(nodes[0])
-        link = nodes[0]._streams._links[nodes[1]._host.peer_id]
-        assert link.outgoing is not None
-        link.outgoing.stream.close()
+        link = nodes[0]._streams._links[nodes[1]._streams.peer_id]
+        await eventually(lambda: bool(link.idle))
+        link.idle[0][1].close()
         assert isinstance(await send_around(nodes[0]), torch.Tensor)
 
 
-async def test_strangers_are_told_nothing() -> None:
+def refused(node: DecodeNode) -> dict[str, int]:
+    return node._streams.incoming.refused
+
+
+async def test_strangers_are_told_nothing_and_members_of_another_plan_that_we_are_not_ready() -> None:
     async with members() as (hosts, nodes):
         stream = await hosts[3].open_stream(hosts[1].peer_id, PROTOCOL)
-        await eventually(lambda: nodes[1].counters.refused["not_a_member"] == 1)
-        stream.close()
+        await stream.discard()
+        assert refused(nodes[1]) == {"not_a_member": 1}
         await send_around(nodes[0])
-        asked = msgspec.msgpack.encode(FeedQuestion(PLAN, next(iter(nodes[1]._tracing._progress))[1]))
-        told = await hosts[3].request(hosts[1].peer_id, ASK_PROTOCOL, asked, max_response_bytes=16)
-        assert msgspec.msgpack.decode(told, type=StepProgress) == StepProgress(False, False, assigned=False)
-        with pytest.raises(Exception, match="closed the stream"):
-            await hosts[3].request(hosts[1].peer_id, ASK_PROTOCOL, b"x", max_response_bytes=16)
+        other = await hosts[0].open_stream(hosts[1].peer_id, PROTOCOL)
+        await raw_wire.write(other, MemberService.GENERATION, FeedQuestion("cd" * 32, 1))
+        told = decode(StepProgress, (await raw_wire.answer_on(other)).content)
+        assert told == StepProgress(False, False, assigned=False)
 
 
 async def test_a_member_that_sends_nonsense_loses_its_stream_and_nothing_else_happens() -> None:
     async with members() as (hosts, nodes):
-        for data, reason in (
-            ((1 << 30).to_bytes(4, "big"), "too_large"),
-            ((2).to_bytes(4, "big") + b"\x01\xc1", "malformed"),
-        ):
+        too_large = bytes(SERVICES[MemberService.GENERATION].max_message_bytes + 1)
+        for data, reason in ((too_large, "too_large"), (b"\xc1", "malformed")):
             stream = await hosts[2].open_stream(hosts[1].peer_id, PROTOCOL)
-            await stream.send(data)
-            await eventually(lambda reason=reason: nodes[1].counters.refused[reason] == 1)
+            await raw_wire.write(stream, MemberService.GENERATION, data)
+            assert not (await raw_wire.answer_on(stream)).keep
+            stream.close()
+            assert refused(nodes[1])[reason] == 1
         assert isinstance(await send_around(nodes[0]), torch.Tensor)
 
 
 async def test_a_tensor_that_never_comes_gives_its_memory_back() -> None:
     async with members() as (hosts, nodes):
         stream = await hosts[0].open_stream(hosts[1].peer_id, PROTOCOL)
-        head = encode_frame(step())
-        await stream.send(len(head).to_bytes(4, "big") + head + b"abc")
-        await eventually(lambda: nodes[1]._streams._budget.used_bytes > 0)
-        await eventually(lambda: nodes[1].counters.refused["too_slow"] == 1)
-        assert nodes[1]._streams._budget.used_bytes == 0
+        await raw_wire.write(stream, MemberService.GENERATION, step(), b"abc")
+        await eventually(lambda: nodes[1]._streams.incoming.reserved_bytes > 0)
+        await eventually(lambda: refused(nodes[1])["too_slow"] == 1)
+        assert nodes[1]._streams.incoming.reserved_bytes == 0
 
 
 async def test_streams_of_a_member_are_bounded() -> None:
     async with members() as (hosts, nodes):
         for _ in range(LIMITS.max_streams_per_peer + 1):
             await hosts[2].open_stream(hosts[1].peer_id, PROTOCOL)
-        await eventually(lambda: nodes[1].counters.refused["too_many_streams"] == 1)
+        await eventually(lambda: refused(nodes[1])["too_many_streams"] == 1)

@@ -7,25 +7,33 @@ import pytest
 import torch
 
 from swarmnode.extensions.pipeline.rollouts.chain import StopReason
-from swarmnode.extensions.pipeline.rollouts.decode_messages import Closed, Halted, encode_frame
-from swarmnode.extensions.pipeline.rollouts.decode_streams import PROTOCOL
+from swarmnode.extensions.pipeline.rollouts.decode_messages import Closed, Halted
 from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.codec import encode
+from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
+from swarmnode.extensions.pipeline.wire.services import MemberService
+from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.rollouts.test_stage_decode import (
     PLAN,
     WIDTH,
     eventually,
     members,
     never,
+    refused,
     send_around,
     step,
 )
 
 
-async def say(host: Any, target: Any, frame: Any, tensor: torch.Tensor | None = None) -> None:
+async def say(host: Any, target: Any, message: Any, tensor: torch.Tensor | None = None) -> None:
+    """Sends a message and hears the answer."""
     stream = await host.open_stream(target.peer_id, PROTOCOL)
-    head, body = encode_frame(frame), b"" if tensor is None else bytes(encode(tensor, "none").payload.data)
-    await stream.send(len(head).to_bytes(4, "big") + head + body)
+    payload = encode(tensor, "none").payload if tensor is not None else NO_PAYLOAD
+    sums = [checksum.to_bytes(4, "big") for checksum in payload.checksums]
+    await raw_wire.write(stream, MemberService.GENERATION, message, *sums, bytes(payload.data))
+    await raw_wire.answer_on(stream)
+    stream.close()
 
 
 def brings(tensor: torch.Tensor, **fields: Any) -> Any:
@@ -46,7 +54,7 @@ async def test_who_is_not_on_the_path_neither_answers_nor_accuses() -> None:
         found = await going
         assert (found.why, found.node) == (StopReason.LOST, 1)
         assert "nothing came around" in found.detail
-        assert nodes[0].counters.refused["unknown_work"] == 2
+        assert refused(nodes[0])["unknown_work"] == 2
 
 
 async def test_an_answer_of_another_shape_counts_against_the_node_that_sent_it() -> None:
@@ -67,8 +75,8 @@ async def test_a_session_is_only_spoken_of_along_its_own_path() -> None:
         hidden = torch.ones(1, WIDTH)
         await say(hosts[2], hosts[1], brings(hidden, path=(0, 2, 1), position=2, starts=(1,)), hidden)
         await say(hosts[2], hosts[1], Closed(plan=PLAN, session=1, path=(0, 2, 1), position=2))
-        await eventually(lambda: nodes[1].counters.refused["wrong_route"] == 2)
-        assert nodes[1].counters.steps == 1
+        await eventually(lambda: refused(nodes[1])["wrong_route"] == 2)
+        assert nodes[1].steps == 1
         assert len(nodes[1].caches or ()) == 1
 
 

@@ -20,7 +20,7 @@ from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_s
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.extensions.pipeline.wire.hop_messages import Refusal
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.model.attention import packed_layout
 from swarmnode.training.losses import LossOutput
 from tests.unit.extensions.pipeline.tiny_models import CPU, LAYERS, SETTINGS, nudge, tiny_config, tiny_model

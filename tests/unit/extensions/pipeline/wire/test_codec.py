@@ -9,7 +9,8 @@ from torch import Tensor
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.codec import INT8_BLOCK, INT8_STEPS, decode, encode
-from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, Refusal, TensorHeader
+from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, TensorHeader
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CODECS: list[CodecName] = ["none", "fp16", "int8"]
@@ -115,7 +116,6 @@ def test_pieces_of_a_large_tensor_are_coded_as_it_would_be_alone():
 def test_the_header_says_how_many_bytes_follow(codec: CodecName, size_bytes: int):
     sent = encode(hidden(10, 10), codec)
     assert sent.header.payload_bytes == len(sent.payload.data) == size_bytes
-    assert sent.header.checksum == sent.payload.checksum
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -167,7 +167,7 @@ def test_a_payload_of_another_length_is_not_taken(codec: CodecName):
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.binary(min_size=21, max_size=21), st.sampled_from(["float32", "bfloat16", "float16"]))
 def test_whatever_int8_bytes_come_only_finite_numbers_get_through(data: bytes, dtype: str):
-    header = msgspec.convert(["int8", dtype, [13], 8, 0], TensorHeader)
+    header = msgspec.convert(["int8", dtype, [13], 8], TensorHeader)
     try:
         values = decode(header, bytearray(data))
     except Rejected:

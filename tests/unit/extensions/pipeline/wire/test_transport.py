@@ -12,35 +12,38 @@ import pytest
 
 from swarmnode.errors import HostDown, PeerUnreachable, Rejected, RequestTimeout
 from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
-from swarmnode.extensions.pipeline.wire.hop_messages import (
+from swarmnode.extensions.pipeline.wire.frames import (
     CHUNK_BYTES,
-    MAX_ANSWER_BYTES,
-    MAX_MESSAGE_BYTES,
+    NO_PAYLOAD,
+    AnswerFrame,
+    Payload,
+    as_payload,
+    decode,
+    encode,
+    framed,
+    receive_prefix,
+)
+from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
-    Done,
     ForwardHop,
     Message,
-    Refusal,
-    Refused,
-    ReplyFrame,
     StepDone,
     TensorHeader,
 )
-from swarmnode.extensions.pipeline.wire.inbound import TransportLimits, receive_length
+from swarmnode.extensions.pipeline.wire.incoming_streams import WireLimits
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, ArrivalWindow, LinkPace, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.extensions.pipeline.wire.transport import (
-    MAX_PLANS,
-    PROTOCOL,
-    ArrivalWindow,
-    LinkPace,
-    TensorTransport,
-)
-from swarmnode.extensions.pipeline.wire.wire import Payload, as_payload, decode_answer, encode_message
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
+from swarmnode.extensions.pipeline.wire.services import MemberService
+from swarmnode.extensions.pipeline.wire.transport import MAX_PLANS, TensorTransport
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 
 PLAN, NEXT_PLAN = "ab" * 32, "cd" * 32
-LIMITS = TransportLimits(
+LARGEST = SERVICES[MemberService.HOPS].max_message_bytes
+LIMITS = WireLimits(
+    max_in_flight=4, max_streams_per_peer=8,
     header_timeout_s=0.2, chunk_timeout_s=0.2, reply_timeout_s=0.5, max_inbound_bytes=6 * CHUNK_BYTES,
     max_inbound_bytes_per_peer=4 * CHUNK_BYTES,
 )  # fmt: skip
@@ -70,12 +73,22 @@ class FakeInbox:
 @dataclass
 class Member:
     host: MemoryHost
+    streams: MemberStreams
     inbox: FakeInbox
     transport: TensorTransport
 
     @property
     def refused(self) -> dict[Refusal, int]:
-        return dict(self.transport.counters.refused)
+        return dict(self.streams.incoming.refused)
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.streams.incoming.reserved_bytes
+
+    async def send(
+        self, to: "Member", message: Message, payload: Payload = NO_PAYLOAD, *, timeout_s: float = 5.0
+    ) -> Refusal | None:
+        return await self.transport.send(to.host.peer_id, message, payload, timeout_s=timeout_s)
 
 
 @dataclass
@@ -101,7 +114,7 @@ async def members(
     count: int = 2,
     *,
     network: MemoryNetwork | None = None,
-    limits: TransportLimits = LIMITS,
+    limits: WireLimits = LIMITS,
     pace: LinkPace | None = None,
     strangers: int = 0,
 ) -> AsyncGenerator[list[Member], None]:
@@ -115,27 +128,25 @@ async def members(
         made: list[Member] = []
         for number, host in enumerate(hosts):
             inbox = FakeInbox()
-            transport = TensorTransport(host, inbox, limits=limits, pace=pace)
-            await stack.enter_async_context(transport)
+            streams = await stack.enter_async_context(MemberStreams(host, limits))
+            transport = await stack.enter_async_context(TensorTransport(streams, inbox, pace=pace))
             known = peers[:count] if number < count else peers
             transport.adopt(PlanMembers(PLAN, known, own=number))
-            made.append(Member(host, inbox, transport))
+            made.append(Member(host, streams, inbox, transport))
         yield made
 
 
 def forward(size_bytes: int, *, micro_batch: int = 0, **fields: Any) -> tuple[ForwardHop, Payload]:
     payload = as_payload(bytes(range(251)) * (size_bytes // 251) + bytes(size_bytes % 251))
-    header = TensorHeader(codec="none", dtype="float16", shape=(size_bytes // 2,), checksum=payload.checksum)
-    values: dict[str, Any] = {"plan": PLAN, "iteration": 0, "deadline_s": 5.0, "path": (0, 1)} | fields
+    header = TensorHeader(codec="none", dtype="float16", shape=(size_bytes // 2,))
+    values: dict[str, Any] = {"plan": PLAN, "iteration": 0, "path": (0, 1)} | fields
     return ForwardHop(
         **values, micro_batch=micro_batch, agent=0, wave=0, position=1, tensor=header, tokens=1
     ), payload
 
 
 def ready(**fields: Any) -> StepDone:
-    return StepDone(
-        plan=PLAN, iteration=0, deadline_s=5.0, stage=0, tokens=1, visits=1, digest=PLAN, **fields
-    )
+    return StepDone(plan=PLAN, iteration=0, stage=0, tokens=1, visits=1, digest=PLAN, **fields)
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
@@ -150,22 +161,22 @@ async def open_to(sender: Member, receiver: Member) -> ByteStream:
     return await sender.host.open_stream(receiver.host.peer_id, PROTOCOL)
 
 
-async def answer_on(stream: ByteStream) -> ReplyFrame:
-    return decode_answer(await stream.receive(await receive_length(stream, MAX_ANSWER_BYTES)))
+async def answer_on(stream: ByteStream) -> AnswerFrame:
+    return decode(AnswerFrame, await stream.receive((await receive_prefix(stream)).length))
 
 
-def framed(body: bytes) -> bytes:
-    return len(body).to_bytes(4, "big") + body
+def said(message: Message, timeout_s: float = 5.0) -> bytes:
+    return framed(MemberService.HOPS, encode(message), timeout_s)
 
 
 async def refused_with(stream: ByteStream, *parts: bytes) -> Refusal:
     """What a hostile sender is told who writes this."""
     for part in parts:
         await stream.send(part)
-    reply = (await answer_on(stream)).reply
+    refused = (await answer_on(stream)).refused
     stream.close()
-    assert isinstance(reply, Refused)
-    return reply.reason
+    assert refused is not None
+    return refused.reason
 
 
 # ---- honest members ----
@@ -175,18 +186,18 @@ async def refused_with(stream: ByteStream, *parts: bytes) -> Refusal:
 async def test_a_tensor_arrives_as_it_was_sent(size_bytes: int):
     message, payload = forward(size_bytes)
     async with members() as (alice, bob):
-        assert await alice.transport.send(bob.host.peer_id, message, payload) == Done()
+        assert await alice.send(bob, message, payload) is None
         [(sender, received, data)] = bob.inbox.taken
         assert sender == alice.host.peer_id
-        assert msgspec.structs.replace(received, deadline_s=5.0) == message
+        assert received == message
         assert data == payload.data
         assert bob.transport.counters.received_bytes == size_bytes
-        assert bob.transport.reserved_bytes == 0
+        assert bob.reserved_bytes == 0
 
 
 async def test_a_message_without_a_tensor_arrives_too():
     async with members() as (alice, bob):
-        assert await alice.transport.send(bob.host.peer_id, ready()) == Done()
+        assert await alice.send(bob, ready()) is None
         assert len(bob.inbox.taken) == 1
 
 
@@ -202,7 +213,7 @@ async def test_messages_one_after_the_other_share_a_stream(monkeypatch: pytest.M
         monkeypatch.setattr(alice.host, "open_stream", count)
         for number in range(5):
             message, payload = forward(2 * CHUNK_BYTES, micro_batch=number)
-            assert await alice.transport.send(bob.host.peer_id, message, payload) == Done()
+            assert await alice.send(bob, message, payload) is None
         assert len(opened) == 1
 
 
@@ -213,14 +224,13 @@ async def test_members_send_to_each_other_at_once_through_a_slow_network():
 
         async def send(source: int, target: int, number: int) -> None:
             message, payload = forward(CHUNK_BYTES, micro_batch=number, path=(source, target))
-            peer_id = all_members[target].host.peer_id
-            assert await all_members[source].transport.send(peer_id, message, payload) == Done()
+            assert await all_members[source].send(all_members[target], message, payload) is None
 
         pairs = [(a, b, n) for a in nodes for b in nodes for n in range(6) if a != b]
         await asyncio.gather(*(send(*pair) for pair in pairs))
         for member in all_members:
             assert len(member.inbox.taken) == 12
-            assert member.transport.reserved_bytes == 0
+            assert member.reserved_bytes == 0
 
 
 async def test_only_so_many_messages_are_on_their_way_to_a_member():
@@ -229,10 +239,10 @@ async def test_only_so_many_messages_are_on_their_way_to_a_member():
         async with asyncio.TaskGroup() as tasks:
             for number in range(5):
                 message, payload = forward(2, micro_batch=number)
-                tasks.create_task(alice.transport.send(bob.host.peer_id, message, payload))
-            await eventually(lambda: bob.transport.reserved_bytes == 4)
+                tasks.create_task(alice.send(bob, message, payload))
+            await eventually(lambda: bob.reserved_bytes == 4)
             await asyncio.sleep(0.05)
-            assert bob.transport.reserved_bytes == 4
+            assert bob.reserved_bytes == 4
             bob.inbox.hold.set()
         assert len(bob.inbox.taken) == 5
 
@@ -243,9 +253,9 @@ async def test_a_full_member_slows_its_senders_down_and_refuses_nobody():
         async with asyncio.TaskGroup() as tasks:
             for number in range(4):
                 message, payload = forward(3 * CHUNK_BYTES, micro_batch=number)
-                tasks.create_task(alice.transport.send(bob.host.peer_id, message, payload))
-            await eventually(lambda: bob.transport.reserved_bytes > 0)
-            assert bob.transport.reserved_bytes == 3 * CHUNK_BYTES
+                tasks.create_task(alice.send(bob, message, payload))
+            await eventually(lambda: bob.reserved_bytes > 0)
+            assert bob.reserved_bytes == 3 * CHUNK_BYTES
             bob.inbox.hold.set()
         assert len(bob.inbox.taken) == 4
         assert bob.refused == {}
@@ -255,11 +265,11 @@ async def test_the_same_attempt_again_is_done_but_not_taken_again():
     message, payload = forward(2 * CHUNK_BYTES)
     async with members() as (alice, bob):
         for _ in range(3):
-            assert await alice.transport.send(bob.host.peer_id, message, payload) == Done()
+            assert await alice.send(bob, message, payload) is None
         assert len(bob.inbox.taken) == 1
         assert bob.transport.counters.duplicates == 2
         again = msgspec.structs.replace(message, attempt=1)
-        assert await alice.transport.send(bob.host.peer_id, again, payload) == Done()
+        assert await alice.send(bob, again, payload) is None
         assert len(bob.inbox.taken) == 2
 
 
@@ -267,12 +277,10 @@ async def test_the_same_attempt_twice_at_once_is_taken_once():
     message, payload = forward(CHUNK_BYTES)
     async with members() as (alice, bob):
         bob.inbox.hold = asyncio.Event()
-        sending = [
-            asyncio.ensure_future(alice.transport.send(bob.host.peer_id, message, payload)) for _ in range(2)
-        ]
+        sending = [asyncio.ensure_future(alice.send(bob, message, payload)) for _ in range(2)]
         await eventually(lambda: bob.transport.counters.duplicates == 1)
         bob.inbox.hold.set()
-        assert await asyncio.gather(*sending) == [Done(), Done()]
+        assert await asyncio.gather(*sending) == [None, None]
         assert len(bob.inbox.taken) == 1
 
 
@@ -280,10 +288,10 @@ async def test_a_refused_attempt_may_be_tried_again():
     message, payload = forward(2)
     async with members() as (alice, bob):
         bob.inbox.refuse = lambda message: Rejected(Refusal.NO_SLOT)
-        reply = await alice.transport.send(bob.host.peer_id, message, payload)
-        assert reply == Refused(Refusal.NO_SLOT)
+        reply = await alice.send(bob, message, payload)
+        assert reply is Refusal.NO_SLOT
         bob.inbox.refuse = lambda message: None
-        assert await alice.transport.send(bob.host.peer_id, message, payload) == Done()
+        assert await alice.send(bob, message, payload) is None
         assert bob.refused == {Refusal.NO_SLOT: 1}
 
 
@@ -291,88 +299,87 @@ async def test_a_refusal_at_the_door_stops_the_sender_early():
     message, payload = forward(4 * CHUNK_BYTES)
     async with members(pace=NeverAfter(0.5)) as (alice, bob):
         bob.inbox.admit_only = lambda message: Rejected(Refusal.WRONG_SHAPE)
-        reply = await alice.transport.send(bob.host.peer_id, message, payload)
-        assert reply == Refused(Refusal.WRONG_SHAPE)
-        assert bob.transport.reserved_bytes == 0
+        reply = await alice.send(bob, message, payload)
+        assert reply is Refusal.WRONG_SHAPE
+        assert bob.reserved_bytes == 0
 
 
 async def test_an_inbox_that_breaks_refuses_one_message(caplog: pytest.LogCaptureFixture):
     message, payload = forward(2)
     async with members() as (alice, bob):
         bob.inbox.refuse = lambda message: ZeroDivisionError()
-        reply = await alice.transport.send(bob.host.peer_id, message, payload)
-        assert reply == Refused(Refusal.INTERNAL)
+        reply = await alice.send(bob, message, payload)
+        assert reply is Refusal.INTERNAL
         assert "ZeroDivisionError" in caplog.text
-        assert bob.transport.reserved_bytes == 0
+        assert bob.reserved_bytes == 0
 
 
 # ---- deadlines, cancellation, trouble on the way ----
 
 
 async def test_a_member_that_does_not_answer_in_time_is_given_up():
-    message, payload = forward(2, deadline_s=0.1)
+    message, payload = forward(2)
     async with members() as (alice, bob):
         bob.inbox.hold = asyncio.Event()
         with pytest.raises(RequestTimeout):
-            await alice.transport.send(bob.host.peer_id, message, payload)
+            await alice.send(bob, message, payload, timeout_s=0.1)
         await eventually(lambda: bob.refused == {Refusal.TOO_SLOW: 1})
         assert bob.inbox.taken == []
-        assert bob.transport.reserved_bytes == 0
+        assert bob.reserved_bytes == 0
 
 
 async def test_waiting_for_a_turn_counts_towards_the_deadline():
     async with members(limits=replace(LIMITS, max_in_flight=1)) as (alice, bob):
         bob.inbox.hold = asyncio.Event()
         first, payload = forward(2, micro_batch=1)
-        second, _ = forward(2, micro_batch=2, deadline_s=0.1)
+        second, _ = forward(2, micro_batch=2)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(alice.transport.send(bob.host.peer_id, first, payload))
-            await eventually(lambda: bob.transport.reserved_bytes == 2)
+            tasks.create_task(alice.send(bob, first, payload))
+            await eventually(lambda: bob.reserved_bytes == 2)
             with pytest.raises(RequestTimeout):
-                await alice.transport.send(bob.host.peer_id, second, payload)
+                await alice.send(bob, second, payload, timeout_s=0.1)
             bob.inbox.hold.set()
 
 
 async def test_a_message_that_would_wait_too_long_for_memory_is_refused():
     message, payload = forward(4 * CHUNK_BYTES, micro_batch=1)
-    late, _ = forward(4 * CHUNK_BYTES, micro_batch=2, deadline_s=0.1)
+    late, _ = forward(4 * CHUNK_BYTES, micro_batch=2)
     async with members() as (alice, bob):
         bob.inbox.hold = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(alice.transport.send(bob.host.peer_id, message, payload))
-            await eventually(lambda: bob.transport.reserved_bytes > 0)
+            tasks.create_task(alice.send(bob, message, payload))
+            await eventually(lambda: bob.reserved_bytes > 0)
             stream = await open_to(alice, bob)
-            assert await refused_with(stream, framed(encode_message(late))) == Refusal.NO_MEMORY
+            assert await refused_with(stream, said(late, 0.1)) == Refusal.NO_MEMORY
             bob.inbox.hold.set()
-        assert bob.transport.reserved_bytes == 0
+        assert bob.reserved_bytes == 0
 
 
 async def test_a_sender_that_is_cancelled_gives_the_memory_back():
     message, payload = forward(4 * CHUNK_BYTES)
     slowly = NeverAfter(0.5)
     async with members(pace=slowly) as (alice, bob):
-        sending = asyncio.ensure_future(alice.transport.send(bob.host.peer_id, message, payload))
-        await eventually(lambda: bob.transport.reserved_bytes == 4 * CHUNK_BYTES)
+        sending = asyncio.ensure_future(alice.send(bob, message, payload))
+        await eventually(lambda: bob.reserved_bytes == 4 * CHUNK_BYTES)
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
-        await eventually(lambda: bob.transport.reserved_bytes == 0)
+        await eventually(lambda: bob.reserved_bytes == 0)
         assert bob.refused == {Refusal.INTERRUPTED: 1}
         slowly.share = 2.0
-        assert await alice.transport.send(bob.host.peer_id, message, payload) == Done()
+        assert await alice.send(bob, message, payload) is None
 
 
 async def test_through_a_partition_nothing_comes_and_after_it_everything():
     network = MemoryNetwork(seed=1)
-    message, payload = forward(CHUNK_BYTES, deadline_s=0.1)
+    message, payload = forward(CHUNK_BYTES)
     async with members(network=network) as (alice, bob):
-        assert await alice.transport.send(bob.host.peer_id, ready()) == Done()
+        assert await alice.send(bob, ready()) is None
         network.partition([[alice.host], [bob.host]])
         with pytest.raises((RequestTimeout, PeerUnreachable)):
-            await alice.transport.send(bob.host.peer_id, message, payload)
+            await alice.send(bob, message, payload, timeout_s=0.1)
         network.heal()
-        message = msgspec.structs.replace(message, deadline_s=5.0)
-        assert await alice.transport.send(bob.host.peer_id, message, payload) == Done()
+        assert await alice.send(bob, message, payload) is None
         assert len(bob.inbox.taken) == 2
 
 
@@ -380,7 +387,7 @@ async def test_a_stream_that_died_unused_is_replaced():
     async with members() as (alice, bob):
         for number in range(3):
             message, payload = forward(2, micro_batch=number)
-            assert await alice.transport.send(bob.host.peer_id, message, payload) == Done()
+            assert await alice.send(bob, message, payload) is None
             bob.host.go_down()
             bob.host.come_back()
         assert len(bob.inbox.taken) == 3
@@ -390,12 +397,12 @@ async def test_an_answer_that_is_lost_does_not_make_the_message_count_twice():
     message, payload = forward(2)
     async with members() as (alice, bob):
         bob.inbox.hold = asyncio.Event()
-        sending = asyncio.ensure_future(alice.transport.send(bob.host.peer_id, message, payload))
-        await eventually(lambda: bob.transport.reserved_bytes == 2)
+        sending = asyncio.ensure_future(alice.send(bob, message, payload))
+        await eventually(lambda: bob.reserved_bytes == 2)
         sending.cancel()
         bob.inbox.hold.set()
         await eventually(lambda: len(bob.inbox.taken) == 1)
-        assert await alice.transport.send(bob.host.peer_id, message, payload) == Done()
+        assert await alice.send(bob, message, payload) is None
         assert len(bob.inbox.taken) == 1
 
 
@@ -404,24 +411,24 @@ async def test_a_member_that_is_gone_is_unreachable_and_our_own_trouble_is_named
     async with members() as (alice, bob):
         bob.host.go_down()
         with pytest.raises(PeerUnreachable):
-            await alice.transport.send(bob.host.peer_id, message, payload)
+            await alice.send(bob, message, payload)
         alice.host.go_down()
         with pytest.raises(HostDown):
-            await alice.transport.send(bob.host.peer_id, message, payload)
+            await alice.send(bob, message, payload)
 
 
 async def test_a_transport_that_ends_takes_nothing_more_and_holds_nothing():
     message, payload = forward(CHUNK_BYTES)
     async with members() as (alice, bob):
         bob.inbox.hold = asyncio.Event()
-        sending = asyncio.ensure_future(alice.transport.send(bob.host.peer_id, message, payload))
-        await eventually(lambda: bob.transport.reserved_bytes == CHUNK_BYTES)
+        sending = asyncio.ensure_future(alice.send(bob, message, payload))
+        await eventually(lambda: bob.reserved_bytes == CHUNK_BYTES)
         await bob.transport.__aexit__(None, None, None)
         with pytest.raises(PeerUnreachable):
             await sending
-        assert bob.transport.reserved_bytes == 0
+        assert bob.reserved_bytes == 0
         with pytest.raises(PeerUnreachable):
-            await alice.transport.send(bob.host.peer_id, message, payload)
+            await alice.send(bob, message, payload)
         assert bob.inbox.taken == []
 
 
@@ -429,7 +436,7 @@ async def test_a_payload_that_is_not_the_messages_is_an_error_of_the_caller():
     message, _ = forward(4)
     async with members() as (alice, bob):
         with pytest.raises(ValueError, match="2 bytes for a message of 4"):
-            await alice.transport.send(bob.host.peer_id, message, as_payload(b"ab"))
+            await alice.send(bob, message, as_payload(b"ab"))
 
 
 # ---- hostile members and strangers ----
@@ -439,7 +446,7 @@ async def test_a_stranger_is_turned_away_unheard():
     async with members(1, strangers=1) as (bob, mallory):
         message, payload = forward(2, path=(1, 0))
         with pytest.raises(PeerUnreachable):
-            await mallory.transport.send(bob.host.peer_id, message, payload)
+            await mallory.send(bob, message, payload)
         assert bob.refused == {Refusal.NOT_A_MEMBER: 1}
         assert bob.inbox.taken == []
 
@@ -447,14 +454,13 @@ async def test_a_stranger_is_turned_away_unheard():
 async def test_an_unknown_plan_is_refused_until_it_is_adopted_and_again_when_it_is_retired():
     message, payload = forward(2, plan=NEXT_PLAN)
     async with members() as (alice, bob):
-        peer_id = bob.host.peer_id
-        assert await alice.transport.send(peer_id, message, payload) == Refused(Refusal.UNKNOWN_PLAN)
+        assert await alice.send(bob, message, payload) is Refusal.UNKNOWN_PLAN
         peers = (alice.host.peer_id, bob.host.peer_id)
         bob.transport.adopt(PlanMembers(NEXT_PLAN, peers, own=1))
-        assert await alice.transport.send(peer_id, message, payload) == Done()
+        assert await alice.send(bob, message, payload) is None
         bob.transport.retire(NEXT_PLAN)
         message = msgspec.structs.replace(message, attempt=1)
-        assert await alice.transport.send(peer_id, message, payload) == Refused(Refusal.UNKNOWN_PLAN)
+        assert await alice.send(bob, message, payload) is Refusal.UNKNOWN_PLAN
 
 
 async def test_only_the_latest_plans_are_kept():
@@ -468,68 +474,65 @@ async def test_only_the_latest_plans_are_kept():
 async def test_a_member_cannot_speak_for_another_one():
     message, payload = forward(2, path=(2, 1))
     async with members(3) as (alice, bob, _):
-        reply = await alice.transport.send(bob.host.peer_id, message, payload)
-        assert reply == Refused(Refusal.WRONG_ROUTE)
+        reply = await alice.send(bob, message, payload)
+        assert reply is Refusal.WRONG_ROUTE
 
 
 async def test_a_gradient_is_only_taken_from_where_the_activation_went():
     message, payload = forward(2, path=(0, 1, 2))
     back = BackwardHop(
-        plan=PLAN, iteration=0, deadline_s=5.0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2), position=1,
+        plan=PLAN, iteration=0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2), position=1,
         tensor=message.tensor,
     )  # fmt: skip
     async with members(3) as (alice, bob, carol):
-        peer_id = bob.host.peer_id
-        assert await alice.transport.send(peer_id, back, payload) == Refused(Refusal.WRONG_ROUTE)
-        assert await carol.transport.send(peer_id, back, payload) == Done()
+        assert await alice.send(bob, back, payload) is Refusal.WRONG_ROUTE
+        assert await carol.send(bob, back, payload) is None
 
 
-@pytest.mark.parametrize("damaged", ["a chunk", "a sum", "the header"])
+@pytest.mark.parametrize("damaged", ["a chunk", "a sum"])
 async def test_a_damaged_payload_is_refused(damaged: str):
     message, payload = forward(2 * CHUNK_BYTES)
     data = bytearray(payload.data)
     sums = [checksum.to_bytes(4, "big") for checksum in payload.checksums]
     if damaged == "a chunk":
         data[5] ^= 1
-    elif damaged == "a sum":
-        sums[1] = b"\x00" * 4
     else:
-        header = msgspec.structs.replace(message.tensor, checksum=1)
-        message = msgspec.structs.replace(message, tensor=header)
+        sums[1] = b"\x00" * 4
     chunks = [bytes(data[:CHUNK_BYTES]), bytes(data[CHUNK_BYTES:])]
     async with members() as (alice, bob):
         stream = await open_to(alice, bob)
-        told = await refused_with(
-            stream, framed(encode_message(message)), sums[0], chunks[0], sums[1], chunks[1]
-        )
+        told = await refused_with(stream, said(message), sums[0], chunks[0], sums[1], chunks[1])
         assert told == Refusal.BAD_CHECKSUM
         assert bob.inbox.taken == []
-        assert bob.transport.reserved_bytes == 0
+        assert bob.reserved_bytes == 0
 
 
 async def test_a_sender_that_dribbles_its_payload_is_cut_off():
-    message, payload = forward(2 * CHUNK_BYTES, deadline_s=60.0)
+    message, payload = forward(2 * CHUNK_BYTES)
     first = payload.checksums[0].to_bytes(4, "big") + bytes(payload.data[:CHUNK_BYTES])
     async with members() as (alice, bob):
         stream = await open_to(alice, bob)
-        assert await refused_with(stream, framed(encode_message(message)), first) == Refusal.TOO_SLOW
-        assert bob.transport.reserved_bytes == 0
+        assert await refused_with(stream, said(message, 60.0), first) == Refusal.TOO_SLOW
+        assert bob.reserved_bytes == 0
 
 
 async def test_a_sender_that_dribbles_its_message_is_cut_off():
     async with members() as (alice, bob):
         stream = await open_to(alice, bob)
-        assert await refused_with(stream, b"\x00\x00\x00\x10", b"\x01") == Refusal.TOO_SLOW
+        assert await refused_with(stream, said(ready())[:-5]) == Refusal.TOO_SLOW
         assert bob.refused == {Refusal.TOO_SLOW: 1}
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"), Refusal.TOO_LARGE),
-        (framed(b"\x01not msgpack"), Refusal.MALFORMED),
-        (framed(b""), Refusal.MALFORMED),
-        (framed(b"\x02 of tomorrow"), Refusal.OTHER_VERSION),
+        (
+            framed(MemberService.HOPS, bytes(SERVICES[MemberService.HOPS].max_message_bytes + 1))[:10],
+            Refusal.TOO_LARGE,
+        ),
+        (framed(MemberService.HOPS, b"not msgpack", 5.0), Refusal.MALFORMED),
+        (framed(MemberService.HOPS, b"", 5.0), Refusal.MALFORMED),
+        (b"\x03" + framed(MemberService.HOPS, b" of tomorrow")[1:], Refusal.OTHER_VERSION),
     ],
 )
 async def test_what_is_no_message_is_refused_by_reason(data: bytes, reason: Refusal):
@@ -541,7 +544,7 @@ async def test_what_is_no_message_is_refused_by_reason(data: bytes, reason: Refu
 async def test_a_tensor_over_what_one_member_may_take_is_refused_before_it_is_allocated():
     message, payload = forward(4 * CHUNK_BYTES + 2)
     async with members() as (alice, bob):
-        assert await alice.transport.send(bob.host.peer_id, message, payload) == Refused(Refusal.TOO_LARGE)
+        assert await alice.send(bob, message, payload) is Refusal.TOO_LARGE
         assert bob.inbox.taken == []
 
 
@@ -560,7 +563,7 @@ async def test_one_member_cannot_hold_more_than_its_streams():
 async def test_a_member_that_answers_nonsense_is_as_good_as_gone():
     message, payload = forward(2)
     async with members() as (alice, bob):
-        for nonsense in (framed(b"\x01??"), b"\xff\xff\xff\xff"):
+        for nonsense in (framed(MemberService.HOPS, b"??"), b"\x02\x01" + b"\xff" * 8):
 
             async def babble(stream: ByteStream, nonsense: bytes = nonsense) -> None:
                 await stream.send(nonsense)
@@ -568,7 +571,7 @@ async def test_a_member_that_answers_nonsense_is_as_good_as_gone():
 
             await bob.host.serve_streams(PROTOCOL, babble)
             with pytest.raises(PeerUnreachable):
-                await alice.transport.send(bob.host.peer_id, message, payload)
+                await alice.send(bob, message, payload)
 
 
 # ---- the budget ----

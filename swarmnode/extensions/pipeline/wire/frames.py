@@ -1,0 +1,128 @@
+"""Messages, answers and payloads as the bytes that are sent.
+
+services.py, codec.py -> [frames] -> member_streams.py, incoming_streams.py
+
+    frame     version | service | milliseconds for which it is of use | length | msgpack array
+    payload   for each chunk: CRC-32 of everything up to its end | bytes
+
+The prefix is the same in every version of the wire, so that members of different versions can tell each
+other. Decoding makes a record within every bound of its service or refuses, before anything is allocated for
+what it announces.
+"""
+
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.wire.refusals import Refusal, Refused
+from swarmnode.network.streams import ByteStream
+
+VERSION = 2
+"""Version of the wire: of everything that members say to each other, their presences included."""
+
+CHUNK_BYTES = 256 * 1024
+"""A payload is sent in pieces of this size, each followed by its checksum. Smaller ones cost more CPU a byte,
+larger ones are noticed to be damaged or late only later."""
+
+SUM_BYTES = 4
+_PREFIX = struct.Struct(">BBII")
+
+_T = TypeVar("_T")
+
+
+class Prefix(NamedTuple):
+    """The first bytes of a frame."""
+
+    service: int
+    timeout_s: float
+    length: int
+
+
+class AnswerFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+    """An answer as it is sent, with the fate of the stream."""
+
+    refused: Refused | None = None
+    keep: bool
+    """True if the stream may carry the next message. False if bytes of this one are unread, so that it ends
+    here."""
+    body_bytes: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    """Bytes that follow. The asker compares them with what it expects."""
+    content: msgspec.Raw = msgspec.Raw(b"\xc0")
+    """The answer of the service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The bytes behind a message, and the CRC-32 of everything up to the end of each chunk.
+
+    Computed once where the bytes are made: every attempt at sending them reuses the sums.
+    """
+
+    data: memoryview
+    checksums: tuple[int, ...]
+
+
+def as_payload(data: bytes | bytearray | memoryview) -> Payload:
+    """Return bytes ready to be sent. Nothing is copied: they must not change until the message is
+    answered."""
+    content = memoryview(data).cast("B")
+    sums: list[int] = []
+    running = 0
+    for start in range(0, len(content), CHUNK_BYTES):
+        running = zlib.crc32(content[start : start + CHUNK_BYTES], running)
+        sums.append(running)
+    return Payload(content, tuple(sums))
+
+
+NO_PAYLOAD = as_payload(b"")
+
+encode = msgspec.msgpack.Encoder(order="deterministic").encode
+"""Encode a record, equal ones to equal bytes."""
+
+
+def decode(kind: type[_T], data: Any) -> _T:
+    """Decode a record of this type or union. Raises Rejected: malformed."""
+    try:
+        return _decoder(kind).decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected(Refusal.MALFORMED, str(error)) from error
+
+
+def framed(service: int, body: bytes, timeout_s: float = 0.0) -> bytes:
+    """Return the frame of an encoded message, or of an answer."""
+    return _PREFIX.pack(VERSION, service, math.ceil(timeout_s * 1000), len(body)) + body
+
+
+async def receive_prefix(stream: ByteStream) -> Prefix:
+    """Return the prefix of the next frame. Raises PeerUnreachable, Rejected: other_version."""
+    version, service, milliseconds, length = _PREFIX.unpack(await stream.receive(_PREFIX.size))
+    check_version(version)
+    return Prefix(service, milliseconds / 1000, length)
+
+
+def check_version(version: int) -> None:
+    """Raises Rejected: other_version, with advice for people."""
+    if version != VERSION:
+        raise Rejected(
+            Refusal.OTHER_VERSION,
+            f"version {version} of the pipeline's wire meets version {VERSION}: install the same swarmnode "
+            "on all members",
+        )
+
+
+def check_length(length: int, max_bytes: int) -> None:
+    """Raises Rejected: too_large."""
+    if length > max_bytes:
+        raise Rejected(Refusal.TOO_LARGE, f"a frame of {length} bytes, at most {max_bytes}")
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)

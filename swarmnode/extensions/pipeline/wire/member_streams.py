@@ -1,0 +1,288 @@
+"""The one wire between members: whatever they say to each other goes over the streams of this protocol.
+
+a service -> [MemberStreams.ask] -> stream of a StreamHost -> incoming_streams.py of another member
+
+A stream carries one message at a time and is used again for the next, of whatever service: messages do not
+wait for each other behind a large tensor, giving one up is closing its stream, and a warm stream has its
+window. Up to `max_in_flight` messages of a service are on their way to a member; further ones wait for their
+turn, which counts towards their deadline.
+
+`ask` makes one attempt. It returns what the other member says, and raises when there is no answer: then the
+message may have been taken or not. So every service is made to be asked the same twice.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from swarmnode.errors import NetworkError, PeerUnreachable, Rejected, RequestTimeout
+from swarmnode.extensions.pipeline.wire.frames import (
+    CHUNK_BYTES,
+    NO_PAYLOAD,
+    SUM_BYTES,
+    AnswerFrame,
+    Payload,
+    check_length,
+    decode,
+    encode,
+    framed,
+    receive_prefix,
+)
+from swarmnode.extensions.pipeline.wire.incoming_streams import IncomingStreams, WireLimits
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberMessage, MemberService
+from swarmnode.network.streams import ByteStream, StreamHost
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = "/swarmnode/pipeline"
+"""Without a version: members of different ones meet, and refuse each other with a sentence."""
+
+T = TypeVar("T")
+
+
+class BrokenOff(PeerUnreachable):
+    """The peer was reached and has ended the stream without an answer: it may not know us yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalWindow:
+    """Times by the event loop's clock between which the bytes of a message may arrive."""
+
+    first_s: float
+    last_s: float
+
+    def at_s(self, share: float) -> float:
+        """Return the time at which this share of the message has arrived; infinity if the last byte never
+        does."""
+        if math.isinf(self.last_s):
+            return math.inf
+        return self.first_s + share * (self.last_s - self.first_s)
+
+
+class LinkPace(Protocol):
+    """A link that is slower than the real one (extensions/pipeline/testing/emulated.py)."""
+
+    def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
+        """Return the arrival window of a message. Called once for each message that starts on its way to a
+        peer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBody:
+    """The bytes behind an answer, as the asker takes them."""
+
+    size_bytes: Callable[[Any], int]
+    """Called with the answer; returns how many bytes belong behind it, or raises Rejected to read none."""
+    data: bytearray = field(default_factory=bytearray)
+    """The bytes are appended to it, so that those that came before a failure are not lost."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """The streams to one member."""
+
+    turns: dict[MemberService, asyncio.Semaphore] = field(
+        default_factory=dict[MemberService, asyncio.Semaphore]
+    )
+    idle: list[tuple[float, ByteStream]] = field(default_factory=list[tuple[float, ByteStream]])
+    """Streams for the next messages, each with the time of its last answer."""
+    is_told: bool = False
+    """True once the log says that the member speaks another version."""
+
+
+class MemberStreams:
+    """Asks other members, and answers them.
+
+    async with MemberStreams(host) as streams, TensorTransport(streams, stage) as transport:
+        reply = await transport.send(peer_id, ForwardHop(...), encoded.payload, timeout_s=10.0)
+    """
+
+    def __init__(self, host: StreamHost, limits: WireLimits | None = None) -> None:
+        self._host = host
+        self._limits = limits or WireLimits()
+        self._links: dict[str, _Link] = {}
+        self._open: set[ByteStream] = set()
+        self._leaving = False
+        self.incoming = IncomingStreams(self._limits)
+        """The services of ours."""
+
+    async def __aenter__(self) -> Self:
+        """Raises HostDown."""
+        await self._host.serve_streams(PROTOCOL, self.incoming.serve)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        # The host goes on to hand us streams; without a service they are all of strangers.
+        self._leaving = True
+        for stream in tuple(self._open):
+            self._close(stream)
+        await self.incoming.end()
+
+    @property
+    def peer_id(self) -> str:
+        return self._host.peer_id
+
+    async def ask(
+        self,
+        peer_id: str,
+        service: MemberService,
+        message: MemberMessage,
+        answer: type[T],
+        *,
+        timeout_s: float,
+        payload: Payload = NO_PAYLOAD,
+        body: AnswerBody | None = None,
+        pace: LinkPace | None = None,
+    ) -> T:
+        """Send a message in one attempt, and return its answer within so many seconds.
+
+        `pace`: delays the message. Raises MemberRefused; RequestTimeout, PeerUnreachable (of which BrokenOff
+        is one), HostDown; ValueError when the payload is not the message's; what `body.size_bytes` raises.
+        """
+        if len(payload.data) != message.payload_bytes:
+            raise ValueError(f"{len(payload.data)} bytes for a message of {message.payload_bytes}")
+        link = self._links.setdefault(peer_id, _Link())
+        turn = link.turns.setdefault(service, asyncio.Semaphore(self._limits.max_in_flight))
+        until_s = asyncio.get_running_loop().time() + timeout_s
+        attempt = _Attempt(service, message, answer, payload, body, pace, until_s)
+        try:
+            async with asyncio.timeout_at(until_s), turn:
+                return await self._deliver(peer_id, link, attempt)
+        except TimeoutError as error:
+            raise RequestTimeout(f"{peer_id} did not answer within {timeout_s:g} s") from error
+
+    def forget(self, peer_id: str) -> None:
+        """Close the idle streams to a peer that is not going to be asked for a while."""
+        for _, stream in self._links.pop(peer_id, _Link()).idle:
+            self._close(stream)
+
+    async def _deliver(self, peer_id: str, link: _Link, attempt: "_Attempt[T]") -> T:
+        now_s = asyncio.get_running_loop().time()
+        while link.idle:
+            used_s, stream = link.idle.pop()
+            if used_s + self._limits.idle_timeout_s / 2 < now_s:
+                self._close(stream)
+                continue
+            try:
+                return await self._exchange(stream, link, attempt)
+            except BrokenOff as error:
+                # Closed while nobody looked, and perhaps the others with it. A new stream tells whether the
+                # peer is there; should it have taken the message, it will say so again.
+                logger.debug("a kept stream to %s was dead: %s", peer_id, error)
+        if self._leaving:
+            raise PeerUnreachable("we are leaving the pipeline")
+        remaining_s = max(attempt.until_s - asyncio.get_running_loop().time(), 0.001)
+        stream = await self._host.open_stream(peer_id, PROTOCOL, timeout_s=remaining_s)
+        self._open.add(stream)
+        return await self._exchange(stream, link, attempt)
+
+    async def _exchange(self, stream: ByteStream, link: _Link, attempt: "_Attempt[T]") -> T:
+        """Send one message on this stream and return the answer. Raises MemberRefused, BrokenOff."""
+        keep = False
+        try:
+            answer = await attempt.converse(stream)
+            content = None if answer.refused is not None else await attempt.content(stream, answer)
+            keep = answer.keep and not self._leaving
+        finally:
+            if keep:
+                link.idle.append((asyncio.get_running_loop().time(), stream))
+            else:
+                self._close(stream)
+        if answer.refused is not None:
+            if answer.refused.reason is Refusal.OTHER_VERSION and not link.is_told:
+                link.is_told = True
+                logger.warning("%s does not talk to us: %s", stream.peer_id, ascii(answer.refused.detail))
+            raise MemberRefused(answer.refused)
+        return content  # type: ignore[return-value]
+
+    def _close(self, stream: ByteStream) -> None:
+        stream.close()
+        self._open.discard(stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt(Generic[T]):
+    """One attempt at a message."""
+
+    service: MemberService
+    message: MemberMessage
+    kind: type[T]
+    """The type of its answer."""
+    payload: Payload
+    body: AnswerBody | None
+    pace: LinkPace | None
+    until_s: float
+
+    async def converse(self, stream: ByteStream) -> AnswerFrame:
+        """Write the message and listen for the answer meanwhile: a refusal stops the writing. Raises
+        BrokenOff."""
+        failure: NetworkError | Rejected | None = None
+        answer: AnswerFrame | None = None
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(self._write(stream))
+            try:
+                length = (await receive_prefix(stream)).length
+                check_length(length, LIMITS[self.service].max_answer_bytes)
+                answer = decode(AnswerFrame, await stream.receive(length))
+            except (NetworkError, Rejected) as error:
+                failure = error
+            writing.cancel()
+        if isinstance(failure, Rejected) and failure.reason == Refusal.OTHER_VERSION:
+            return AnswerFrame(refused=Refused.of(failure), keep=False)
+        if answer is None:
+            raise BrokenOff(f"no answer: {failure}") from failure
+        return answer
+
+    async def content(self, stream: ByteStream, answer: AnswerFrame) -> T:
+        """Return the answer of the service, once its body is read. Raises BrokenOff; Rejected: malformed, and
+        as `AnswerBody.size_bytes`."""
+        content = decode(self.kind, answer.content)
+        expected = self.body.size_bytes(content) if self.body is not None else 0
+        if expected != answer.body_bytes:
+            raise Rejected(Refusal.WRONG_SHAPE, f"{answer.body_bytes} bytes behind an answer, not {expected}")
+        try:
+            for start in range(0, expected, CHUNK_BYTES):
+                assert self.body is not None
+                self.body.data.extend(await stream.receive(min(CHUNK_BYTES, expected - start)))
+        except PeerUnreachable as error:
+            raise BrokenOff(f"no whole answer: {error}") from error
+        return content
+
+    async def _write(self, stream: ByteStream) -> None:
+        loop, payload = asyncio.get_running_loop(), self.payload
+        encoded = encode(self.message)
+        total = max(len(payload.data), 1)
+        arrival = None
+        if self.pace is not None:
+            arrival = self.pace.arrival(stream.peer_id, len(encoded) + len(payload.data), loop.time())
+        try:
+            await _reach(arrival, 0.0 if payload.data else 1.0)
+            await stream.send(framed(self.service, encoded, max(self.until_s - loop.time(), 0.001)))
+            for number, checksum in enumerate(payload.checksums):
+                end = min((number + 1) * CHUNK_BYTES, total)
+                await _reach(arrival, end / total)
+                await stream.send(checksum.to_bytes(SUM_BYTES, "big"))
+                await stream.send(payload.data[number * CHUNK_BYTES : end])
+        except PeerUnreachable as error:
+            # Whoever listens on the same stream meets the same end, and may find an answer before it.
+            logger.debug("a stream to %s ended under a message: %s", stream.peer_id, error)
+
+
+async def _reach(arrival: ArrivalWindow | None, share: float) -> None:
+    """Wait until this share of a message may have arrived."""
+    if arrival is None:
+        return
+    loop = asyncio.get_running_loop()
+    wait_s = arrival.at_s(share) - loop.time()
+    if math.isinf(wait_s):
+        await loop.create_future()  # the link is cut: the deadline of the message ends this
+    elif wait_s > 0:
+        await asyncio.sleep(wait_s)

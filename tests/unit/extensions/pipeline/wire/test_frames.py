@@ -1,0 +1,44 @@
+"""Frames: the same prefix in every version, bounded answers, and sums that run on."""
+
+import pytest
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.wire.frames import (
+    CHUNK_BYTES,
+    NO_PAYLOAD,
+    VERSION,
+    AnswerFrame,
+    as_payload,
+    check_version,
+    decode,
+    encode,
+)
+from swarmnode.extensions.pipeline.wire.refusals import MAX_DETAIL_CHARS, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.services import LIMITS
+
+
+@pytest.mark.parametrize("refused", [None, *(Refused(reason, "x" * MAX_DETAIL_CHARS) for reason in Refusal)])
+def test_an_answer_is_read_as_it_was_said(refused: Refused | None):
+    data = encode(AnswerFrame(refused=refused, keep=True))
+    assert decode(AnswerFrame, data) == AnswerFrame(refused=refused, keep=True)
+    assert all(len(data) <= limits.max_answer_bytes for limits in LIMITS.values())
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", encode([None, True, -1, 0]), encode([["gone", ""], True, 0])])
+def test_other_bytes_are_no_answer(data: bytes):
+    with pytest.raises(Rejected, match="malformed"):
+        decode(AnswerFrame, data)
+
+
+def test_members_of_different_versions_are_told_to_install_the_same():
+    check_version(VERSION)
+    with pytest.raises(Rejected, match=r"version 1 .* meets version 2: install the same swarmnode"):
+        check_version(1)
+
+
+def test_the_sums_run_on_from_chunk_to_chunk():
+    payload = as_payload(bytes(range(256)) * (CHUNK_BYTES // 256) + b"the rest")
+    assert len(payload.checksums) == 2
+    assert payload.checksums[:1] == as_payload(payload.data[:CHUNK_BYTES]).checksums
+    assert payload.checksums[1:] != as_payload(b"the rest").checksums
+    assert NO_PAYLOAD.checksums == ()
