@@ -178,10 +178,6 @@ class Follower:
         others = (agreed.members & {*living}) - {self._own}
         return sorted(peer for peer in others if self._said.get(peer) != agreed.digest)
 
-    def is_current(self, epoch: int) -> bool:
-        """Return True if the result of a job of this epoch is still wanted."""
-        return epoch == self.epoch and self.progress != ProposalProgress.FAILED
-
     def planned(self, inputs: PlanInputs, agreed: AgreedPlan) -> None:
         if inputs is self._inputs:
             self._agreed = agreed

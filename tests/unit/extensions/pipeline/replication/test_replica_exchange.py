@@ -263,8 +263,14 @@ BAD = {
     "other parameters": (lambda: doctored(gradients(2), present=b"\xff"), ContributionFault.WRONG_SHAPE),
     "more parameters": (lambda: doctored(gradients(2), present=b"\x07\x00"), ContributionFault.WRONG_SHAPE),
     "not its digest": (lambda: doctored(gradients(2), digest="00" * 32), ContributionFault.BAD_DIGEST),
-    "of another iteration": (lambda: doctored(gradients(2), iteration=3), ContributionFault.MALFORMED),
-    "of another stage": (lambda: doctored(gradients(2), stage=0), ContributionFault.MALFORMED),
+    "of another iteration": (
+        lambda: doctored(gradients(2), exchange=StageIteration(PLAN, 1, 3)),
+        ContributionFault.MALFORMED,
+    ),
+    "of another stage": (
+        lambda: doctored(gradients(2), exchange=StageIteration(PLAN, 0, 4)),
+        ContributionFault.MALFORMED,
+    ),
     "unknown codec": (lambda: doctored(gradients(2), codec="zip"), ContributionFault.MALFORMED),
     "signed by a stranger": (stranger, ContributionFault.BAD_SIGNATURE),
     "signed by another": (as_another, ContributionFault.BAD_SIGNATURE),
@@ -478,7 +484,7 @@ async def test_what_is_no_question_is_refused() -> None:
     async with replicas(2, honest=1) as (exchanges, hosts):
         stream = await hosts[1].open_stream(KEYS[0].peer_id, PROTOCOL)
         await raw_wire.write(
-            stream, MemberService.GRADIENTS, encode(["gradients", PLAN, 1, -4, KEYS[0].peer_id])
+            stream, MemberService.GRADIENTS, encode(["gradients", [PLAN, 1, -4], KEYS[0].peer_id])
         )
         assert (await raw_wire.answer_on(stream)).refused is not None
         stream.close()
