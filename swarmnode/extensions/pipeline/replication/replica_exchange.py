@@ -32,15 +32,6 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.replication.averaging_messages import (
-    MAX_ROUNDS,
-    NOT_HERE,
-    AskDigest,
-    AskGradients,
-    AskHeldGradients,
-    Question,
-    StageQuestion,
-)
 from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally, SeenHeads
 from swarmnode.extensions.pipeline.replication.contributions import (
     Contribution,
@@ -64,6 +55,15 @@ from swarmnode.extensions.pipeline.replication.replica_answers import (
     AnswerScope,
     AveragingUnderWay,
     ReplicaAnswers,
+)
+from swarmnode.extensions.pipeline.replication.replica_questions import (
+    MAX_ROUNDS,
+    NOT_HERE,
+    AskDigest,
+    AskGradients,
+    AskHeldGradients,
+    Question,
+    StageQuestion,
 )
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, agreement_of
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum

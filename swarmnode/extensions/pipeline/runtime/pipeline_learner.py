@@ -20,9 +20,9 @@ from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
 from swarmnode.extensions.pipeline.feeds.rollout_feed import PathSamples, RolloutFeed
 from swarmnode.extensions.pipeline.own_stage.collected_state import WholeState
-from swarmnode.extensions.pipeline.replication.checkpoints import whole_snapshot
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan
+from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
 from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.replication.averaging_messages import AskGradients, Question
 from swarmnode.extensions.pipeline.replication.contribution_tally import SeenHead, SeenHeads
 from swarmnode.extensions.pipeline.replication.contributions import CONTEXT, Contribution, contribute
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
@@ -26,6 +25,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     StageIteration,
 )
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
+from swarmnode.extensions.pipeline.replication.replica_questions import AskGradients, Question
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from swarmnode.extensions.pipeline.replication.averaging_messages import AskDigest
 from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally
 from swarmnode.extensions.pipeline.replication.contributions import contribute
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
@@ -13,6 +12,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     StageIteration,
 )
 from swarmnode.extensions.pipeline.replication.replica_answers import MAX_WAITING, AnswerScope
+from swarmnode.extensions.pipeline.replication.replica_questions import AskDigest
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from tests.unit.extensions.pipeline import raw_wire
