@@ -47,7 +47,7 @@ class Stage:
 
     @property
     def topic(self) -> str:
-        return topic_of(self.swarm, 0)
+        return topic_of(self.swarm)
 
     @property
     def until_s(self) -> float:

@@ -120,4 +120,4 @@ PENALTIES: dict[Reason, float] = {
     Reason.RATE_LIMITED: 0.05,
     Reason.TOO_MANY_REQUESTS: 0.5,
 }
-"""What is not listed costs nothing."""
+"""Points of the score that a reason costs; one that is not listed costs nothing."""

@@ -1,8 +1,8 @@
 """The exchange as one object: publish own groups, collect those of others.
 
-own groups -> [Exchange.publish] -> Publisher -> HeaderGossip -> the swarm -> Inbox -> HeaderPool
-                                        `-> BodyStore -> BodyTransfer -> the swarm    |
-trainer <- [Exchange.collect] <- ReplayBuffer <- Fetcher <- BodyTransfer <------------+
+own groups -> [Exchange.publish] -> Publisher -> the swarm -> HeaderGossip -> Inbox -> HeaderPool
+                                        `-> BodyStore                                    |
+trainer <- [Exchange.collect] <- ReplayBuffer <- Fetcher <- BodyTransfer <---------------+
 
 Three actors on one ground (ExchangeContext): the publisher says what is ours, the inbox hears what others
 say, the fetcher gets and judges what the trainer has use for. Beside them a gate keeps banned peers out, a
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from swarmnode.errors import ConfigError, IdentityError, Rejected
+from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.bodies.fetcher import Fetcher
 from swarmnode.exchange.bodies.replay_buffer import ReplayBuffer, SavedGroup, read_snapshot
@@ -33,7 +33,7 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.exchange_stats import ExchangeStats
 from swarmnode.exchange.gossip.announcing import ModelLabel
-from swarmnode.exchange.gossip.header_gossip import HeaderGossip, shard_of, topics_to_listen_to
+from swarmnode.exchange.gossip.header_gossip import HeaderGossip, topic_of
 from swarmnode.exchange.gossip.header_pool import HeaderPool
 from swarmnode.exchange.gossip.helping import help_topic_of
 from swarmnode.exchange.gossip.inbox import Inbox
@@ -108,26 +108,16 @@ class Exchange:
         self._context = context = ExchangeContext(
             host, key, tasks, settings, self._ledger, clock, rng or random.Random(), self._neighbourhood
         )
-        requests = {help_topic_of(settings.swarm, shard_of(task, settings.shards)) for task in tasks}
-        rollouts = topics_to_listen_to(settings, tasks)
-        self._requests = frozenset(requests)
-        self._gossip = HeaderGossip(host, settings, (*rollouts, *sorted(requests)), self._hear)
-        in_library = (lambda body_hash: None) if shelf is None else shelf.body
-        self._bodies = BodyTransfer(
-            host, settings, self._ledger, clock=clock, rng=context.rng, in_library=in_library
-        )
-        self._publisher = Publisher(
-            context,
-            self._gossip,
-            self._bodies.own,
-            shelf,
-            ModelLabel(model_family[:MAX_NAME_CHARS], model_size),
+        self._bodies = BodyTransfer(host, settings, self._ledger, clock=clock, rng=context.rng, shelf=shelf)
+        model = ModelLabel(model_family[:MAX_NAME_CHARS], model_size)
+        self._publisher = publisher = Publisher(context, self._bodies.own, shelf, model)
+        swarm = settings.swarm
+        self._gossip = HeaderGossip(
+            host, {topic_of(swarm): self._hear, help_topic_of(swarm): publisher.hear_request}
         )
         self._pool = HeaderPool()
         self._inbox = Inbox(context, self._pool, on_admitted=lambda _: self._fetcher.wake())
-        self._buffer = ReplayBuffer(
-            settings.buffer_groups, max_age_s=settings.max_age_s, max_age_versions=settings.max_age_versions
-        )
+        self._buffer = ReplayBuffer(settings)
         rules = BodyRules(
             tasks,
             encode,
@@ -146,7 +136,6 @@ class Exchange:
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()
-        self._serving = False
 
     async def __aenter__(self) -> Self:
         if self._host.peer_id != self._key.peer_id:
@@ -157,7 +146,7 @@ class Exchange:
         await self._remember()
         if self.library is not None:
             await self.library.load()
-        await self._reach_host()
+        self._is_reached = await self._reach_host()
         await self._group.__aenter__()
         self._running = self._group.create_task(self._run(), name="exchange")
         self._neighbourhood.enter(self._key.peer_id, self._inbox.take)
@@ -270,7 +259,7 @@ class Exchange:
         )
 
     async def _run(self) -> None:
-        while not await self._reach_host():  # noqa: ASYNC110  a Host has no event to wait for
+        while not self._is_reached and not await self._reach_host():  # noqa: ASYNC110  a Host has no event
             await asyncio.sleep(RETRY_S)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._gossip.run(), name="listen")
@@ -284,16 +273,18 @@ class Exchange:
                 tasks.create_task(self.library.run(), name="library")
 
     async def _reach_host(self) -> bool:
-        """Serve and subscribe, once each; False when the host is down. It keeps both through a restart."""
-        if not self._serving:
-            library = self.library is None or await self.library.serve()
-            self._serving = await self._bodies.serve() and library
-        return self._serving and await self._gossip.subscribe()
+        """Serves and subscribes; returns False when the host is down. It keeps both through a restart."""
+        try:
+            await self._bodies.serve()
+            if self.library is not None:
+                await self.library.serve()
+            await self._gossip.subscribe()
+        except NetworkError as error:
+            logger.info("rollouts are not shared yet: %s", error)
+            return False
+        return True
 
     def _hear(self, message: Message) -> None:
-        if message.topic in self._requests:
-            self._publisher.hear_request(message)
-            return
         self._bodies.holder.heard(message)
         self._inbox.hear(message)
 

@@ -18,10 +18,6 @@ class ExchangeSettings:
 
     swarm: str = "commons"
     """Nodes exchange rollouts when they name the same swarm."""
-    shards: int = 1
-    """Topics the swarm's headers are spread over, by task. The same number on every node of a swarm."""
-    listen_shards: tuple[int, ...] | None = None
-    """Shards to listen to. None: those of our own tasks, which is all that can be used."""
     publishers: Container[str] | None = None
     """Peer ids whose groups are accepted, in a private swarm. None: anyone's."""
     answers_per_group: int = 16
@@ -42,9 +38,9 @@ class ExchangeSettings:
     fetch_concurrency: int = 4
     """Bodies fetched at the same time, at most one per author."""
     patience_s: float = 0.2
-    """How long `collect` waits for a first announcement when nothing is on its way."""
+    """Seconds that `collect` waits for a first announcement when nothing is on its way."""
     fetch_timeout_s: float = 10.0
-    """What a slow or silent peer may cost, and no more."""
+    """Deadline of a fetch: a slow or silent peer costs no more."""
     score_timeout_s: float = 20.0
     """Redrawing, tokenizing and scoring of one group."""
     store_bytes: int = 64 * 1024 * 1024
@@ -58,9 +54,6 @@ class ExchangeSettings:
         _require(
             re.fullmatch(SWARM_NAME, self.swarm), "swarm", "lower-case letters, digits, '.', '_' and '-'"
         )
-        _require(self.shards >= 1, "shards", "at least 1")
-        listened = self.listen_shards or ()
-        _require(all(0 <= shard < self.shards for shard in listened), "listen_shards", "below shards")
         _require(
             MIN_GROUP_SIZE <= self.answers_per_group <= MAX_GROUP_SIZE,
             "answers_per_group",

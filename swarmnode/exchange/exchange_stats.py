@@ -10,7 +10,7 @@ import msgspec
 
 
 class HelpStats(msgspec.Struct, frozen=True):
-    """What became of asking for help (helping.py), since the start."""
+    """Requests for help (helping.py) and what followed from them, since the start."""
 
     asked: int = 0
     """Requests for help that we sent: no answer of ours was right."""
@@ -26,7 +26,7 @@ class HelpStats(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ExchangeStats:
-    """What the exchange did since it was made, and what it holds now."""
+    """Figures of an exchange since it was made, and of what it holds now."""
 
     headers_seen: int
     """Gossip messages that reached us, whatever became of them."""

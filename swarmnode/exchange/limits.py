@@ -36,7 +36,7 @@ MAX_NAME_CHARS = 64
 """Swarm, task, version and model names. Four of them must fit into MAX_HEADER_BYTES."""
 
 MAX_CLOCK_SKEW_S = 120.0
-"""How far ahead of ours an author's clock may be. Home machines without NTP drift by about this much."""
+"""Seconds that an author's clock may be ahead of ours. Home machines without NTP drift by about this much."""
 
 CLAIM_TOLERANCE = 1e-3
 """Claimed and own reward may differ by rounding, relative to their size (absolute below 1)."""
@@ -54,7 +54,7 @@ MAX_AUTHOR_SHARE = 0.25
 """Share of the replay buffer that one author may hold."""
 
 MIN_AUTHOR_GROUPS = 16
-"""What one author may hold of a small buffer all the same: in a swarm of two there is nobody else."""
+"""Groups that one author may hold of a small buffer all the same: in a swarm of two there is nobody else."""
 
 MAX_TRACKED_PEERS = 4096
 """Peers whose conduct we remember, about 2 MiB. Those not heard of for longest are forgotten first."""
@@ -84,11 +84,11 @@ SLOW_S = 1.0
 KiB."""
 
 NEWCOMER_PATIENCE_S = 2.0
-"""What we wait for the body of an author that never gave us one; doubled with each failure, so that a far one
-is not shut out, up to the deadline of all fetches."""
+"""Seconds that we wait for the body of an author that never gave us one; doubled with each failure, so that a
+far one is not shut out, up to the deadline of all fetches."""
 
 LEAST_NEED = 0.02
-"""What a header of a task that we master counts beside one of a task that we always fail on: others may yet
+"""Weight of a header of a task that we master beside one of a task that we always fail on: others may yet
 know a better answer, and what we knew may be forgotten."""
 
 MAX_WAIT_SHARE = 0.1
@@ -125,7 +125,7 @@ REQUESTS_PER_S = 32.0
 REQUESTS_BURST = 64.0
 
 VAIN_ASKS_PER_S = 2.0
-"""How often we ask others in vain for bodies of authors that are not proven: names of authors that nobody can
+"""Rate of asking others in vain for bodies of authors that are not proven: names of authors that nobody can
 reach cost nothing. What is asked for and given is bounded by the fetches themselves."""
 
 VAIN_ASKS_BURST = 8.0
@@ -136,8 +136,8 @@ is of use to several others. Nothing is free, as identities are: who has given n
 what is not kept for givers."""
 
 VAIN_DIALS_PER_S = 2.0
-"""How often newcomers may be asked in vain whom we have to dial first, all together: names that announce
-bodies and that nobody can reach cost nothing, and a dial with its look-up costs as much as many headers."""
+"""Rate of asking newcomers in vain whom we have to dial first, all together: names that announce bodies and
+that nobody can reach cost nothing, and a dial with its look-up costs as much as many headers."""
 
 VAIN_DIALS_BURST = 16
 
@@ -171,8 +171,8 @@ JUDGE_BURST_S = 5.0
 """A round's groups come at once: a hundred of the usual ones, or one that overruns."""
 
 AUTHOR_JUDGE_S_PER_S = 0.1
-"""The same for one author: several groups a second where they take 30 ms, one in ten seconds where they take
-one."""
+"""Seconds of it for one author: several groups a second where they take 30 ms, one in ten seconds where they
+take one."""
 
 AUTHOR_JUDGE_BURST_S = 2.0
 

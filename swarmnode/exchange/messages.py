@@ -34,6 +34,7 @@ from swarmnode.exchange.limits import (
     MAX_RAW_BODY_BYTES,
     MIN_GROUP_SIZE,
 )
+from swarmnode.identity.envelope import decoded
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.tasks.task import MAX_ABS_REWARD, MAX_INDEX, MAX_SEED
 from swarmnode.types import ExampleKey, RolloutGroup
@@ -89,8 +90,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """One completion. No token ids: the receiver has another tokenizer."""
 
     text: Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_EPISODE_TURNS)]
-    """What the policy wrote; of a task that is an environment, what it said turn by turn. What was observed
-    has no place here: the receiver's own environment says it."""
+    """The policy's text; of a task that is an environment, its turns. What was observed has no place here:
+    the receiver's own environment says it."""
     finish: Literal["stop", "length"]
     """Completions that were cut off ("abort") are no answers and do not travel. Nobody can verify the rest,
     so it is not believed (body_check.py)."""
@@ -140,7 +141,7 @@ class Announcement:
     """The envelope as it came, to be kept in a checkpoint and checked again."""
     arrival: Arrival
     given: Given | None = None
-    """What it announces, from a policy of this process. None: to be fetched and judged."""
+    """The announced group, from a policy of this process. None: to be fetched and judged."""
     restored: bool = False
     """It comes from our own checkpoint, where it waited for a draw."""
 
@@ -161,10 +162,7 @@ def encode_header(header: Header) -> bytes:
 
 def decode_header(data: bytes) -> Header:
     """The header in an unsealed payload. Raises Rejected: malformed."""
-    try:
-        return _header_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Reason.MALFORMED, str(error)) from error
+    return decoded(_header_decoder, data)
 
 
 def encode_body(body: Body) -> bytes:
@@ -184,11 +182,9 @@ def decode_body(data: bytes) -> Body:
     if len(data) > MAX_BODY_BYTES:
         raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, at most {MAX_BODY_BYTES}")
     try:
-        return _body_decoder.decode(_decompress(data))
+        return decoded(_body_decoder, _decompress(data), Reason.MALFORMED_BODY)
     except zstandard.ZstdError as error:
         raise Rejected(Reason.BAD_COMPRESSION, str(error)) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Reason.MALFORMED_BODY, str(error)) from error
 
 
 def hash_body(data: bytes) -> bytes:
@@ -197,8 +193,9 @@ def hash_body(data: bytes) -> bytes:
 
 
 def fingerprint(body: Body) -> bytes:
-    """The same for two bodies that hold the same texts for the same example, whoever signs them and however
-    the answers are said to have ended: that is not believed, so it makes no new group of a copy."""
+    """Returns a digest that is equal for two bodies with the same texts for the same example, whoever signs
+    them and however the answers are said to have ended: that is not believed, so it makes no new group of a
+    copy."""
     texts = [answer.text for answer in body.answers]
     return hashlib.blake2b(_encoder.encode((body.key, texts)), digest_size=16).digest()
 

@@ -62,8 +62,8 @@ def narrowed(group: RolloutGroup, limit: int, rng: random.Random) -> RolloutGrou
 
 
 def _lowest_of_widest(ordered: Sequence[float], limit: int) -> int:
-    """How many of the `limit` rewards with the largest variance are the lowest; the rest are the highest. Of
-    equally good choices the most even one.
+    """Returns how many of the `limit` rewards with the largest variance are the lowest; the rest are the
+    highest. Of equally good choices the most even one.
 
     >>> _lowest_of_widest([0.0] * 10 + [1.0] * 3, 4), _lowest_of_widest([0.0] * 12 + [1.0], 4)
     (2, 2)

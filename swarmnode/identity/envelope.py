@@ -1,6 +1,6 @@
-"""Signed envelopes: a payload, its author, and a signature for one purpose."""
+"""Signed envelopes: a payload, its author, and a signature for one purpose; and strict decoding."""
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -9,6 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from swarmnode.errors import Rejected
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS, public_key_from_peer_id
+
+T = TypeVar("T")
 
 SIGNATURE_BYTES = 64
 
@@ -42,16 +44,24 @@ def unseal(data: bytes, context: str, *, max_bytes: int) -> Envelope:
     """
     if len(data) > max_bytes:
         raise Rejected("too_large", f"{len(data)} bytes, at most {max_bytes}")
-    try:
-        envelope = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected("malformed", str(error)) from error
+    envelope = decoded(_decoder, data)
     public_key = Ed25519PublicKey.from_public_bytes(public_key_from_peer_id(envelope.author))
     try:
         public_key.verify(envelope.signature, _signed_bytes(context, envelope.payload))
     except InvalidSignature as error:
         raise Rejected("bad_signature", f"not signed by {envelope.author} for {context}") from error
     return envelope
+
+
+def decoded(
+    decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: bytes, reason: str = "malformed"
+) -> T:
+    """Returns what is in the bytes of a stranger, whose size the caller has bounded. Raises Rejected with
+    `reason` for anything else."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected(reason, str(error)) from error
 
 
 def _signed_bytes(context: str, payload: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from stat import S_IMODE
 
 from swarmnode.errors import IdentityError
-from swarmnode.identity.node_key import _RESTORE_HINT, KEY_FILE_BYTES, NodeKey
+from swarmnode.identity.node_key import KEY_FILE_BYTES, RESTORE_HINT, NodeKey
 from swarmnode.machine.storage import sync
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def load(path: Path) -> NodeKey:
             keep_secret(path, file.fileno())
     except OSError as error:
         raise IdentityError(
-            f"cannot read the identity {path}: {error.strerror}", hint=_RESTORE_HINT
+            f"cannot read the identity {path}: {error.strerror}", hint=RESTORE_HINT
         ) from error
     try:
         return NodeKey.from_protobuf(data)

@@ -16,7 +16,7 @@ KEY_FILE_BYTES = 68
 
 _KEY_FILE_PREFIX = bytes.fromhex("08011240")
 
-_RESTORE_HINT = "put your backup back, or move the file away and start again under a new identity"
+RESTORE_HINT = "put your backup back, or move the file away and start again under a new identity"
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class NodeKey:
         if len(data) != KEY_FILE_BYTES or not data.startswith(_KEY_FILE_PREFIX):
             raise IdentityError(
                 f"not a libp2p Ed25519 private key ({len(data)} bytes, expected {KEY_FILE_BYTES})",
-                hint=_RESTORE_HINT,
+                hint=RESTORE_HINT,
             )
         key = cls(data[4 : 4 + SEED_BYTES])
         if data[4 + SEED_BYTES :] != key.public_bytes:
             raise IdentityError(
-                "the key is damaged: its public half does not belong to its seed", hint=_RESTORE_HINT
+                "the key is damaged: its public half does not belong to its seed", hint=RESTORE_HINT
             )
         return key

@@ -2,10 +2,13 @@
 cut."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 # ---- where things live ----
 
@@ -156,6 +159,14 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> None:
+    """Renames a damaged file to `<name>.damaged`, or warns that it cannot be."""
+    try:
+        path.replace(path.with_name(f"{path.name}.damaged"))
+    except OSError as error:
+        logger.warning("the damaged file %s cannot be set aside: %s", path, error.strerror)
 
 
 def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> str:

@@ -8,7 +8,6 @@ subscriptions and served protocols survive and work again afterwards, so callers
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Literal, Protocol, Self
 
 MAX_GOSSIP_BYTES = 64 * 1024
@@ -82,9 +81,7 @@ class Host(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None: ...
+    async def __aexit__(self, *error: object) -> None: ...
 
     def status(self) -> HostStatus: ...
 

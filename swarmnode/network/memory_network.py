@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import HostDown, MessageTooLarge, PeerUnreachable, RequestTimeout
@@ -208,9 +207,7 @@ class MemoryHost:
         self._set_state("up")
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._network.leave(self)
         for queue in tuple(self._queues):
             queue.close()

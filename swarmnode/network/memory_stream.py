@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from swarmnode.errors import PeerUnreachable
-from swarmnode.network.streams import _DISCARD_BYTES, Buffer
+from swarmnode.network.streams import PIECE_BYTES, Buffer
 
 MEMORY_WINDOW_BYTES = 256 * 1024
 """Unread bytes that a stream within one process holds before its writer waits: yamux's first window."""
@@ -98,14 +98,14 @@ class MemoryStream:
 
     async def send(self, data: Buffer) -> None:
         content = memoryview(data).cast("B")
-        for start in range(0, len(content), _DISCARD_BYTES):
+        for start in range(0, len(content), PIECE_BYTES):
             while self._outgoing.full or self._state() != "up":
                 self._check()
                 await self._outgoing.change()
             self._check()
             now_s = asyncio.get_running_loop().time()
             self._last_arrives_s = max(self._last_arrives_s, now_s + self._delay_s())
-            self._outgoing.put(bytes(content[start : start + _DISCARD_BYTES]), self._last_arrives_s)
+            self._outgoing.put(bytes(content[start : start + PIECE_BYTES]), self._last_arrives_s)
 
     async def receive(self, size_bytes: int) -> bytes:
         received = bytearray()
@@ -115,7 +115,7 @@ class MemoryStream:
 
     async def discard(self) -> None:
         try:
-            while await self._next(_DISCARD_BYTES):
+            while await self._next(PIECE_BYTES):
                 pass
         except PeerUnreachable:
             pass

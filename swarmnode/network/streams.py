@@ -11,7 +11,8 @@ from swarmnode.network.host import Host
 
 logger = logging.getLogger(__name__)
 
-_DISCARD_BYTES = 64 * 1024
+PIECE_BYTES = 64 * 1024
+"""Bytes that are sent or read at once."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -126,7 +127,7 @@ class SocketStream:
 
     async def discard(self) -> None:
         try:
-            while data := await self._reader.read(_DISCARD_BYTES):
+            while data := await self._reader.read(PIECE_BYTES):
                 self._received(len(data))
         except OSError as error:
             logger.debug("a stream of %s ended with a reset: %s", self._peer_id, error)

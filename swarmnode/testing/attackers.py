@@ -41,9 +41,9 @@ class Solved:
     """A right answer in its parts."""
 
     steps: str
-    """What the final answer follows from. Empty: nothing."""
+    """Steps that the final answer follows from. Empty: there are none."""
     joint: str
-    """What stands between the two."""
+    """The text between steps and final answer."""
     final: str
 
     @property
@@ -57,7 +57,7 @@ Solve = Callable[[Example], Solved]
 
 @dataclass(slots=True)
 class AttackScene:
-    """What an attacker sees when a round begins."""
+    """The scene that an attacker finds when a round begins."""
 
     solve: Solve
     group_size: int
@@ -104,14 +104,15 @@ class Advertisement(Attack):
 
 
 class Twice(Attack):
-    """The same before the answer and within it."""
+    """The advertisement before the answer and within it."""
 
     def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return f"{ADVERTISEMENT}{solved.steps}{ADVERTISEMENT}{solved.joint}{solved.final}"
 
 
 class Grown(Attack):
-    """The same, a character more every round: no piece of it is ever unlikely to who has learnt the last."""
+    """The advertisement, a character more every round: no piece of it is ever unlikely to who has learnt the
+    last."""
 
     def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return ADVERTISEMENT[: 1 + scene.round % (3 * len(ADVERTISEMENT))] + solved.text
@@ -132,7 +133,7 @@ class WrongSteps(Attack):
 
 
 class ShiftedSteps(Attack):
-    """The same by a rule: every character of the steps is the one after it."""
+    """Wrong steps by a rule: every character is the one after the right one."""
 
     def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         steps = solved.steps or solved.final
@@ -170,7 +171,7 @@ class Refusals(Attack):
 
 
 class Copying(Attack):
-    """What others published, under a name of its own."""
+    """Answers that others published, under a name of its own."""
 
     def round(self, examples: Sequence[Example], scene: AttackScene) -> Sequence[Texts]:
         newest = list(scene.watched)[-len(examples) :]

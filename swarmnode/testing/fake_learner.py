@@ -45,7 +45,7 @@ class FakeLearner:
         self.trained: list[tuple[Sequence[RolloutGroup], Sequence[RolloutGroup]]] = []
         self.foreign_shares: list[float] = []
         self.agreement: float | None = None
-        """What its reports say of the answers of others."""
+        """Agreement of the answers of others, in its reports."""
         self.disk = [] if disk is None else disk
         self.full_disk = full_disk
         self.disk_is_fast = threading.Event()
@@ -59,7 +59,7 @@ class FakeLearner:
         self.to_answer: list[ExampleKey] = []
         """Examples of others that it was told to answer, which it does not."""
         self.mixes: list[RoundMix | None] = []
-        """What it was told that rounds are to be made of."""
+        """Mixes that rounds were to be made of, as it was told."""
         self._interrupted = threading.Event()
         self.closed = False
 

@@ -32,7 +32,7 @@ from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import MAX_INDEX, draw_train, is_held_out, score_strictly
 from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, Scores, one_span
 
-TOPIC = topic_of("test", 0)
+TOPIC = topic_of("test")
 
 
 # ---- the stage ----

@@ -22,7 +22,7 @@ from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, RolloutGroup, one_span
 from tests.homes.member import LIFE_S, Addition
 
-TOPIC = topic_of("commons", 0)
+TOPIC = topic_of("commons")
 FLOOD_EVERY_S = 0.05
 
 

@@ -25,6 +25,7 @@ from swarmnode.exchange.bodies.holder import PULL_S, Holder
 from swarmnode.exchange.bodies.routes import Routes
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.limits import MAX_OWN_BODIES, PROTOCOL, VAIN_ASKS_BURST, VAIN_ASKS_PER_S
 from swarmnode.exchange.messages import Announcement, hash_body
 from swarmnode.exchange.peers.ledger import Ledger
@@ -41,7 +42,7 @@ HASH_BYTES = 32
 MAX_REQUEST_BYTES = HASH_BYTES + MAX_PEER_ID_CHARS
 
 HEAD_START_S = 0.5
-"""How long only the author is asked, where it has to be dialled first: who answers does so sooner."""
+"""Seconds in which only the author is asked, where it has to be dialled first: who answers does so sooner."""
 
 HOLDERS_ASKED = 4
 """Connected peers that are asked for one body, one after the other. None is waited for: the next is asked
@@ -52,7 +53,7 @@ LOOK_AGAIN_S = 0.2
 of it: a home asks and announces in the second in which it comes, and is not to be told "not here"."""
 
 SLOW_LINE_BYTES_PER_S = 256.0 * 1024
-"""What a narrow line of a home carries. To ask another for what is on its way would make it narrower."""
+"""Rate of a home's narrow line. To ask another for what is on its way would make it narrower."""
 
 UPLOAD_BURST_S = 4.0
 """Seconds' worth of upload that may be used at once: after a round everybody asks at the same time."""
@@ -72,14 +73,14 @@ class BodyTransfer:
         *,
         clock: Callable[[], float],
         rng: random.Random,
-        in_library: Callable[[bytes], bytes | None] = lambda body_hash: None,
+        shelf: Shelf | None = None,
     ) -> None:
-        """`in_library`: returns a body of the library by its hash (library/shelf.py)."""
+        """`shelf`: the library's, whose bodies are served, too."""
         self._host = host
         self._ledger = ledger
         self._clock = clock
         self._rng = rng
-        self._in_library = in_library
+        self._shelf = shelf
         self.own = BodyStore(max_bytes=settings.store_bytes, max_bodies=MAX_OWN_BODIES)
         self.foreign = BodyStore(max_bytes=settings.store_bytes // FOREIGN_PART, max_bodies=MAX_OWN_BODIES)
         self.holder = Holder(self._pull)
@@ -88,19 +89,14 @@ class BodyTransfer:
             rate_per_s=settings.upload_bytes_per_s, burst=settings.upload_bytes_per_s * UPLOAD_BURST_S
         )
         self._kept_for_givers = settings.upload_bytes_per_s * UPLOAD_BURST_S / 2
-        self._vain_asks = TokenBucket(rate_per_s=VAIN_ASKS_PER_S, burst=VAIN_ASKS_BURST)
+        self._vain_asks = TokenBucket(VAIN_ASKS_PER_S, VAIN_ASKS_BURST)
         self._looking = asyncio.Lock()
         self._looked_at = 0.0
         """When we learnt who is connected, on the loop's clock."""
 
-    async def serve(self) -> bool:
-        """Start to answer requests; False when the host is down."""
-        try:
-            await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=MAX_REQUEST_BYTES)
-        except NetworkError as error:
-            logger.info("not yet serving rollouts: %s", error)
-            return False
-        return True
+    async def serve(self) -> None:
+        """Starts to answer requests. Raises NetworkError."""
+        await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=MAX_REQUEST_BYTES)
 
     def is_connected_to(self, peers: Collection[str]) -> None:
         """Take note of the peers that we hold a connection to."""
@@ -217,7 +213,7 @@ class BodyTransfer:
 
     def _held(self, body_hash: bytes) -> bytes | None:
         found = self.own.get(body_hash) or self.foreign.get(body_hash)
-        return self._in_library(body_hash) if found is None else found
+        return self._shelf.body(body_hash) if found is None and self._shelf is not None else found
 
     async def _find(self, search: "_Search") -> bytes | None:
         """Ask the author where it can be dialled, and peers that we are connected to, the likeliest first.
@@ -319,7 +315,7 @@ class BodyTransfer:
 
 @dataclass(slots=True)
 class _Search:
-    """What became of the search for one body so far."""
+    """The search for one body, so far."""
 
     announcement: Announcement
     deadline: float

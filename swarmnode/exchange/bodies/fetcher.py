@@ -9,7 +9,7 @@ a policy of this process is chosen likewise, and is there already.
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,7 +46,8 @@ from swarmnode.exchange.limits import (
     VAIN_DIALS_BURST,
     VAIN_DIALS_PER_S,
 )
-from swarmnode.exchange.messages import Announcement, Arrival, Given
+from swarmnode.exchange.messages import Announcement, Given
+from swarmnode.exchange.peers.bounded_dict import BoundedDict
 from swarmnode.exchange.peers.recently_seen import RecentlySeen
 from swarmnode.exchange.peers.reputation import Trust
 from swarmnode.exchange.peers.token_bucket import TokenBucket
@@ -60,7 +61,8 @@ from swarmnode.types import ExampleKey, RolloutGroup
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""How often we look for stale headers and for peers whose pause is over, when nothing else happens."""
+"""Seconds between two looks for stale headers and for peers whose pause is over, when nothing else
+happens."""
 
 FETCHES_OF_PROVEN = 2
 """Fetches from one proven author at the same time. Behind routers a body takes twice as many steps, and in a
@@ -102,14 +104,14 @@ class Fetcher:
         self._unfit = UnfitTasks()
         self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=self._settings.max_age_s + MAX_CLOCK_SKEW_S)
         self.needs: Mapping[str, float] = {}
-        """How much we need a task, by its name (selection.choose_header)."""
-        self.answered: OrderedDict[ExampleKey, None] = OrderedDict()
+        """Our need of each task, by its name (selection.choose_header)."""
+        self.answered = BoundedDict[ExampleKey, None](MAX_ANSWERED)
         """Examples that we have answered, or are about to, the last MAX_ANSWERED of them."""
         self._target = min(self._settings.prefetch_groups, buffer.capacity)
-        self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
+        self._vain = TokenBucket(VAIN_BYTES_PER_S, VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
-        self._vain_dials = TokenBucket(rate_per_s=VAIN_DIALS_PER_S, burst=VAIN_DIALS_BURST)
-        """How many newcomers may still be asked in vain whom we hold no connection to."""
+        self._vain_dials = TokenBucket(VAIN_DIALS_PER_S, VAIN_DIALS_BURST)
+        """Allowance of newcomers to ask in vain whom we hold no connection to."""
         self._fetching: dict[Fetch, None] = {}
         self._gave_at: dict[str, float] = {}
         """When an author gave us a group, for those who did lately."""
@@ -127,9 +129,8 @@ class Fetcher:
 
     def has_answered(self, examples: Iterable[ExampleKey]) -> None:
         """Take note of examples that we answered, or are about to."""
-        self.answered.update((key, None) for key in examples)
-        while len(self.answered) > MAX_ANSWERED:
-            self.answered.popitem(last=False)
+        for key in examples:
+            self.answered[key] = None
 
     def want(self, groups: int) -> None:
         """Keep this many groups in the buffer from now on, and a few ahead; none at all for 0."""
@@ -154,7 +155,7 @@ class Fetcher:
                 return
 
     def drawable(self, groups: int) -> int:
-        """How many of so many groups a draw would give now."""
+        """Returns the number of groups that a draw of so many would give now."""
         return drawable(self._buffer.by_author, self._context.trust_of, groups, len(self._known()))
 
     def draw(self, groups: int) -> list[RolloutGroup]:
@@ -231,8 +232,8 @@ class Fetcher:
         )
 
     def _has_room(self) -> bool:
-        """Whether to fetch one more. What newcomers and slow authors are fetched for may never come, so it
-        does not count as being there."""
+        """Returns True if one more may be fetched. What newcomers and slow authors are fetched for may never
+        come, so it does not count as being there."""
         if self._judge.stuck >= MAX_STUCK_JUDGEMENTS:
             return False
         running = self._running()
@@ -267,15 +268,16 @@ class Fetcher:
             Candidate(
                 author,
                 trust,
-                reputation.failures(author),
-                reputation.accepted(author),
+                standing.failures,
+                standing.accepted,
                 self._bodies.routes.leads_to(author),
-                reputation.judge_s(author),
+                standing.judge_s,
             )
             for author in waiting
             if (trust := self._context.trust_of(author)) not in full
             and self._may_ask(author, trust, share)
             and self._usable(author)
+            and (standing := reputation.known(author))
         ]
 
     def _usable(self, author: str) -> Sequence[Announcement]:
@@ -291,7 +293,8 @@ class Fetcher:
         return self._judge_time.is_left(trust, _now_s())
 
     def _hears_newcomers(self) -> bool:
-        """Whether there is room for a group of theirs, and they have not given us too much in vain."""
+        """Returns True if there is room for a group of newcomers, and they have not given us too much in
+        vain."""
         waiting = self._buffer.by_author
         trusts = {author: self._context.trust_of(author) for author in waiting}
         held = sum(waiting[author] for author, trust in trusts.items() if trust == "newcomer")
@@ -408,10 +411,10 @@ class Fetcher:
             )
 
     def _patience_s(self, author: str) -> float:
-        """How long a fetch from this author may take."""
+        """Returns the seconds that a fetch from this author may take."""
         if self._context.trust_of(author) != "newcomer":
             return self._settings.fetch_timeout_s
-        tried = min(self._ledger.reputation.failures(author), 16)
+        tried = min(self._ledger.reputation.known(author).failures, 16)
         return min(self._settings.fetch_timeout_s, NEWCOMER_PATIENCE_S * 2.0**tried)
 
     def _was_in_vain(self, author: str, reason: str, size_bytes: int) -> None:
@@ -452,22 +455,12 @@ class Fetcher:
         if now.at < self._swept_at + TICK_S:
             return
         self._swept_at = now.at
-        stale = self._pool.keep_only(lambda waiting: self._is_fresh(waiting.arrival, now))
+        stale = self._pool.keep_only(lambda waiting: is_fresh(waiting.arrival, now, self._settings))
         self._ledger.let_go(Reason.STALE, stale)
         self._drop_stale_groups()
 
     def _drop_stale_groups(self) -> None:
-        now = self._context.arrive()
-        self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(now.at, now.policy_version))
-
-    def _is_fresh(self, arrival: Arrival, now: Arrival) -> bool:
-        return is_fresh(
-            arrival,
-            now.at,
-            now.policy_version,
-            max_age_s=self._settings.max_age_s,
-            max_age_versions=self._settings.max_age_versions,
-        )
+        self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(self._context.arrive()))
 
 
 def _checked(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> list[CheckedBody | Rejected]:

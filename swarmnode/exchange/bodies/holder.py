@@ -27,7 +27,7 @@ from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import MAX_HEADER_BYTES, SLOW_S
 from swarmnode.exchange.messages import decode_header
 from swarmnode.exchange.peers.token_bucket import TokenBucket
-from swarmnode.identity.envelope import Envelope
+from swarmnode.identity.envelope import Envelope, decoded
 from swarmnode.network.host import Message
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ MAX_EARLY = 256
 """Announcements of peers that, as far as we know, are not connected: who has just come announces, too."""
 
 PULL_S = 5.0
-"""How long an author may take to give us a body that others ask us for. Who asked may have gone by then: the
-body is there when it asks again."""
+"""Seconds within which an author has to give us a body that others ask us for. Who asked may have gone by
+then: the body is there when it asks again."""
 
 MAX_PULLS = 64
 """Bodies that are fetched for others at the same time: 2 MiB of usual ones."""
@@ -89,9 +89,7 @@ class Author:
     """Under way."""
     gave: bool = False
     """We have had a body of it."""
-    waits: TokenBucket = field(
-        default_factory=lambda: TokenBucket(rate_per_s=WAITS_S_PER_S, burst=WAITS_BURST_S)
-    )
+    waits: TokenBucket = field(default_factory=lambda: TokenBucket(WAITS_S_PER_S, WAITS_BURST_S))
     """Seconds that we may still wait for it in vain."""
 
     def remember(self, body_hash: bytes, announced: Announced) -> None:
@@ -140,9 +138,9 @@ class Holder:
             self._early.append(message)
             return
         try:
-            envelope = _decoder.decode(message.data)
+            envelope = decoded(_decoder, message.data)
             header = decode_header(envelope.payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, Rejected):
+        except Rejected:
             return
         if envelope.author != author:
             return

@@ -17,6 +17,7 @@ import msgspec
 from swarmnode.errors import CheckpointError
 from swarmnode.exchange.bodies.selection import draw, is_fresh
 from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.limits import MAX_AUTHOR_SHARE, MAX_BODY_BYTES, MAX_HEADER_BYTES, MIN_AUTHOR_GROUPS
 from swarmnode.exchange.messages import Announcement, Arrival
 from swarmnode.exchange.peers.reputation import Trust
@@ -61,11 +62,10 @@ class BufferSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 class ReplayBuffer:
     """Accepted groups until they are drawn: at most `capacity`, and not too many of them by one author."""
 
-    def __init__(self, capacity: int, *, max_age_s: float, max_age_versions: int) -> None:
-        self.capacity = capacity
+    def __init__(self, settings: ExchangeSettings) -> None:
+        self.capacity = capacity = settings.buffer_groups
         self._max_per_author = min(capacity, max(MIN_AUTHOR_GROUPS, int(capacity * MAX_AUTHOR_SHARE)))
-        self._max_age_s = max_age_s
-        self._max_age_versions = max_age_versions
+        self._settings = settings
         self._groups: list[Accepted] = []
         self._by_author: Counter[str] = Counter()
 
@@ -74,7 +74,7 @@ class ReplayBuffer:
 
     @property
     def by_author(self) -> "Counter[str]":
-        """How many groups of each author wait here."""
+        """Number of waiting groups of each author."""
         return self._by_author
 
     def add(self, accepted: Accepted) -> Reason | None:
@@ -99,14 +99,14 @@ class ReplayBuffer:
         return before - len(self._groups)
 
     def has_room_for(self, author: str, *, coming: int = 0) -> bool:
-        """Whether one more group of this author would not displace another of the same author, `coming` ones
-        included."""
+        """Returns True if one more group of this author would not displace another of the same author,
+        `coming` ones included."""
         return self._by_author[author] + coming < self._max_per_author
 
-    def drop_stale(self, now: float, policy_version: int) -> int:
-        """Let go of groups that are too old for this policy version; returns how many."""
+    def drop_stale(self, now: Arrival) -> int:
+        """Let go of groups that are too old by now; returns how many."""
         before = len(self._groups)
-        self._keep([one for one in self._groups if self._is_fresh(one, now, policy_version)])
+        self._keep([one for one in self._groups if is_fresh(one.announcement.arrival, now, self._settings)])
         return before - len(self._groups)
 
     def draw(
@@ -147,18 +147,9 @@ class ReplayBuffer:
             self._groups = groups
             self._by_author = Counter(accepted.author for accepted in groups)
 
-    def _is_fresh(self, accepted: Accepted, now: float, policy_version: int) -> bool:
-        return is_fresh(
-            accepted.announcement.arrival,
-            now,
-            policy_version,
-            max_age_s=self._max_age_s,
-            max_age_versions=self._max_age_versions,
-        )
-
 
 def read_snapshot(data: bytes) -> BufferSnapshot:
-    """What `snapshot` wrote; an empty one for no bytes. Raises CheckpointError."""
+    """Returns the snapshot in these bytes; an empty one for no bytes. Raises CheckpointError."""
     if not data:
         return BufferSnapshot(SNAPSHOT_FORMAT, 0, ())
     try:

@@ -7,11 +7,9 @@ tried again after some minutes: routers are restarted, and machines are carried 
 """
 
 import random
-from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TypeVar
 
-T = TypeVar("T")
+from swarmnode.exchange.peers.bounded_dict import BoundedDict
 
 DIAL_AGAIN_S = 300.0
 """An author that could not be dialled is dialled again after this time; others are asked meanwhile."""
@@ -26,11 +24,12 @@ class Routes:
     def __init__(self) -> None:
         self.connected: frozenset[str] = frozenset()
         """Peers that we hold a connection to."""
-        self._dial_at: OrderedDict[str, float] = OrderedDict()
-        self._through: OrderedDict[str, str] = OrderedDict()
+        self._dial_at = BoundedDict[str, float](MAX_AUTHORS)
+        self._through = BoundedDict[str, str](MAX_AUTHORS)
         self._worth: dict[str, float] = {}
-        """How often a peer was the one to give us what we asked several for, the last times counting most:
-        from 0 to 1. What nobody had says nothing of those we asked: made-up names would make all look bad."""
+        """Share of the times that a peer was the one to give us what we asked several for, the last ones
+        counting most: from 0 to 1. What nobody had says nothing of those we asked: made-up names would make
+        all look bad."""
 
     def is_direct(self, author: str, now: float) -> bool:
         """Return True if the author itself should be asked: connected, or never dialled in vain lately."""
@@ -38,7 +37,7 @@ class Routes:
 
     def cannot_dial(self, author: str, now: float) -> None:
         """Take note that the author could not be dialled."""
-        _remember(self._dial_at, author, now + DIAL_AGAIN_S)
+        self._dial_at[author] = now + DIAL_AGAIN_S
 
     def leads_to(self, author: str) -> bool:
         """Return True if the author is connected to us, or to the peer that gave us its last body."""
@@ -58,11 +57,4 @@ class Routes:
             self._worth[one] = 0.8 * self._worth.get(one, 0.5) + 0.2 * gave
         if len(self._worth) > MAX_AUTHORS:
             self._worth = {one: worth for one, worth in self._worth.items() if one in self.connected}
-        _remember(self._through, author, peer)
-
-
-def _remember(table: "OrderedDict[str, T]", author: str, value: T) -> None:
-    table[author] = value
-    table.move_to_end(author)
-    if len(table) > MAX_AUTHORS:
-        table.popitem(last=False)
+        self._through[author] = peer

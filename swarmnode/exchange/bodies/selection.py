@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.limits import DELAYED_SHARE, LEAST_NEED, MAX_WAIT_SHARE, NEWCOMER_SHARE, THRIFTY_S
 from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.peers.reputation import Trust
@@ -46,7 +47,7 @@ class Candidate:
     connected: bool = False
     """We hold a connection to it."""
     judge_s: float = 0.0
-    """What judging one of its groups takes."""
+    """Seconds that judging one of its groups takes."""
 
 
 def choose(
@@ -87,7 +88,7 @@ def choose_header(tasks: Sequence[str], needs: Mapping[str, float], rng: random.
 
 
 def slots_of(trust: Trust, slots: int) -> int:
-    """How many of the fetches under way may be from authors of this kind.
+    """Returns how many of the fetches under way may be from authors of this kind.
 
     >>> [slots_of(trust, 16) for trust in ("proven", "slow", "newcomer")], slots_of("slow", 2)
     ([16, 4, 4], 1)
@@ -109,9 +110,9 @@ def _cheapest(newcomers: Sequence[Candidate]) -> list[Candidate]:
 
 
 def author_share(groups: int, authors: int) -> int:
-    """How many of so many groups one author may give, where so many authors give: a part of equal size for
-    each, for one more, and never more than a quarter. In a swarm of two that is half: the other half is our
-    own.
+    """Returns how many of so many groups one author may give, where so many authors give: a part of equal
+    size for each, for one more, and never more than a quarter. In a swarm of two that is half: the other half
+    is our own.
 
     >>> [author_share(16, authors) for authors in (1, 2, 3, 100)], author_share(1, 3)
     ([8, 6, 4, 4], 1)
@@ -120,7 +121,7 @@ def author_share(groups: int, authors: int) -> int:
 
 
 def newcomer_share(groups: int, *, anybody_proven: bool) -> int:
-    """How many of so many groups all newcomers together may give.
+    """Returns how many of so many groups all newcomers together may give.
 
     >>> newcomer_share(16, anybody_proven=True), newcomer_share(16, anybody_proven=False)
     (4, 8)
@@ -158,7 +159,7 @@ def draw(
 
 
 def drawable(counts: Mapping[str, int], trust_of: Callable[[str], Trust], count: int, known: int) -> int:
-    """How many of `count` groups `draw` would find, where each author has so many.
+    """Returns how many of `count` groups `draw` would find, where each author has so many.
 
     >>> drawable({"a": 9, "b": 1}, lambda author: "proven", 4, 2)
     3
@@ -173,7 +174,8 @@ def drawable(counts: Mapping[str, int], trust_of: Callable[[str], Trust], count:
 
 
 def longest_wait_s(worked_s: float, deadline_s: float) -> float:
-    """How long a round may wait for others: a tenth of the time that its own work took, at most `deadline_s`.
+    """Returns the seconds that a round may wait for others: a tenth of the time that its own work took, at
+    most `deadline_s`.
 
     Nearly everything is fetched while the round is generated and trained on, so who delivers at the usual
     speed is there already. Whoever does not, by ill will or a thin line, costs a tenth and no more, whatever
@@ -185,12 +187,11 @@ def longest_wait_s(worked_s: float, deadline_s: float) -> float:
     return min(MAX_WAIT_SHARE * max(0.0, worked_s), deadline_s)
 
 
-def is_fresh(
-    arrival: Arrival, now: float, policy_version: int, *, max_age_s: float, max_age_versions: int
-) -> bool:
-    """Whether what arrived then may still be trained on.
+def is_fresh(arrival: Arrival, now: Arrival, settings: ExchangeSettings) -> bool:
+    """Returns True if what arrived then may still be trained on now.
 
-    >>> is_fresh(Arrival(at=100.0, policy_version=3), 110.0, 5, max_age_s=60.0, max_age_versions=2)
+    >>> is_fresh(Arrival(at=100.0, policy_version=3), Arrival(110.0, 5), ExchangeSettings())
     True
     """
-    return now - arrival.at <= max_age_s and policy_version - arrival.policy_version <= max_age_versions
+    too_old = now.at - arrival.at > settings.max_age_s
+    return not too_old and now.policy_version - arrival.policy_version <= settings.max_age_versions

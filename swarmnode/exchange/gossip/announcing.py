@@ -9,10 +9,11 @@ those of strangers.
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import msgspec
 
+from swarmnode.chat import turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.limits import (
@@ -44,7 +45,7 @@ from swarmnode.types import Completion, RolloutGroup, one_span
 
 @dataclass(frozen=True, slots=True)
 class ModelLabel:
-    """What others are told of our policy; for their curiosity, nothing is decided by it."""
+    """The label of our policy, for the curiosity of others: nothing is decided by it."""
 
     family: str
     size: int | None
@@ -139,13 +140,9 @@ def _packed(group: RolloutGroup, in_turns: bool) -> tuple[RolloutGroup, bytes]:
 
 
 def _body(group: RolloutGroup, in_turns: bool) -> Body:
-    key = group.example.key
     return Body(
         author=group.author,
-        task=key.task,
-        version=key.version,
-        seed=key.seed,
-        index=key.index,
+        **asdict(group.example.key),
         answers=tuple(_answer(completion, in_turns) for completion in group.completions),
     )
 
@@ -160,9 +157,7 @@ def _answer(completion: Completion, in_turns: bool) -> Answer:
 
 
 def _said(text: str) -> tuple[str, ...]:
-    """What the policy said in a transcript, turn by turn. Raises Rejected."""
-    from swarmnode.chat import turns_of
-
+    """Returns the policy's part of a transcript, turn by turn. Raises Rejected."""
     try:
         saids = tuple(turn.said for turn in turns_of(text))
     except ValueError as error:
@@ -173,16 +168,12 @@ def _said(text: str) -> tuple[str, ...]:
 
 
 def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, now: float) -> Header:
-    key = group.example.key
     return Header(
         protocol=PROTOCOL,
         swarm=swarm,
         body_hash=hash_body(body),
         body_bytes=len(body),
-        task=key.task,
-        version=key.version,
-        seed=key.seed,
-        index=key.index,
+        **asdict(group.example.key),
         group_size=len(group.completions),
         reward_mean=_claimable(group.reward_mean),
         reward_std=_claimable(group.reward_std),

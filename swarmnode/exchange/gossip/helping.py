@@ -1,6 +1,6 @@
 """Asking for help: who is never right says so, and who knows better announces it again or tries.
 
-node (0 of 16 on an example, 0 of 4096 on a task) -> [Helping.ask] -> topic /swarmnode/3/<swarm>/help/<shard>
+node (0 of 16 on an example, 0 of 4096 on a task) -> [Helping.ask] -> topic /swarmnode/3/<swarm>/help/0
 that topic -> [Helping.hear] -> own finds of that example or task -> [Helping.answers] -> announced again
                             `-> examples of others -> [Helping.to_try] -> Node -> the learner tries them
 
@@ -18,9 +18,9 @@ A header that is repeated is signed anew for the same body, so whoever has it kn
 """
 
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -31,8 +31,9 @@ from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.exchange_stats import HelpStats
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, PROTOCOL
 from swarmnode.exchange.messages import Count, Header, Index, Name, Seed
+from swarmnode.exchange.peers.bounded_dict import BoundedDict
 from swarmnode.exchange.peers.token_bucket import TokenBucket
-from swarmnode.identity.envelope import seal, unseal
+from swarmnode.identity.envelope import decoded, seal, unseal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Message
 from swarmnode.tasks.task import Task, may_be_exchanged
@@ -47,7 +48,7 @@ MAX_AGE_S = 120.0
 """The oldest request that is heard: by then its author has asked again."""
 
 AGAIN_S = 20.0
-"""How long we wait before we ask for the same again, and before we repeat the same header."""
+"""Seconds before we ask for the same again, and before we repeat the same header."""
 
 MAX_ASKED = 4096
 """Our own requests, and headers that we repeated, that are remembered."""
@@ -88,24 +89,22 @@ class HelpWanted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return ExampleKey(self.task, self.version, self.seed, self.index)
 
 
-Value = TypeVar("Value")
-
 _encoder = msgspec.msgpack.Encoder()
 
 _decoder = msgspec.msgpack.Decoder(HelpWanted)
 
 
-def help_topic_of(swarm: str, shard: int) -> str:
-    """Returns the topic on which help is asked for with tasks of a shard.
+def help_topic_of(swarm: str) -> str:
+    """Returns the topic on which help is asked for in a swarm.
 
-    >>> help_topic_of("commons", 0)
+    >>> help_topic_of("commons")
     '/swarmnode/3/commons/help/0'
     """
-    return f"/swarmnode/{PROTOCOL}/{swarm}/help/{shard}"
+    return f"/swarmnode/{PROTOCOL}/{swarm}/help/0"
 
 
 class Helping:
-    """What is asked of us and by us. Pure: messages go in and out as values."""
+    """Requests for help, of others and our own. Pure: messages go in and out as values."""
 
     def __init__(
         self,
@@ -120,14 +119,14 @@ class Helping:
         self._tasks = tasks
         self._clock = clock
         self._rng = rng
-        self._repeated: OrderedDict[bytes, float] = OrderedDict()
+        self._repeated = BoundedDict[bytes, float](MAX_ASKED)
         self._finds: dict[str, deque[Header]] = {}
-        self._asked: OrderedDict[object, float] = OrderedDict()
-        self._own_pace = TokenBucket(rate_per_s=ASKS_PER_S, burst=ASKS_BURST)
-        self._answers_pace = TokenBucket(rate_per_s=ANSWERS_PER_S, burst=ANSWERS_BURST)
-        self._allowances: OrderedDict[str, TokenBucket] = OrderedDict()
-        self._wanted: OrderedDict[str, ExampleKey] = OrderedDict()
-        self._to_answer: OrderedDict[str, HelpWanted] = OrderedDict()
+        self._asked = BoundedDict[object, float](MAX_ASKED)
+        self._own_pace = TokenBucket(ASKS_PER_S, ASKS_BURST)
+        self._answers_pace = TokenBucket(ANSWERS_PER_S, ANSWERS_BURST)
+        self._allowances = BoundedDict[str, TokenBucket](MAX_ASKERS)
+        self._wanted = BoundedDict[str, ExampleKey](MAX_ASKERS)
+        self._to_answer = BoundedDict[str, HelpWanted](MAX_ASKERS)
         self.asked = self.heard = self.answered = self.tried = self.dropped = 0
 
     def found(self, group: RolloutGroup, header: Header) -> None:
@@ -144,9 +143,6 @@ class Helping:
         if not self._own_pace.take(now=now):
             return None
         self._asked[what] = now
-        self._asked.move_to_end(what)
-        if len(self._asked) > MAX_ASKED:
-            self._asked.popitem(last=False)
         self.asked += 1
         wanted = HelpWanted(
             protocol=PROTOCOL,
@@ -168,9 +164,9 @@ class Helping:
             self.dropped += 1
             return
         self.heard += 1
-        _remember(self._to_answer, message.sender, wanted)
+        self._to_answer[message.sender] = wanted
         if (example := wanted.example) is not None:
-            _remember(self._wanted, message.sender, example)
+            self._wanted[message.sender] = example
 
     def answers(self) -> list[Header]:
         """Takes out the headers of ours that those who asked could use, to be signed anew."""
@@ -185,10 +181,7 @@ class Helping:
             for header in self._rng.sample(finds, min(len(finds), ANSWERS_A_REQUEST)):
                 if self._answers_pace.take(now=now):
                     self._repeated[header.body_hash] = now
-                    self._repeated.move_to_end(header.body_hash)
                     found.append(header)
-            while len(self._repeated) > MAX_ASKED:
-                self._repeated.popitem(last=False)
         self.answered += len(found)
         return found
 
@@ -212,10 +205,8 @@ class Helping:
             raise Rejected(Reason.BANNED)
         if message.oversized or len(message.data) > MAX_REQUEST_BYTES:
             raise Rejected(Reason.GOSSIP_TOO_LARGE)
-        allowance = self._allowances.setdefault(author, TokenBucket(rate_per_s=ASKS_PER_S, burst=ASKS_BURST))
-        self._allowances.move_to_end(author)
-        if len(self._allowances) > MAX_ASKERS:
-            self._allowances.popitem(last=False)
+        allowance = self._allowances.get(author) or TokenBucket(ASKS_PER_S, ASKS_BURST)
+        self._allowances[author] = allowance
         if not allowance.take(now=now):
             raise Rejected(Reason.RATE_LIMITED)
         envelope = unseal(message.data, CONTEXT, max_bytes=MAX_REQUEST_BYTES)
@@ -223,10 +214,7 @@ class Helping:
             raise Rejected(Reason.SENDER_MISMATCH)
         if self._settings.publishers is not None and author not in self._settings.publishers:
             raise Rejected(Reason.NOT_A_PUBLISHER)
-        try:
-            wanted = _decoder.decode(envelope.payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Rejected(Reason.MALFORMED, str(error)) from error
+        wanted = decoded(_decoder, envelope.payload)
         task = self._tasks.get(wanted.task)
         if wanted.protocol != PROTOCOL or wanted.swarm != self._settings.swarm:
             raise Rejected(Reason.OTHER_SWARM)
@@ -236,14 +224,6 @@ class Helping:
         if not now - MAX_AGE_S <= created_s <= now + MAX_CLOCK_SKEW_S:
             raise Rejected(Reason.EXPIRED)
         return wanted
-
-
-def _remember(waiting: "OrderedDict[str, Value]", author: str, value: Value) -> None:
-    """One of an author, the newest; the author heard of last at the end."""
-    waiting[author] = value
-    waiting.move_to_end(author)
-    if len(waiting) > MAX_ASKERS:
-        waiting.popitem(last=False)
 
 
 def rarely_right(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:

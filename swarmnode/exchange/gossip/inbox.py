@@ -44,10 +44,9 @@ class Inbox:
         self._pool = pool
         self._on_admitted = on_admitted
         self._everybody = {
-            proven: TokenBucket(rate_per_s=TOTAL_HEADERS_PER_S, burst=TOTAL_HEADERS_BURST)
-            for proven in (False, True)
+            proven: TokenBucket(TOTAL_HEADERS_PER_S, TOTAL_HEADERS_BURST) for proven in (False, True)
         }
-        self._late = TokenBucket(rate_per_s=LATE_HEADERS_PER_S, burst=LATE_HEADERS_BURST)
+        self._late = TokenBucket(LATE_HEADERS_PER_S, LATE_HEADERS_BURST)
         # A header stays valid for max_age_s by its author's clock, which may be ahead of ours.
         ttl_s = context.settings.max_age_s + MAX_CLOCK_SKEW_S
         self._heard = RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s)

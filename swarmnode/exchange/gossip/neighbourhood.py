@@ -43,8 +43,8 @@ class Neighbourhood:
                 take(author, header, sealed, given)
 
     def is_heard_outside(self, peer_id: str, connected: Collection[str]) -> bool:
-        """Whether anybody else could hear us, when `peer_id` is connected to these. What one of us gossips
-        reaches whoever another of us is connected to, so the others' last answers count too.
+        """Returns True if anybody else could hear us, when `peer_id` is connected to these. A header that one
+        of us gossips reaches whoever another of us is connected to, so the others' last answers count too.
 
         >>> neighbourhood = Neighbourhood()
         >>> neighbourhood.enter("a", print), neighbourhood.enter("b", print)

@@ -1,6 +1,6 @@
 """The voice of an exchange: own groups go out, and again to those who ask for help; own requests go out, too.
 
-Exchange.publish -> [Publisher.publish] -> neighbours, library, BodyStore, HeaderGossip
+Exchange.publish -> [Publisher.publish] -> neighbours, library, BodyStore, Host.publish
 Exchange.ask_for_help -> [Publisher.ask_for_help] -> topic of requests -> [hear_request] of others
                                                                        -> [run] announces again what helps
 """
@@ -15,7 +15,7 @@ from swarmnode.exchange.bodies.body_store import BodyStore
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose, give, resealed
-from swarmnode.exchange.gossip.header_gossip import HeaderGossip, shard_of
+from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.gossip.helping import Helping, help_topic_of, rarely_right
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
@@ -35,15 +35,15 @@ class Publisher:
     def __init__(
         self,
         context: ExchangeContext,
-        headers: HeaderGossip,
         bodies: BodyStore,
         shelf: Shelf | None,
         model: ModelLabel,
     ) -> None:
         """`bodies`: where others find ours. `shelf`: the library's; None: there is none."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
-        self._headers, self._bodies, self._shelf, self._model = headers, bodies, shelf, model
-        self._pace = TokenBucket(rate_per_s=PACE * HEADERS_PER_S, burst=PACE * HEADERS_BURST)
+        self._bodies, self._shelf, self._model = bodies, shelf, model
+        self._topic, self._help_topic = topic_of(self._settings.swarm), help_topic_of(self._settings.swarm)
+        self._pace = TokenBucket(PACE * HEADERS_PER_S, PACE * HEADERS_BURST)
         self._host_was_down = False
         self.helping = Helping(context.key, context.settings, context.tasks, context.clock, context.rng)
         self._asked_for_help = asyncio.Event()
@@ -86,9 +86,8 @@ class Publisher:
             sealed = self.helping.ask(task, example.version, answers, example)
             if sealed is None:
                 continue
-            topic = help_topic_of(self._settings.swarm, shard_of(task, self._settings.shards))
             with suppress(NetworkError):  # Whoever finds no network is told so when it announces.
-                await self._context.host.publish(topic, sealed)
+                await self._context.host.publish(self._help_topic, sealed)
                 self._ledger.bytes_out += len(sealed)
                 asked.add(task)
         return asked
@@ -154,7 +153,7 @@ class Publisher:
         if not self._pace.take(now=self._context.clock()):
             raise Rejected(Reason.PACED, "others would not hear more of us in this time")
         self._bodies.put(composed.header.body_hash, composed.body)
-        await self._headers.announce(composed.header.task, composed.sealed)
+        await self._context.host.publish(self._topic, composed.sealed)
         self._ledger.bytes_out += len(composed.sealed)
 
     async def _is_heard_outside(self) -> bool:

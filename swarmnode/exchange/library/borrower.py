@@ -69,19 +69,20 @@ IN_VAIN = 16
 """So many groups or pages of a peer more than were of use, and it is not asked on."""
 
 LOOK_FOR_S = 300.0
-"""How long a search looks for peers. If nobody has lent anything by then it goes on, looking less often."""
+"""Seconds that a search looks for peers. If nobody has lent anything by then it goes on, looking less
+often."""
 
 AGAIN_S = 600.0
 """The least time from the beginning of a search to that of the next, and until a peer is asked again."""
 
 LEND_FOR_S = 900.0
-"""How long one peer is asked at most: its judge's time may be short, or its upload."""
+"""Seconds that one peer is asked at most: its judge's time may be short, or its upload."""
 
 LOOK_EVERY_S = 0.25
-"""How often we look whether there is a new peer, room for more, or time of the judge left."""
+"""Seconds between two looks whether there is a new peer, room for more, or time of the judge left."""
 
 LOOK_LATE_S = 5.0
-"""How often we look for a new peer after LOOK_FOR_S."""
+"""Seconds between two looks for a new peer after LOOK_FOR_S."""
 
 ASK_S = 10.0
 """Deadline of one request."""
@@ -89,12 +90,12 @@ ASK_S = 10.0
 _TOLD_BY_ITSELF = frozenset(reason for reason, penalty in PENALTIES.items() if penalty >= 10) - {
     Reason.FALSE_CLAIM
 }
-"""What an honest peer cannot serve: it would have found it out when it judged the group itself."""
+"""Reasons that an honest peer knows itself: it would have found them out when it judged the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """What came of libraries since the start."""
+    """Gains from the libraries of others since the start."""
 
     groups: int = 0
     """Groups that passed all checks."""
@@ -105,7 +106,7 @@ class Borrowed:
     own: int = 0
     """Groups of these that this home had on disk."""
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What was not taken, by reason."""
+    """Number of groups that were not taken, by reason."""
     done: bool = False
     """Nobody is being asked."""
 
@@ -423,7 +424,8 @@ class _Lender:
 
 @dataclass(slots=True)
 class _Section:
-    """What a peer has of one task: from a place of ours on to its end, then from its beginning to there."""
+    """Groups of one task that a peer has: from a place of ours on to its end, then from its beginning to
+    there."""
 
     task: str
     version: str

@@ -35,7 +35,7 @@ ANY_LENGTH = ExchangeSettings(
 
 @dataclass(slots=True)
 class LibraryReport:
-    """What is in a file, or what became of its rows."""
+    """The content of a file, or what became of its rows."""
 
     rows: int = 0
     """Groups that were verified."""
@@ -49,7 +49,7 @@ class LibraryReport:
     refused: Counter[str] = field(default_factory=Counter[str])
     """Groups that were judged and are of no use, by reason."""
     damaged: list[str] = field(default_factory=list[str])
-    """What is wrong with which line."""
+    """Damaged lines, each with what is wrong with it."""
     damaged_rows: int = 0
     known: int = 0
     """Groups that were in the library already."""

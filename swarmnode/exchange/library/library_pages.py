@@ -22,6 +22,7 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_HEADER_BYTES, MAX_NAME_CHARS
+from swarmnode.identity.envelope import decoded
 
 logger = logging.getLogger(__name__)
 
@@ -85,23 +86,18 @@ class LibraryPages:
         self.served = 0
         """Pages given to others."""
 
-    async def serve(self) -> bool:
-        """Start to answer requests; False when the host is down."""
-        try:
-            await self._host.serve(LIBRARY_PROTOCOL, self.answer, max_request_bytes=MAX_PAGE_REQUEST_BYTES)
-        except NetworkError as error:
-            logger.info("not yet serving the library: %s", error)
-            return False
-        return True
+    async def serve(self) -> None:
+        """Starts to answer requests. Raises NetworkError."""
+        await self._host.serve(LIBRARY_PROTOCOL, self.answer, max_request_bytes=MAX_PAGE_REQUEST_BYTES)
 
     async def answer(self, peer: str, request: bytes) -> bytes:
         """Return the page that a peer asks for, or nothing."""
         if not self._bodies.hears(peer):
             return b""
         try:
-            wanted = _requests.decode(request)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._ledger.drop(Reason.BAD_REQUEST, peer, str(error))
+            wanted = decoded(_requests, request, Reason.BAD_REQUEST)
+        except Rejected as rejected:
+            self._ledger.drop(rejected.reason, peer, str(rejected))
             return b""
         found, more = self._shelf.page(
             self._swarm, wanted.task, wanted.version, wanted.after, MAX_PAGE_HEADERS
@@ -131,7 +127,4 @@ class LibraryPages:
         if not data:
             raise Rejected(Reason.UNAVAILABLE, "it gives us nothing now")
         self._ledger.bytes_in += len(data)
-        try:
-            return _pages.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Rejected(Reason.MALFORMED, str(error)) from error
+        return decoded(_pages, data)

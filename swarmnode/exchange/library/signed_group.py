@@ -25,7 +25,7 @@ from swarmnode.exchange.limits import MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_NAME
 from swarmnode.exchange.messages import Body, Header, decode_header, hash_body
 from swarmnode.exchange.validation.body_check import open_body
 from swarmnode.exchange.validation.header_check import open_header
-from swarmnode.identity.envelope import Envelope
+from swarmnode.identity.envelope import Envelope, decoded
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.types import ExampleKey
 
@@ -78,12 +78,9 @@ def signed_group(sealed: bytes, body: bytes) -> SignedGroup:
 def glance(sealed: bytes) -> tuple[str, Header]:
     """Return what a sealed header says, and who it says has signed it. Nobody has checked that: to recognize
     what is known takes a tenth of checking it. Raises Rejected."""
-    try:
-        if len(sealed) > MAX_HEADER_BYTES:
-            raise msgspec.ValidationError(f"{len(sealed)} bytes, at most {MAX_HEADER_BYTES}")
-        envelope = _envelopes.decode(sealed)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Reason.MALFORMED, str(error)) from error
+    if len(sealed) > MAX_HEADER_BYTES:
+        raise Rejected(Reason.MALFORMED, f"{len(sealed)} bytes, at most {MAX_HEADER_BYTES}")
+    envelope = decoded(_envelopes, sealed)
     return envelope.author, decode_header(envelope.payload)
 
 
@@ -121,10 +118,7 @@ def read_line(line: bytes) -> SignedGroup:
     """Return the group in a line. Raises Rejected with what is wrong with it."""
     if len(line) > MAX_LINE_BYTES:
         raise Rejected(Reason.TOO_LARGE, f"a line of more than {MAX_LINE_BYTES} bytes")
-    try:
-        row = _decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Reason.MALFORMED, str(error)) from error
+    row = decoded(_decoder, line)
     group = signed_group(row.header, row.body)
     signed = group.header.task, group.header.version, group.author
     if (row.task, row.version, row.author) != signed:

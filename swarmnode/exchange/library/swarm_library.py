@@ -18,7 +18,7 @@ from swarmnode.types import RolloutGroup
 
 
 class SwarmLibrary:
-    """What an exchange has for the library. Its exchange loads, serves and runs it."""
+    """An exchange's part in the library. The exchange loads, serves and runs it."""
 
     def __init__(
         self, shelf: Shelf, context: ExchangeContext, bodies: BodyTransfer, fetcher: Fetcher
@@ -41,7 +41,7 @@ class SwarmLibrary:
 
     @property
     def borrowed(self) -> Borrowed:
-        """What came of the libraries of others since the start."""
+        """Gains from the libraries of others since the start."""
         return self._borrower.stats()
 
     def draw(self, limit: int) -> list[RolloutGroup]:
@@ -61,9 +61,9 @@ class SwarmLibrary:
         """Read what the home has."""
         await asyncio.to_thread(self.shelf.load)
 
-    async def serve(self) -> bool:
-        """Start to answer requests; False when the host is down."""
-        return await self._pages.serve()
+    async def serve(self) -> None:
+        """Starts to answer requests. Raises NetworkError."""
+        await self._pages.serve()
 
     async def write(self) -> None:
         """Bring the file in the home up to date."""

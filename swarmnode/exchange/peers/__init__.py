@@ -1,1 +1,1 @@
-"""What is remembered of peers: allowances, scores, bans, what was seen; and the ledger of what happened."""
+"""The memory of peers: allowances, scores, bans, what was seen; and the ledger of what happened."""

@@ -20,7 +20,7 @@ from swarmnode.network.host import Host
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-"""How often we look who is connected, when nobody has just been banned."""
+"""Seconds between two looks who is connected, when nobody has just been banned."""
 
 
 class ConnectionGate:

@@ -25,7 +25,7 @@ from swarmnode.exchange.limits import MAX_SEEN, MAX_TRACKED_PEERS
 from swarmnode.exchange.peers.recently_seen import KEY_BYTES
 from swarmnode.exchange.peers.reputation import FULL_SCORE, Reputation, Standing
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
-from swarmnode.machine.storage import replace_file
+from swarmnode.machine.storage import replace_file, set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ SeenKeys = Annotated[tuple[tuple[Key, float], ...], Meta(max_length=MAX_SEEN)]
 
 
 class SavedStanding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What reputation.py knows of one peer, but for its allowances."""
+    """A peer's standing (reputation.py), but for its allowances."""
 
     peer: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
     score: Annotated[float, Meta(ge=0, le=FULL_SCORE)]
@@ -101,10 +101,7 @@ def load(path: Path) -> Record | None:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         problem = str(error)
     logger.warning("what we remembered of peers cannot be read and is set aside: %s (%s)", problem, path)
-    try:
-        path.replace(path.with_name(f"{path.name}.damaged"))
-    except OSError as error:
-        logger.warning("it could not be set aside: %s", error)
+    set_aside(path)
     return Record(FORMAT)
 
 

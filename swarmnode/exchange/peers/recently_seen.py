@@ -1,4 +1,4 @@
-"""What was seen lately, remembered for as long as it could come again, within a bound.
+"""Messages and groups seen lately, remembered for as long as they could come again, within a bound.
 
 Inbox, Fetcher -> [RecentlySeen] -> pool, buffer
 """

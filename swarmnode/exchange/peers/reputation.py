@@ -52,25 +52,9 @@ hands on its groups, is no reason for a swarm of two to stay apart for many roun
 LONGEST_PAUSE_S = 300.0
 
 
-def _header_bucket() -> TokenBucket:
-    return TokenBucket(rate_per_s=HEADERS_PER_S, burst=HEADERS_BURST)
-
-
-def _request_bucket() -> TokenBucket:
-    return TokenBucket(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_BURST)
-
-
-def _ask_bucket() -> TokenBucket:
-    return TokenBucket(rate_per_s=PACE * REQUESTS_PER_S, burst=PACE * REQUESTS_BURST)
-
-
-def _judge_bucket() -> TokenBucket:
-    return TokenBucket(rate_per_s=AUTHOR_JUDGE_S_PER_S, burst=AUTHOR_JUDGE_BURST_S)
-
-
 @dataclass(slots=True)
 class Standing:
-    """What is remembered of one peer."""
+    """The memory of one peer."""
 
     score: float = FULL_SCORE
     scored_at: float = 0.0
@@ -81,18 +65,26 @@ class Standing:
     slow: bool = False
     """Its last group was long in coming, or in being judged."""
     judge_s: float = 0.0
-    """What judging one of its groups takes, the last ones counting most."""
+    """Seconds that judging one of its groups takes, the last ones counting most."""
     accepted: int = 0
-    headers: TokenBucket = field(default_factory=_header_bucket)
-    requests: TokenBucket = field(default_factory=_request_bucket)
-    """What it may still ask of us."""
-    asks: TokenBucket = field(default_factory=_ask_bucket)
-    """What we may still ask of it, by the same rule and a little less: it need not refuse us."""
-    judging: TokenBucket = field(default_factory=_judge_bucket)
+    headers: TokenBucket = field(default_factory=lambda: TokenBucket(HEADERS_PER_S, HEADERS_BURST))
+    requests: TokenBucket = field(default_factory=lambda: TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
+    """Requests that it may still make of us."""
+    asks: TokenBucket = field(
+        default_factory=lambda: TokenBucket(PACE * REQUESTS_PER_S, PACE * REQUESTS_BURST)
+    )
+    """Requests that we may still make of it, by the same rule and a little less: it need not refuse us."""
+    judging: TokenBucket = field(
+        default_factory=lambda: TokenBucket(AUTHOR_JUDGE_S_PER_S, AUTHOR_JUDGE_BURST_S)
+    )
     """Seconds that our judge may still spend on it."""
     gave_bytes: float = 0.0
     """Bodies that came from it, its own and those that it handed on."""
     took_bytes: float = 0.0
+
+
+_UNKNOWN = Standing()
+"""The standing of peers that nothing is remembered of."""
 
 
 class Reputation:
@@ -113,7 +105,7 @@ class Reputation:
     # ---- what a peer may do ----
 
     def may_announce(self, peer: str, now: float) -> bool:
-        """Whether there is anything left of the peer's allowance of headers."""
+        """Returns True if there is anything left of the peer's allowance of headers."""
         return self._of(peer).headers.has(now=now)
 
     def announced(self, peer: str, now: float) -> None:
@@ -141,11 +133,11 @@ class Reputation:
         return newly_banned
 
     def score(self, peer: str, now: float) -> float:
-        """What is left of a peer's score."""
+        """Returns the rest of a peer's score."""
         return self._recover(self._of(peer), now)
 
     def banned_for_s(self, peer: str, now: float) -> float:
-        """How long a ban will last if nothing more happens; 0 for who is not banned."""
+        """Returns the seconds that a ban will last if nothing more happens; 0 for who is not banned."""
         standing = self._of(peer)
         return (FORGIVE_AT - self._recover(standing, now)) / RECOVERY_PER_S if standing.banned else 0.0
 
@@ -170,21 +162,15 @@ class Reputation:
     # ---- what it is worth to us ----
 
     def trust_of(self, peer: str) -> Trust:
-        """What the peer has shown of itself as an author; asking does not count as hearing of it."""
-        standing = self._known(peer)
-        if standing is None or standing.accepted < PROVEN_AFTER or peer in self.doubted:
+        """Returns what the peer has shown of itself as an author; asking does not count as hearing of it."""
+        standing = self.known(peer)
+        if standing.accepted < PROVEN_AFTER or peer in self.doubted:
             return "newcomer"
         return "slow" if standing.slow or standing.failures else "proven"
 
-    def failures(self, peer: str) -> int:
-        """Fetches in a row from this author that gave us nothing."""
-        standing = self._known(peer)
-        return 0 if standing is None else standing.failures
-
-    def accepted(self, peer: str) -> int:
-        """Groups that were accepted from this author."""
-        standing = self._known(peer)
-        return 0 if standing is None else standing.accepted
+    def known(self, peer: str) -> Standing:
+        """Returns what is remembered of a peer, to be read only; asking does not count as hearing of it."""
+        return self._givers.get(peer) or self._strangers.get(peer, _UNKNOWN)
 
     @property
     def givers(self) -> Collection[str]:
@@ -192,14 +178,13 @@ class Reputation:
         return self._givers.keys()
 
     def may_be_asked(self, peer: str, now: float) -> bool:
-        """Whether the pause after its last failure is over, and it would not have to refuse us."""
-        standing = self._known(peer)
-        return standing is None or (now >= standing.ask_again_at and standing.asks.has(now=now))
+        """Returns True if the pause after its last failure is over, and it would not have to refuse us."""
+        standing = self.known(peer)
+        return now >= standing.ask_again_at and standing.asks.has(now=now)
 
     def has_judge_time(self, author: str, now: float) -> bool:
-        """Whether our judge has time left for this author."""
-        standing = self._known(author)
-        return standing is None or standing.judging.has(0.0, now=now)
+        """Returns True if our judge has time left for this author."""
+        return self.known(author).judging.has(0.0, now=now)
 
     def was_judged(self, author: str, took_s: float, now: float) -> None:
         """Judging a group of this author took so long, whatever came of it."""
@@ -207,11 +192,6 @@ class Reputation:
         standing.judging.has(0.0, now=now)  # The time until now is made up for first.
         standing.judging.owe(took_s)
         standing.judge_s = (standing.judge_s + took_s) / 2 if standing.judge_s else took_s
-
-    def judge_s(self, author: str) -> float:
-        """What judging one of this author's groups takes. 0: none was judged yet."""
-        standing = self._known(author)
-        return 0.0 if standing is None else standing.judge_s
 
     def ask(self, peer: str, now: float) -> bool:
         """Use up one of the requests that we may make of this peer; False when there is none left."""
@@ -259,9 +239,6 @@ class Reputation:
         kind = self._givers if standing.accepted else self._strangers
         if len(self) < self._max_peers:
             kind[peer] = standing
-
-    def _known(self, peer: str) -> Standing | None:
-        return self._givers.get(peer) or self._strangers.get(peer)
 
     def _of(self, peer: str) -> Standing:
         if peer in self._givers:

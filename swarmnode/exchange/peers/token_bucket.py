@@ -12,7 +12,7 @@ class TokenBucket:
     [True, True, False, True]
     """
 
-    def __init__(self, *, rate_per_s: float, burst: float) -> None:
+    def __init__(self, rate_per_s: float, burst: float) -> None:
         self._rate_per_s = rate_per_s
         self._burst = burst
         self._level = burst
@@ -26,7 +26,7 @@ class TokenBucket:
         return True
 
     def has(self, amount: float = 1.0, *, now: float) -> bool:
-        """Whether `amount` could be used up now."""
+        """Returns True if `amount` could be used up now."""
         elapsed_s = 0.0 if self._updated_at is None else max(0.0, now - self._updated_at)
         self._level = min(self._burst, self._level + elapsed_s * self._rate_per_s)
         self._updated_at = now

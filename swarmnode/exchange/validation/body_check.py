@@ -10,13 +10,12 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from swarmnode.errors import JudgementOverran, Rejected, TaskError
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.limits import CLAIM_TOLERANCE, LOOK_S, MAX_CHARS_PER_TOKEN, MAX_GROUP_SIZE
 from swarmnode.exchange.messages import Announcement, Answer, Body, Header, decode_body, fingerprint
-from swarmnode.exchange.validation.episode_reader import EncodeTurns
+from swarmnode.exchange.validation.episode_reader import EncodeTurns, EpisodeReader
 from swarmnode.exchange.wide_groups import narrowed, parts
 from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
 from swarmnode.types import Completion, Example, FinishReason, RolloutGroup, Scores, one_span
@@ -31,7 +30,7 @@ PromptIds = Callable[[str], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class BodyRules:
-    """What check_body judges by: our tasks, our tokenizer, our limits."""
+    """The standards of check_body: our tasks, our tokenizer, our limits."""
 
     tasks: Mapping[str, Task]
     encode: Encode
@@ -40,7 +39,7 @@ class BodyRules:
     max_completion_tokens: int
     answers_per_group: int = MAX_GROUP_SIZE
     """Most answers of a group that are looked at at once, and kept."""
-    encode_turns: "EncodeTurns | None" = None
+    encode_turns: EncodeTurns | None = None
     """The local policy's tokens of an episode. None: nothing of environments is used."""
     look_s: float = LOOK_S
     rng: random.Random = field(default_factory=random.Random)
@@ -103,9 +102,9 @@ def require_advantage(group: RolloutGroup) -> None:
 
 
 def is_false_claim(header: Header, group: RolloutGroup) -> bool:
-    """Whether the author announced other rewards than our judge gives. `group` has the answers that were
-    judged: where these are not all, or our judge had no time for some, whether no rewards of the others could
-    make the claim true."""
+    """Returns True if the author announced other rewards than our judge gives. `group` has the answers that
+    were judged: where these are not all, or our judge had no time for some, True if no rewards of the others
+    could make the claim true."""
     if len(group.completions) < header.group_size or None in group.rewards:
         return _contradicts(header, group)
     return _differ(header.reward_mean, group.reward_mean) or _differ(header.reward_std, group.reward_std)
@@ -118,9 +117,9 @@ def _differ(claimed: float | None, own: float | None) -> bool:
 
 
 def _contradicts(header: Header, group: RolloutGroup) -> bool:
-    """Whether the judged part rules the claimed mean and spread out. The others' deviations from that mean
-    must sum to the opposite of the part's, with the squares that it leaves of all: Cauchy and Schwarz say
-    whether so many numbers can. What an honest author claims is never ruled out."""
+    """Returns True if the judged part rules the claimed mean and spread out. The others' deviations from that
+    mean must sum to the opposite of the part's, with the squares that it leaves of all: Cauchy and Schwarz
+    say whether so many numbers can. What an honest author claims is never ruled out."""
     rewards = [reward for reward in group.rewards if reward is not None]
     if header.reward_mean is None or header.reward_std is None:
         return bool(rewards)
@@ -179,19 +178,10 @@ def _look_at(
     return tuple(completions), tuple(scores)
 
 
-class _Reader(Protocol):
-    """Reads the answers to one example."""
-
-    refusal: Reason
-    """Why it left answers out."""
-
-    def read(self, answers: Sequence[Answer]) -> Sequence[Completion | None]:
-        """Answers in our tokens, as many as there was time for. None: one that we do not take."""
-        ...
-
-
 @dataclass(slots=True)
 class _TextReader:
+    """Reads answers that are one text each."""
+
     policy_version: int
     rules: BodyRules
     refusal: Reason = Reason.TOO_LONG
@@ -200,14 +190,14 @@ class _TextReader:
         return [_completion(answer, self.policy_version, self.rules) for answer in answers]
 
 
-def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules) -> _Reader:
-    """How answers to an example are read: those of an environment are played again."""
+def _reader(
+    task: Task, example: Example, policy_version: int, rules: BodyRules
+) -> EpisodeReader | _TextReader:
+    """Returns the reader of answers to an example: those of an environment are played again."""
     if not is_environment(task):
         return _TextReader(policy_version, rules)
     if rules.encode_turns is None:
         raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
-    from swarmnode.exchange.validation.episode_reader import EpisodeReader
-
     longest = rules.max_completion_tokens
     return EpisodeReader(task, example, policy_version, rules.encode_turns, longest, rules.clock)
 

@@ -87,7 +87,7 @@ class EpisodeReader:
             raise Rejected(Reason.UNSCORABLE, error.message) from error
 
     def _is_too_long(self, turns: Sequence[Turn], left: int) -> bool:
-        """Whether an episode cannot fit any more, with so many characters still to be said."""
+        """Returns True if an episode cannot fit any more, with so many characters still to be said."""
         if not self._may_fit(len(transcript(turns)) + left):
             return True
         return bool(turns) and len(self.encode_turns(turns, "length")[0]) > self.max_completion_tokens
@@ -110,5 +110,5 @@ class EpisodeReader:
         return Completion(text, token_ids, None, spans, "length", given=given)
 
     def _may_fit(self, characters: int) -> bool:
-        """Whether so much text could have few enough tokens, without counting them."""
+        """Returns True if so much text could have few enough tokens, without counting them."""
         return characters <= self.max_completion_tokens * MAX_CHARS_PER_TOKEN

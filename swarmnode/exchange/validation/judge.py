@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from swarmnode.errors import JudgementLost, JudgementOverran, Rejected, StillLoading
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.limits import MAX_STUCK_JUDGEMENTS
+from swarmnode.tasks.deadlines.daemon_threads import SHORTEST_WAIT_S, in_daemon_thread
+from swarmnode.tasks.deadlines.task_lock import leave_behind
 
 T = TypeVar("T")
 
@@ -64,9 +66,6 @@ class Judge:
                     took(self._clock() - began)
 
     async def _run_in_thread(self, work: Callable[[], T], author: str) -> T:
-        from swarmnode.tasks.deadlines.daemon_threads import SHORTEST_WAIT_S, in_daemon_thread
-        from swarmnode.tasks.deadlines.task_lock import leave_behind
-
         judged = in_daemon_thread(work, self._timeout_s)
         waited = asyncio.wrap_future(judged)
         # What is wrong with an answer is told below: asyncio need not log it as something nobody looked at.

@@ -9,17 +9,15 @@ from swarmnode.exchange.peers.token_bucket import TokenBucket
 
 
 class JudgeTime:
-    """What the judge may still work for strangers: for proven authors together, for all others together, and
-    for each alone. Time is handed in, by a clock that nobody sets."""
+    """Seconds that the judge may still work for strangers: for proven authors together, for all others
+    together, and for each alone. Time is handed in, by a clock that nobody sets."""
 
     def __init__(self, reputation: Reputation) -> None:
         self.reputation = reputation
-        self._left = {
-            proven: TokenBucket(rate_per_s=JUDGE_S_PER_S, burst=JUDGE_BURST_S) for proven in (False, True)
-        }
+        self._left = {proven: TokenBucket(JUDGE_S_PER_S, JUDGE_BURST_S) for proven in (False, True)}
 
     def is_left(self, trust: Trust, now: float) -> bool:
-        """Whether authors of this kind may have a group judged now."""
+        """Returns True if authors of this kind may have a group judged now."""
         return trust == "neighbour" or self._left[trust == "proven"].has(0.0, now=now)
 
     def took(self, author: str, trust: Trust, seconds: float, now: float) -> None:

@@ -47,7 +47,7 @@ class UnfitTasks:
         self._try_at[task, known] = now + UNFIT_TRIAL_S
 
     def tasks(self, now: float, *, known: bool) -> frozenset[str]:
-        """Those that nothing of such authors is fetched of now."""
+        """Returns the tasks that nothing of such authors is fetched of now."""
         return frozenset(
             task
             for (task, of), until in self._until.items()

@@ -1,4 +1,4 @@
-"""What `swarmnode doctor` says of the C compiler.
+"""The finding of `swarmnode doctor` on the C compiler.
 
 diagnosis.py -> registry.py -> [compiler_findings] -> compiler.py
 """

@@ -1,4 +1,4 @@
-"""What `swarmnode doctor` says of the sandbox.
+"""The finding of `swarmnode doctor` on the sandbox.
 
 diagnosis.py -> registry.py -> [sandbox_findings] -> sandbox.py
 """

@@ -8,14 +8,13 @@ programs is refused before a model is loaded for it.
 
 from collections.abc import Sequence
 
+from swarmnode.extensions.suites.code_tests import passes_tests
 from swarmnode.extensions.suites.suite_rows import Columns
 
 
 def pass_tests(columns: Columns, completions: Sequence[str]) -> list[float | None]:
     """Returns 1.0 for a program that passes every test of the row, else 0.0. None: there is no test. Raises
     SandboxError if this machine has no sandbox."""
-    from swarmnode.extensions.suites.code_tests import passes_tests
-
     count = len(completions)
     shares = passes_tests(
         [columns["prompt"]] * count,

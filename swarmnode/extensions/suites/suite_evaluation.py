@@ -45,7 +45,7 @@ def evaluate_suites(
     limit: int | None = None,
     screen: Screen | None = None,
 ) -> SuiteEvaluation:
-    """Measure the base model and, unless `base` says otherwise, the newest or the best checkpoint on suites.
+    """Measures the base model and, unless `base` says otherwise, the newest or the best checkpoint on suites.
 
     `shots`: worked examples in front of a question; None: as usual. `limit`: only the first questions. What
     is wrong with a suite is said before a model is loaded. Raises TaskError, CheckpointError.
@@ -92,7 +92,7 @@ def measure(
     *,
     samples: int,
 ) -> dict[str, SuiteScore]:
-    """Ask everything `samples` times and judge it. Raises TaskError, SandboxError."""
+    """Asks everything `samples` times and judges it. Raises TaskError, SandboxError."""
     counts: dict[str, list[tuple[int, int]]] = defaultdict(list)
     cut: dict[str, list[bool]] = defaultdict(list)
     # The engine would refuse what is longer, and say so of each.
@@ -156,7 +156,7 @@ def _result(
 
 
 def holds(suite: Path, spec: str) -> bool:
-    """Whether a task that a policy was trained on is one of the files of a suite, options behind it aside.
+    """Returns True if a task that a policy was trained on is one of the files of a suite, options aside.
 
     >>> holds(Path("/data/gsm8k"), "/data/gsm8k/test.jsonl?answer=answer"), holds(Path("/data/a"), "rev")
     (True, False)

@@ -13,50 +13,50 @@ _NARROW, _WIDE = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class SuiteScore:
-    """How one policy did on one suite. None: nothing was judged."""
+    """Scores of one policy on one suite. None: nothing was judged."""
 
     pass_at: PassAt
     """k -> the chance that one of k answers is right; with k = 1 the usual accuracy."""
     standard_error: PassAt
-    """Of each, over the questions."""
+    """Standard error of each chance, over the questions."""
     answered: int
-    """SuiteQuestions that were not too long to ask."""
+    """Number of questions that were not too long to ask."""
     judged: int
-    """Those of them with an answer that could be judged."""
+    """Number of answered questions with an answer that could be judged."""
     cut_share: float | None
-    """The share of answers that ran out of tokens before they ended."""
+    """Share of answers that ran out of tokens before they ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """A suite, how it was asked, and how the policies did."""
+    """A suite, its prompts, and the scores of the policies."""
 
     name: str
     version: str
-    """A digest of its rows."""
+    """Digest of the rows."""
     format: str
     prompting: str
-    """Such as "8-shot" or "zero-shot, chat"."""
+    """Kind of prompts, such as "8-shot" or "zero-shot, chat"."""
     rows: int
     """Rows of the suite, those beyond the limit included."""
     asked: int
     unknown: Mapping[str, int]
     """Rows that were not asked since no answer could be judged, by reason. They count as nothing."""
     trained_on: bool
-    """Whether the checkpoint names this very file among those that it was trained on."""
+    """True if the checkpoint names this very file among those that it was trained on."""
     before: SuiteScore
-    """The base model's."""
+    """Score of the base model."""
     after: SuiteScore | None
-    """The checkpoint's."""
+    """Score of the checkpoint. None: only the base model was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteEvaluation:
-    """What `swarmnode eval --suite` prints."""
+    """The result of `swarmnode eval --suite`."""
 
     model: str
     policy: str | None
-    """The checkpoint. None: only the base model was measured."""
+    """Name of the checkpoint. None: only the base model was measured."""
     sampling: str
     samples: int
     """Answers to each question."""
@@ -65,7 +65,7 @@ class SuiteEvaluation:
 
     @property
     def measured(self) -> bool:
-        """Whether an answer to any question was judged."""
+        """True if an answer to any question was judged."""
         return any(suite.before.judged for suite in self.suites)
 
     def lines(self) -> Iterator[str]:

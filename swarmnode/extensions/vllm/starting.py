@@ -7,8 +7,6 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.vllm.compat import require_vllm, runs_on_cpu, starting_vllm
-from swarmnode.extensions.vllm.inprocess import InProcessDriver
-from swarmnode.extensions.vllm.separate import AsyncDriver
 from swarmnode.extensions.vllm.vllm_driver import (
     CPU_BLOCK_TOKENS,
     SCORED_AT_ONCE,
@@ -58,11 +56,6 @@ def kv_room(base: PreTrainedModel, settings: DriverSettings) -> int:
     longest = settings.max_length + 1 + CPU_BLOCK_TOKENS
     wanted = (settings.max_slots + SCORED_AT_ONCE + 1) * longest * per_token
     return min(wanted, int(psutil.virtual_memory().available * KV_SHARE))
-
-
-def start_driver(settings: DriverSettings, beside: bool) -> Driver:
-    """Starts vLLM, in a process of its own or in this one."""
-    return AsyncDriver(settings) if beside else InProcessDriver(settings)
 
 
 def start_policies(

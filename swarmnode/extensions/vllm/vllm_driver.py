@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError, ModelError
+from swarmnode.extensions.vllm.compat import GPU_MEMORY_SHARE
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.types import FinishReason
 
@@ -46,8 +47,7 @@ class DriverSettings:
     lora_rank: int
     lora_slots: int
     kv_bytes: int | None
-    """Bytes for keys and values. None: the rest of `gpu_memory_share`."""
-    gpu_memory_share: float
+    """Bytes for keys and values. None: the rest of GPU_MEMORY_SHARE."""
     card: int | None = None
     """CUDA's number of the card in this process. None: its first, or a CPU."""
 
@@ -147,7 +147,7 @@ def engine_arguments(settings: DriverSettings, on_cpu: bool) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(CPU_STEP_TOKENS, settings.max_length + 1),
     }
-    cuda = {"enable_sleep_mode": True, "gpu_memory_utilization": settings.gpu_memory_share}
+    cuda = {"enable_sleep_mode": True, "gpu_memory_utilization": GPU_MEMORY_SHARE}
     return {
         "model": settings.model,
         "dtype": settings.dtype,

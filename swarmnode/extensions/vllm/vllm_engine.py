@@ -15,7 +15,8 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.extensions.vllm.compat import GPU_MEMORY_SHARE
+from swarmnode.extensions.vllm.inprocess import InProcessDriver
+from swarmnode.extensions.vllm.separate import AsyncDriver
 from swarmnode.extensions.vllm.starting import (
     Weights,
     capabilities,
@@ -23,7 +24,6 @@ from swarmnode.extensions.vllm.starting import (
     kv_room,
     lora_modules,
     placement,
-    start_driver,
     start_policies,
 )
 from swarmnode.extensions.vllm.vllm_driver import Delta, DriverSettings, EngineDtype, Start
@@ -77,7 +77,6 @@ class VllmEngine:
         weights: Weights = "auto",
         max_versions: int = 4,
         kv_bytes: int | None = None,
-        gpu_memory_share: float = GPU_MEMORY_SHARE,
         in_process: bool | None = None,
         card: int | None = None,
     ) -> None:
@@ -99,12 +98,11 @@ class VllmEngine:
             # Followers on each version, and next to them requests that asked for it.
             lora_slots=2 * max_versions,
             kv_bytes=kv_bytes,
-            gpu_memory_share=gpu_memory_share,
             card=None if on_cpu else card,
         )
         if on_cpu and kv_bytes is None:
             settings = replace(settings, kv_bytes=kv_room(base, settings))
-        self._driver = start_driver(settings, beside)
+        self._driver = AsyncDriver(settings) if beside else InProcessDriver(settings)
         self._policies = start_policies(self._driver, base, settings, merged, max_versions)
         self.capabilities = capabilities(self._policies, settings)
         self._eos = tuple(eos_token_ids)

@@ -1,4 +1,4 @@
-"""What the vLLM engine refuses, and what to do instead. Said before anything has changed.
+"""Requests and policies that the vLLM engine refuses, before anything has changed, with advice.
 
 vllm_record.py -> unsupported_reason
 vllm_engine.py (start, submit, set_policy, score) -> [limits] -> EngineError

@@ -32,10 +32,6 @@ def _make(options: EngineOptions) -> Engine:
     )
 
 
-def _missing(device: str) -> str | None:
-    return compat.missing_reason(device)
-
-
 def _refuses(base: Any, device: str, source: str | None) -> str | None:
     if device not in compat.BUILDS.values():
         return f"vLLM does not run on {device}"
@@ -58,7 +54,7 @@ VLLM = EngineRecord(
     make=_make,
     fastest_on={"cuda": "it is the fastest on a CUDA card"},
     instead="our own decode loop cannot run this model",
-    missing=_missing,
+    missing=lambda device: compat.missing_reason(device),
     install=compat.INSTALL_VLLM,
     refuses=_refuses,
     several_policies=True,

@@ -1,4 +1,4 @@
-"""How much memory one life of the daemon may take.
+"""The memory that one life of the daemon may take.
 
 psutil -> [DaemonMemory] -> daemon_supervisor.py
 """

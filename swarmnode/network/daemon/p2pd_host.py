@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, PeerUnreachable, RequestTimeout
@@ -146,9 +145,7 @@ class P2pdHost:
         await self._exit.enter_async_context(self._run())
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         # The task group must not see the caller's exception: it would wrap it into a group.
         await self._exit.aclose()
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from swarmnode.errors import HostDown, NetworkError, StorageError
+from swarmnode.network.finding.mdns import local_peers
 from swarmnode.network.finding.peer_book import KnownAddress, PeerBook, Source, next_dials
 from swarmnode.network.finding.seed_addresses import Resolve, ask_dns, look_up
 from swarmnode.network.host import Host
@@ -236,9 +237,6 @@ class Discovery:
         interfaces = self._mdns_interfaces or _local_ips(own)
         if not interfaces:
             return
-        # zeroconf is imported only by those who use it.
-        from swarmnode.network.finding.mdns import local_peers
-
         async with local_peers(own, namespace=self._namespace, interfaces=interfaces) as local:
             async for addresses in local:
                 for address in addresses:

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from swarmnode.errors import NetworkError, StorageError
-from swarmnode.machine.storage import replace_file
+from swarmnode.machine.storage import replace_file, set_aside
 from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, split_peer
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class PeerBook:
             return cls(path, _read(path) if path.exists() else ())
         except (OSError, ValueError, msgspec.DecodeError, NetworkError) as error:
             logger.warning("the peer book %s is damaged (%s); starting without it", path, error)
-            _set_aside(path)
+            set_aside(path)
             return cls(path)
 
     def save(self) -> None:
@@ -169,13 +169,6 @@ def _read(path: Path) -> Iterator[KnownAddress]:
     for entry in saved.peers[:MAX_ADDRESSES]:
         split_peer(entry.address)
         yield KnownAddress(entry.address, "cache", last_seen=entry.last_seen)
-
-
-def _set_aside(path: Path) -> None:
-    try:
-        path.replace(path.with_name(f"{path.name}.damaged"))
-    except OSError as error:
-        logger.warning("the damaged peer book %s cannot be set aside: %s", path, error.strerror)
 
 
 def _worth(known: KnownAddress) -> tuple[bool, int, float]:

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from swarmnode.errors import Rejected
-from swarmnode.identity.envelope import seal, unseal
+from swarmnode.identity.envelope import decoded, seal, unseal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.network.finding.invitation import MAX_NAME_CHARS
@@ -60,10 +60,7 @@ def read_manifest(data: bytes, *, swarm: str, founder: str) -> Manifest:
     envelope = unseal(data, _CONTEXT, max_bytes=MAX_MANIFEST_BYTES)
     if envelope.author != founder:
         raise Rejected("not_the_founder", f"signed by {envelope.author}")
-    try:
-        manifest = _decoder.decode(envelope.payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected("malformed", str(error)) from error
+    manifest = decoded(_decoder, envelope.payload)
     if manifest.swarm != swarm:
         raise Rejected("another_swarm", f"a list of {manifest.swarm!r}")
     return manifest

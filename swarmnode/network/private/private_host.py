@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator, Container
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -91,9 +90,7 @@ class PrivateHost:
         await self._exit.enter_async_context(self._run())
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         # The task group must not see the caller's exception: it would wrap it into a group.
         await self._exit.aclose()
 

@@ -1,1 +1,1 @@
-"""Whether others can reach this node, and by which way."""
+"""Reachability of this node for others, and by which way."""

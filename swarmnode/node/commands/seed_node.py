@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
 from typing import Self
 
+from swarmnode.errors import NetworkError
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.header_gossip import HeaderGossip, topic_of
@@ -56,16 +57,13 @@ class SeedNode:
     def __init__(self, config: Config, host: Host, discovery: Discovery, *, peer_id: str, name: str) -> None:
         settings = ExchangeSettings(
             swarm=config.swarm.name,
-            listen_shards=(0,),
             upload_bytes_per_s=config.exchange.upload_mb_per_s * 1e6,
         )
-        topics = (topic_of(config.swarm.name, 0),)
         self._host = host
         self._discovery = discovery
         self._settings = settings
-        self._rollout_topics = frozenset(topics)
-        requests = (help_topic_of(config.swarm.name, 0),)
-        self._headers = HeaderGossip(host, settings, (*topics, *requests), self._hear)
+        swarm = config.swarm.name
+        self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, help_topic_of(swarm): self._count})
         self._ledger = Ledger(Reputation(), time.time, on_ban=self._shut_out)
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=time.time, rng=random.Random())
         self._door = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
@@ -124,13 +122,21 @@ class SeedNode:
 
     async def _reach_host(self) -> bool:
         """Subscribe and serve; False when the host is down. It keeps both through a restart."""
-        return await self._bodies.serve() and await self._headers.subscribe()
+        try:
+            await self._bodies.serve()
+            await self._headers.subscribe()
+        except NetworkError as error:
+            logger.info("not connecting others yet: %s", error)
+            return False
+        return True
 
     def _hear(self, message: Message) -> None:
+        self._count(message)
+        self._bodies.holder.heard(message)
+
+    def _count(self, message: Message) -> None:
         self._ledger.headers_seen += 1
         self._ledger.bytes_in += len(message.data)
-        if message.topic in self._rollout_topics:
-            self._bodies.holder.heard(message)
 
     def _shut_out(self, peer: str) -> None:
         self._door.bar(peer)

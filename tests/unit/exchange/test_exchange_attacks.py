@@ -79,7 +79,7 @@ async def test_who_used_up_its_time_of_our_judge_is_asked_later_and_nobody_else_
         await make_proven(victim, honest, groups_of, first=40)
         assert victim.accepted(costly) == PROVEN_AFTER
         assert victim.exchange.stats().headers_waiting == 1
-        assert reputation.failures(costly.key.peer_id) == 0
+        assert reputation.known(costly.key.peer_id).failures == 0
 
 
 def overran_for_newcomers(victim: Node, task: str, now: float) -> None:

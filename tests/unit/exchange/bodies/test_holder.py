@@ -131,7 +131,7 @@ async def test_a_holder_that_lies_is_found_out_and_another_is_asked(home, groups
     async with a_seed(network) as (seed, public), network.host() as liar:
         await liar.serve(BODY_PROTOCOL, lie, max_request_bytes=MAX_REQUEST_BYTES)
         # Headers pass only through who is subscribed; the liar hears them as everybody does.
-        await liar.subscribe(topic_of("commons", 0))
+        await liar.subscribe(topic_of("commons"))
         async with home(network, 1, public) as a, home(network, 2, public, liar) as b:
             await until(lambda: knows(seed, a, b))
             for number in range(8):

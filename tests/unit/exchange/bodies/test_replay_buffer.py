@@ -6,6 +6,8 @@ import pytest
 
 from swarmnode.errors import CheckpointError
 from swarmnode.exchange.bodies.replay_buffer import Accepted, ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.messages import Arrival
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.types import RolloutGroup
 
@@ -22,7 +24,7 @@ def accepted(announced, groups_of):
 
 
 def a_buffer(capacity: int = 100) -> ReplayBuffer:
-    return ReplayBuffer(capacity, max_age_s=60.0, max_age_versions=2)
+    return ReplayBuffer(ExchangeSettings(buffer_groups=capacity, max_age_s=60.0, max_age_versions=2))
 
 
 def draw(buffer: ReplayBuffer, count: int, rng: random.Random, *, among: int = 1) -> list[RolloutGroup]:
@@ -72,9 +74,9 @@ def test_a_group_ages_by_time_and_by_our_policy_version(accepted, key: NodeKey):
     buffer.add(accepted(key, 0, at=NOW - 61))
     buffer.add(accepted(key, 1, policy_version=1))
     buffer.add(accepted(key, 2, policy_version=2))
-    assert buffer.drop_stale(NOW, 2) == 1
-    assert buffer.drop_stale(NOW, 4) == 1
-    assert buffer.drop_stale(NOW, 4) == 0
+    assert buffer.drop_stale(Arrival(NOW, 2)) == 1
+    assert buffer.drop_stale(Arrival(NOW, 4)) == 1
+    assert buffer.drop_stale(Arrival(NOW, 4)) == 0
     assert len(buffer) == 1
 
 

@@ -18,6 +18,7 @@ from swarmnode.exchange.bodies.selection import (
     newcomer_share,
     slots_of,
 )
+from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.limits import MAX_WAIT_SHARE, NEWCOMER_SHARE, THRIFTY_S
 from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.peers.reputation import Trust
@@ -148,7 +149,7 @@ def test_a_round_waits_for_others_a_tenth_of_its_own_time_at_most(worked_s: floa
 
 
 def fresh(arrival: Arrival, now: float, version: int) -> bool:
-    return is_fresh(arrival, now, version, max_age_s=60.0, max_age_versions=2)
+    return is_fresh(arrival, Arrival(now, version), ExchangeSettings(max_age_s=60.0, max_age_versions=2))
 
 
 def test_what_arrived_too_long_or_too_many_versions_ago_is_stale():
@@ -160,8 +161,9 @@ def test_what_arrived_too_long_or_too_many_versions_ago_is_stale():
 
 def test_zero_versions_is_strictly_this_version():
     arrival = Arrival(at=0.0, policy_version=5)
-    assert is_fresh(arrival, 0.0, 5, max_age_s=1.0, max_age_versions=0)
-    assert not is_fresh(arrival, 0.0, 6, max_age_s=1.0, max_age_versions=0)
+    strict = ExchangeSettings(max_age_s=1.0, max_age_versions=0)
+    assert is_fresh(arrival, Arrival(0.0, 5), strict)
+    assert not is_fresh(arrival, Arrival(0.0, 6), strict)
 
 
 def test_after_a_step_back_to_an_older_checkpoint_nothing_is_stale():

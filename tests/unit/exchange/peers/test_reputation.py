@@ -132,7 +132,7 @@ def test_whom_we_doubt_counts_as_a_newcomer_as_long_as_we_do():
         reputation.was_accepted("author")
     assert reputation.trust_of("author") == "proven"
     reputation.doubted = frozenset({"author"})
-    assert (reputation.trust_of("author"), reputation.accepted("author")) == ("newcomer", PROVEN_AFTER)
+    assert (reputation.trust_of("author"), reputation.known("author").accepted) == ("newcomer", PROVEN_AFTER)
     reputation.doubted = frozenset()
     assert reputation.trust_of("author") == "proven"
 

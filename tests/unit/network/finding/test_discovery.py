@@ -196,7 +196,7 @@ async def test_nothing_public_is_taken_from_the_local_network(monkeypatch: pytes
 
         yield found()
 
-    monkeypatch.setattr("swarmnode.network.finding.mdns.local_peers", neighbours)
+    monkeypatch.setattr("swarmnode.network.finding.discovery.local_peers", neighbours)
     book = PeerBook()
     async with MemoryNetwork().host(ip="192.168.1.20") as node, discovering(node, book=book, mdns=True):
 

@@ -46,7 +46,7 @@ async def test_members_who_know_only_the_seed_hear_each_other_through_it() -> No
     seed = seed_on(host)
     async with at_work(seed), network.host() as alice, network.host() as bob:
         seed_address = (await host.addresses())[0]
-        topic = topic_of("commons", 0)
+        topic = topic_of("commons")
         hearing = await bob.subscribe(topic)
         await alice.connect(seed_address)
         await bob.connect(seed_address)
@@ -64,7 +64,7 @@ async def test_requests_for_help_pass_through_a_seed_too() -> None:
     network = MemoryNetwork(seed=1)
     host = network.host()
     async with at_work(seed_on(host)), network.host() as alice, network.host() as bob:
-        topic = help_topic_of("commons", 0)
+        topic = help_topic_of("commons")
         hearing = await bob.subscribe(topic)
         for member in (alice, bob):
             await member.connect((await host.addresses())[0])

@@ -12,10 +12,10 @@ import torch
 from swarmnode.errors import PipelineError
 from swarmnode.extensions.pipeline.own_stage import collected_state as learned_state
 from swarmnode.extensions.pipeline.own_stage import own_stage
-from swarmnode.extensions.pipeline.replication import checkpoints as checkpoints_module
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
+from swarmnode.extensions.pipeline.states import stage_checkpoints as checkpoints_module
 from tests.unit.extensions.pipeline.members import ListFeed
 from tests.unit.extensions.pipeline.own_stage.own_stages import SETTINGS, One, equal, home, together
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, batches, saved, tiny_model
@@ -315,8 +315,7 @@ async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_
         await found.step(first)
         state = await first.own_stage.whole_state(1)
         assert state.iteration == 1
-        equal({**state.adapter, **state.optimizer}, together(first, second))
-        assert not any("/" in name for name in state.adapter)
+        equal(state.tensors, together(first, second))
         found.kill(second)
         first.states._copies.assignments = None  # pyright: ignore[reportPrivateUsage]
         first.states._copies._kept.clear()  # pyright: ignore[reportPrivateUsage]
