@@ -165,20 +165,11 @@ class BodyTransfer:
     async def fetch_from(self, peer: str, announcement: Announcement, *, timeout_s: float) -> bytes:
         """Return the body of a header as this peer has it, its hash checked. Raises Rejected (unavailable,
         timeout) and HostDown."""
-        header = announcement.header
-        held = self._held(header.body_hash)
+        held = self._held(announcement.header.body_hash)
         if held is not None:
             return held
-        try:
-            body = await self._request(
-                peer, announcement.author, header.body_hash, header.body_bytes, timeout_s
-            )
-        except RequestTimeout as error:
-            raise Rejected(Reason.TIMEOUT) from error
-        if body is None:
-            raise Rejected(Reason.UNAVAILABLE)
-        self._ledger.fetched += 1
-        self._ledger.bytes_in += len(body)
+        search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
+        body = self._fetched(search, await self._ask(peer, search, timeout_s))
         self._ledger.reputation.gave(peer, len(body))
         return body
 
@@ -193,7 +184,10 @@ class BodyTransfer:
         if not self.routes.connected:
             await self._look_again()
         search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
-        body = await self._find(search)
+        return self._fetched(search, await self._find(search))
+
+    def _fetched(self, search: "_Search", body: bytes | None) -> bytes:
+        """Counts and returns the body that a search found. Raises Rejected, HostDown."""
         if body is None and search.host_down is not None:
             raise search.host_down
         if body is None:
