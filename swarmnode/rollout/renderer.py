@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.chat import Turn
 from swarmnode.errors import ModelError
-from swarmnode.types import (
-    CHAT_MARK,
-    FinishReason,
-    Message,
-    Stretch,
-    messages_of,
-    tools_of,
-)
+from swarmnode.types import CHAT_MARK, FinishReason, Message, Stretch, messages_of, tools_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,0 +1,139 @@
+"""An assignment while it runs: the parts that do its work, and which messages are for them.
+
+pipeline_member.py (assign) makes an [ActiveAssignment] -> relay.py, iteration_driver.py, step_barrier.py
+pipeline_member.py (admit) -> [ActiveAssignment.check] -> Rejected, before a tensor is read
+pipeline_member.py (take) -> [ActiveAssignment.take] -> relay.py, iteration_driver.py, step_barrier.py
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.execution.hop_checks import hop_fault
+from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
+from swarmnode.extensions.pipeline.execution.relay import Relay
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext
+from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
+from swarmnode.extensions.pipeline.wire.hop_messages import (
+    Abandoned,
+    BackwardHop,
+    Finished,
+    ForwardHop,
+    Hop,
+    Lost,
+    Message,
+    Passed,
+    StepDone,
+)
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.signing import check_signature
+
+
+@dataclass(slots=True)
+class ActiveAssignment:
+    """The parts of a member that work under one assignment, until it gets the next."""
+
+    context: StageContext
+    relay: Relay
+    driver: MicroBatchDriver
+    barrier: StepBarrier
+    ended: "asyncio.Future[BarrierResult]"
+    """The result of the running iteration, once it has ended."""
+    iterations: asyncio.Task[None] | None = None
+    """The task that closes one iteration after the other."""
+    stepped: dict[int, int] = field(default_factory=dict[int, int])
+    """Optimizer steps that each node has reported to us, by node."""
+
+    @property
+    def lost_track(self) -> bool:
+        """True if this member missed the end of an iteration, so that nothing runs here any more."""
+        return self.iterations is not None and self.iterations.done()
+
+    def part_for(self, message: ForwardHop | BackwardHop) -> Relay | MicroBatchDriver:
+        """Return the driver if the micro-batch started at our data node, otherwise the relay."""
+        return self.driver if _comes_home(message) else self.relay
+
+    def check(self, peer_id: str, message: Message) -> None:
+        """Raises Rejected if a member of our plan may not send this message now."""
+        assignment = self.context.assignment
+        if message.plan != assignment.digest or self.lost_track:
+            # A plan of before; the transport has checked that it is one of ours.
+            raise Rejected(Refusal.UNKNOWN_WORK, "no such plan is running here")
+        ahead = message.iteration - self.context.iteration
+        if not (0 <= ahead <= 1 or (ahead == -1 and isinstance(message, StepDone))):
+            raise Rejected(Refusal.UNKNOWN_WORK, f"iteration {message.iteration}")
+        if isinstance(message, Hop):
+            self._check_hop(message)
+        elif isinstance(message, StepDone):
+            node = assignment.peers.index(peer_id)
+            if assignment.plan.instance.stage_of[node] != message.stage:
+                raise Rejected(Refusal.WRONG_ROUTE, f"node {node} is not of stage {message.stage}")
+        elif isinstance(message, Finished) and message.node not in assignment.data_nodes:
+            raise Rejected(Refusal.WRONG_ROUTE, f"node {message.node} starts nothing")
+        elif isinstance(message, Abandoned):
+            self._check_owner(peer_id, message)
+
+    def check_origin(self, message: Message) -> None:
+        """Raises Rejected: bad_signature, unless the data node of the micro-batch has signed this attempt.
+
+        Separate from `check` because it costs most and its result does not change later.
+        """
+        # From the data node itself no proof is needed, and it knows on its own what it has begun.
+        if isinstance(message, ForwardHop) and message.position > 1 and not _comes_home(message):
+            check_signature(message, self.context.assignment.peers[message.path[0]])
+
+    def take(self, peer_id: str, message: Message, values: Tensor | None) -> None:
+        """Pass a complete message that was checked to the part that handles it. `values`: the tensor of a
+        hop. Raises Rejected."""
+        node = self.context.assignment.peers.index(peer_id)
+        match message:
+            case ForwardHop() | BackwardHop() if values is not None:
+                if message.iteration == self.context.iteration:
+                    self.barrier.begin()
+                self.part_for(message).take(message, values)
+            case Lost():
+                self.driver.hear_of(peer_id, message)
+            case Passed() if message.position > 0:
+                self.relay.asked(message)
+            case Passed() if self.barrier.is_under_way(message.iteration):
+                pass
+            case Finished():
+                self.barrier.hear(message)
+            case Abandoned():
+                self.relay.abandon(message)
+            case StepDone():
+                self.stepped[node] = message.iteration + 1
+            case _:
+                raise Rejected(Refusal.UNKNOWN_WORK, "this is said to nobody here")
+        self.context.lost.discard(node)
+
+    def _check_hop(self, message: Hop) -> None:
+        worker = self.context.worker
+        fault = hop_fault(
+            message,
+            self.context.assignment.plan,
+            hidden_size=worker.model.hidden_size,
+            max_tokens=worker.max_tokens,
+            packs=worker.model.packs,
+        )
+        if fault is not None:
+            raise Rejected(fault.reason, fault.detail)
+        if not isinstance(message, ForwardHop | BackwardHop):
+            raise Rejected(Refusal.UNKNOWN_WORK, f"a {type(message).__name__}")
+        self.part_for(message).admit(message)
+
+    def _check_owner(self, peer_id: str, message: Abandoned) -> None:
+        assignment = self.context.assignment
+        agent = message.micro_batch // assignment.plan.instance.waves
+        if (
+            agent >= len(assignment.plan.paths)
+            or assignment.peers[assignment.plan.paths[agent][0]] != peer_id
+        ):
+            raise Rejected(Refusal.WRONG_ROUTE, f"micro-batch {message.micro_batch} is another's")
+
+
+def _comes_home(message: ForwardHop | BackwardHop) -> bool:
+    """Return True if the message is addressed to the data node that its micro-batch started from."""
+    return message.target == message.path[0]

@@ -1,0 +1,363 @@
+"""One member of a pipeline: its assignment under the plan, the messages it gets, and its iterations.
+
+TensorTransport -> [PipelineMember: MessageHandler] -> relay.py (micro-batches of others)
+membership.py (assignment)  |                       -> iteration_driver.py (own micro-batches, on a data node)
+                            |                       -> step_barrier.py (the end of an iteration)
+                            v
+                     IterationReport
+
+Messages of the iteration that runs and of the next one are taken; all else is refused before its tensor is
+read. Members without data serve, and step when the data nodes have finished. Assignments change between
+iterations.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+
+from swarmnode.errors import ModelError, Rejected
+from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
+from swarmnode.extensions.pipeline.execution.alignment import OfferState, offer_to_none
+from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
+from swarmnode.extensions.pipeline.execution.member_records import (
+    Assignment,
+    Feed,
+    IterationReport,
+    MemberSettings,
+    Reload,
+)
+from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENTS, MessageSender
+from swarmnode.extensions.pipeline.execution.relay import Relay
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext
+from swarmnode.extensions.pipeline.execution.stage_queue import (
+    IdleWork,
+    MachinePace,
+    StageQueue,
+    TaskOrder,
+    WorkTimes,
+)
+from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier, report_of
+from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
+from swarmnode.extensions.pipeline.stages.packed_state import StageState
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.wire.codec import decode
+from swarmnode.extensions.pipeline.wire.hop_messages import (
+    Finished,
+    Hop,
+    Message,
+)
+from swarmnode.extensions.pipeline.wire.member_streams import LinkPace, MemberStreams
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
+from swarmnode.identity.node_key import NodeKey
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class PipelineMember:
+    """Serves one stage, and trains if it holds data.
+
+    async with PipelineMember(streams, key=key, averager=exchange) as member:
+        member.assign(Assignment(plan, digest(plan), peers, own=2, iteration=0), worker, optimizer)
+        report = await member.train(feed)        # on a data node
+        await member.wait_step(1)                # elsewhere
+    """
+
+    def __init__(
+        self,
+        streams: MemberStreams,
+        *,
+        key: NodeKey,
+        averager: GradientExchange,
+        settings: MemberSettings | None = None,
+        compute: MachinePace | None = None,
+        pace: LinkPace | None = None,
+        idle: IdleWork | None = None,
+        reload: Reload | None = None,
+    ) -> None:
+        """`key`: that of the host. `reload`: fetches the weights of the majority; without it, a member whose
+        weights differ has lost track."""
+        self.settings = settings or MemberSettings()
+        self.on_lost: Callable[[str, str], None] = _ignore
+        """Called with the peer id of a member that seems to be gone, and the reason. It may be alive all the
+        same."""
+        self._key = key
+        self._averager = averager
+        self._compute = compute
+        self._reload = reload
+        self._transport = TensorTransport(streams, self, pace=pace)
+        self._queue = StageQueue(compute=compute, idle=idle)
+        self._stack = AsyncExitStack()
+        self._tasks = asyncio.TaskGroup()
+        self._started: set[asyncio.Task[None]] = set()
+        self._active: ActiveAssignment | None = None
+        self._steps = 0
+        """Optimizer steps taken by the end of the last assignment."""
+        self._digest = ""
+        self._training = False
+
+    async def __aenter__(self) -> Self:
+        """Raises HostDown."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._queue)
+            await stack.enter_async_context(self._tasks)
+            await stack.enter_async_context(self._transport)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for task in tuple(self._started):
+            task.cancel()
+        if self._active is not None:
+            self._active.ended.cancel()
+        await self._stack.__aexit__(exc_type, exc, tb)
+
+    @property
+    def iteration(self) -> int:
+        """Optimizer steps taken. Without an assignment, those at the end of the last one; 0 before the
+        first."""
+        return self._active.context.iteration if self._active is not None else self._steps
+
+    @property
+    def digest(self) -> str:
+        """Digest of our weights after the last step, as it was reported to others; empty before the first
+        step."""
+        return self._digest
+
+    @property
+    def lost_track(self) -> bool:
+        """True if this member missed the end of an iteration. It needs a new assignment and weights to serve
+        again."""
+        return self._active is not None and self._active.lost_track
+
+    @property
+    def stepped(self) -> dict[int, int]:
+        """On a data node, the optimizer steps that each node has reported."""
+        return dict(self._active.stepped) if self._active is not None else {}
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Peers of the plan that did not answer us and have sent nothing since."""
+        context = self._active.context if self._active is not None else None
+        return (
+            frozenset(context.assignment.peers[node] for node in context.lost)
+            if context is not None
+            else frozenset()
+        )
+
+    @property
+    def times(self) -> WorkTimes:
+        """Times of the worker thread since the start."""
+        return self._queue.times
+
+    @property
+    def transport(self) -> TensorTransport:
+        return self._transport
+
+    def lose(self, peer_id: str, why: str) -> None:
+        """Stop sending to a peer that is gone (membership.py) in this iteration. Micro-batches on their way
+        past it start again."""
+        active = self._active
+        if active is not None and peer_id in active.context.assignment.peers:
+            node = active.context.assignment.peers.index(peer_id)
+            active.context.has_lost(node, why)
+            active.driver.lose(node)
+
+    async def in_stage_thread(self, work: Callable[[], T]) -> T:
+        """Run a function in the stage's worker thread, after the task that is running. Returns its result."""
+        return await self._queue.call(work)
+
+    def assign(
+        self,
+        assignment: Assignment,
+        worker: StageWorker,
+        optimizer: torch.optim.Optimizer,
+        *,
+        start: StageState | None = None,
+        offer: OfferState = offer_to_none,
+    ) -> None:
+        """Work under a new plan, at a new stage, or both. Between iterations; what is left of one is dropped.
+
+        `optimizer`: of `worker.model.trainable().values()`. `start`: the stage's state with its moments; None
+        where it may not be the one that the pipeline is at. `offer` is given that of each step. Raises
+        ModelError while `train` runs.
+        """
+        former = self._end_assignment()
+        scale = self._compute.scale if self._compute is not None else 1.0
+        timeline, lost = simulate(assignment.plan), set[int]()
+        forward_s = assignment.plan.instance.forward_s[assignment.own] * scale
+        context = StageContext(
+            assignment=assignment,
+            worker=worker,
+            queue=self._queue,
+            sender=MessageSender(
+                self._transport, assignment, self.settings, key=self._key, scale=scale, lost=lost
+            ),
+            settings=self.settings,
+            spawn=self._spawn,
+            report_lost=lambda node, why: self.on_lost(assignment.peers[node], why),
+            scale=scale,
+            makespan_s=timeline.makespan_s * scale,
+            release_s=forward_s if self._compute is not None else 0.0,
+            iteration=assignment.iteration,
+            lost=lost,
+        )
+        self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own, timeline, scale=scale))
+        self._queue.post(_prepare, worker, assignment.iteration)
+        self._active = active = ActiveAssignment(
+            context,
+            Relay(context),
+            MicroBatchDriver(context),
+            StepBarrier(context, optimizer, self._averager, self._reload, start=start, offer=offer),
+            asyncio.get_running_loop().create_future(),
+        )
+        active.iterations = self._spawn(self._iterate(active))
+        self._transport.adopt(PlanMembers(assignment.digest, assignment.peers, assignment.own))
+        # Of the former plan something may be on its way yet; who was left out of it before is a stranger.
+        self._forget_plans(keep={assignment.digest, former})
+
+    def unassign(self) -> None:
+        """Give up the assignment because the plan has no stage for us. To be called between iterations.
+
+        No message is accepted afterwards, and the stage's weights are released. Raises ModelError as
+        `assign`.
+        """
+        self._end_assignment()
+        self._queue.adopt(TaskOrder())
+        self._forget_plans(keep=())
+
+    def _end_assignment(self) -> str | None:
+        """End the assignment. Returns the digest of its plan. Raises ModelError while `train` runs."""
+        if self._training:
+            raise ModelError("an assignment cannot change while an iteration runs", hint="await train first")
+        former, self._active = self._active, None
+        if former is None:
+            return None
+        self._steps = former.context.iteration
+        former.relay.close()
+        former.ended.cancel()
+        if former.iterations is not None:
+            former.iterations.cancel()
+        return former.context.assignment.digest
+
+    def _forget_plans(self, *, keep: Collection[str | None]) -> None:
+        for plan in self._transport.plans.keys() - keep:
+            self._transport.retire(plan)
+
+    async def train(self, feed: Feed) -> IterationReport:
+        """Run one iteration of a data node until its step is taken. Raises ModelError without an
+        assignment."""
+        active = self._active
+        if active is None or self._training or self.lost_track:
+            raise ModelError(
+                "this member cannot train", hint="it needs an assignment, and one iteration at a time"
+            )
+        context, clock = active.context, asyncio.get_running_loop().time
+        iteration, ended = context.iteration, active.ended
+        busy_s, stragglers = self._queue.times.busy_s, active.relay.stragglers
+        self._training = True
+        try:
+            active.barrier.begin()
+            outcome = await active.driver.run(feed)
+            for node in sorted(node for nodes in context.assignment.plan.instance.stages for node in nodes):
+                if node == context.own:
+                    active.barrier.hear(active.driver.finished(node))
+                else:
+                    self._spawn(self._finish(context, active.driver.finished(node), node))
+            closed = await asyncio.shield(ended)
+        finally:
+            self._training = False
+        ended_s = clock()
+        return report_of(
+            iteration,
+            outcome,
+            closed,
+            ended_s=ended_s,
+            busy_s=self._queue.times.busy_s - busy_s,
+            stragglers=active.relay.stragglers - stragglers,
+        )
+
+    async def wait_step(self, iteration: int) -> None:
+        """Wait until this number of optimizer steps is taken. Raises ModelError if this member has lost
+        track."""
+        while self.iteration < iteration:
+            if self._active is None:
+                raise ModelError("a member without an assignment takes no steps")
+            closed = await asyncio.shield(self._active.ended)
+            if closed.lost_track:
+                raise ModelError(
+                    "this member has missed the end of an iteration", hint="give it a new assignment"
+                )
+
+    def admit(self, peer_id: str, message: Message) -> None:
+        """Implements MessageHandler. Raises Rejected if the message would not be taken."""
+        active = self._active
+        if active is None:
+            raise Rejected(Refusal.UNKNOWN_WORK, "no plan is running here")
+        active.check(peer_id, message)
+        active.check_origin(message)
+
+    async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
+        """Implements MessageHandler: handle a complete message. Raises Rejected."""
+        active = self._active
+        values = None
+        if isinstance(message, Hop):
+            large = message.tensor.size > LARGE_ELEMENTS
+            header = message.tensor
+            values = await asyncio.to_thread(decode, header, payload) if large else decode(header, payload)
+        if active is None or active is not self._active:
+            raise Rejected(Refusal.UNKNOWN_WORK, "the assignment has changed meanwhile")
+        active.check(peer_id, message)
+        active.take(peer_id, message, values)
+
+    async def _iterate(self, active: ActiveAssignment) -> None:
+        """Close iteration after iteration, until this member has lost track."""
+        while True:
+            knows = await active.barrier.ended()
+            active.relay.close()
+            if not knows:
+                logger.warning("nobody told us how iteration %d ended", active.context.iteration)
+                active.context.queue.post(active.context.worker.take_gradients)
+                active.ended.set_result(BarrierResult(lost_track=True))
+                return
+            closed = await active.barrier.close()
+            self._digest = closed.digest
+            ended, active.ended = active.ended, asyncio.get_running_loop().create_future()
+            ended.set_result(closed)
+            if closed.lost_track:
+                active.ended.set_result(closed)
+                return
+            self._queue.begin_iteration()
+            if active.relay.begin_iteration():
+                active.barrier.begin()
+
+    async def _finish(self, context: StageContext, message: Finished, node: int) -> None:
+        if await context.sender.message(node, message) == "silent":
+            context.has_lost(node, f"did not hear that iteration {message.iteration} is over")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._tasks.create_task(work)
+        self._started.add(task)
+        task.add_done_callback(self._started.discard)
+        return task
+
+
+def _ignore(peer_id: str, why: str) -> None:
+    logger.info("%s seems to be gone: %s", peer_id, why)
+
+
+def _prepare(worker: StageWorker, iteration: int) -> None:
+    """Drop the gradients of the former assignment. To be called in the worker thread."""
+    worker.take_gradients()
+    worker.iteration = iteration

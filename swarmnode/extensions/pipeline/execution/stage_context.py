@@ -1,0 +1,74 @@
+"""State shared by the parts of a member that work under one assignment.
+
+pipeline_member.py makes a [StageContext] -> relay.py, iteration_driver.py, step_barrier.py
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
+from swarmnode.extensions.pipeline.execution.message_sender import MessageSender
+from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
+from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
+from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.wire.hop_messages import Hop
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+@dataclass(slots=True)
+class StageContext:
+    """The stage of one assignment, its thread, and the sender of its messages."""
+
+    assignment: Assignment
+    worker: StageWorker
+    """Only to be touched in the thread of `queue`."""
+    queue: StageQueue
+    sender: MessageSender
+    settings: MemberSettings
+    spawn: Spawn
+    """Starts a task that ends with the member at the latest. A task that is in flight when the assignment
+    changes runs on with the parts of the former assignment, and its result counts nowhere."""
+    report_lost: Callable[[int, str], None]
+    """Called with a node that does not answer and the reason why we think so."""
+    scale: float
+    """Real seconds for a second of the plan."""
+    makespan_s: float
+    """Predicted time of an iteration, in real seconds."""
+    release_s: float
+    """Pause between the first micro-batches of two agents of this data node, in real seconds; 0 where compute
+    is real, and takes the time that it takes."""
+    iteration: int
+    """The running iteration: optimizer steps taken before it."""
+    lost: set[int]
+    """Nodes that have not answered and have sent nothing since. Shared with the MessageSender."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the end of the iteration may have come nearer."""
+
+    @property
+    def own(self) -> int:
+        return self.assignment.own
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds after the start of an iteration in which a data node may begin further attempts."""
+        settings = self.settings
+        return settings.slack * self.makespan_s + 2 * (settings.hop_timeout_s + settings.grace_s)
+
+    def micro_batch(self, agent: int, wave: int) -> int:
+        """Return the number of a micro-batch within its iteration."""
+        return agent * self.assignment.plan.instance.waves + wave
+
+    def has_lost(self, node: int, why: str) -> None:
+        """Record that a node is gone, until it sends something again."""
+        if node not in self.lost and node != self.own:
+            self.lost.add(node)
+            self.news.set()
+            self.report_lost(node, why)
+
+
+def attempt_of(message: Hop) -> MicroBatchAttempt:
+    """Return the attempt at a micro-batch that a message belongs to."""
+    return MicroBatchAttempt(message.agent, message.iteration, message.wave, message.attempt)

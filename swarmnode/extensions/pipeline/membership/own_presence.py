@@ -1,0 +1,150 @@
+"""Requests from one member to another (membership_messages.py), and the announcement of our own presence.
+
+costs, links -> [OwnPresence] -> gossip, introductions
+membership.py -> [ask] -> member_streams.py -> Status
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+
+from swarmnode.errors import NetworkError, Rejected
+from swarmnode.extensions.pipeline.membership.membership_messages import (
+    Introduce,
+    Presence,
+    Request,
+    Status,
+    open_presence,
+    seal_presence,
+)
+from swarmnode.extensions.pipeline.plans.member_costs import (
+    CostAnnouncement,
+    LinkCosts,
+    MemberCosts,
+    Observation,
+)
+from swarmnode.extensions.pipeline.plans.observations import is_broken
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.services import MemberService
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.host import Host
+
+logger = logging.getLogger(__name__)
+
+LEAST_BETWEEN_S = 2.0
+"""Shortest time between two announcements of something new: links are measured one after the other."""
+
+
+async def ask(
+    streams: MemberStreams, peer_id: str, request: Request, sealed: bytes, *, timeout_s: float
+) -> Status:
+    """Send a member a request and return its status. A member that does not know us is told first: `sealed`
+    is our presence.
+
+    Raises MemberRefused, NetworkError.
+    """
+
+    async def exchange(message: Request) -> Status:
+        return await streams.ask(peer_id, MemberService.MEMBERSHIP, message, Status, timeout_s=timeout_s)
+
+    try:
+        try:
+            return await exchange(request)
+        except MemberRefused as refused:
+            if refused.refusal is not Refusal.UNKNOWN_MEMBER:
+                raise
+        await exchange(Introduce(sealed))
+        return await exchange(request)
+    except MemberRefused as refused:
+        if refused.refusal is Refusal.OTHER_TERMS:
+            logger.warning("%s does not let us take part: %s", peer_id, ascii(str(refused)))
+        raise
+    except Rejected as error:
+        # Its answer is none.
+        raise MemberRefused(Refused.of(error)) from error
+
+
+class OwnPresence:
+    """Our own presence: renewed as costs and links change, signed, and published."""
+
+    def __init__(
+        self,
+        key: NodeKey,
+        topic: str,
+        terms: dict[str, str],
+        costs: Callable[[], MemberCosts],
+        links: Callable[[], Mapping[str, LinkCosts]],
+        observed: Callable[[], Mapping[str, Observation]],
+        wall_s: Callable[[], float],
+    ) -> None:
+        self._key = key
+        self._topic = topic
+        self._terms = terms
+        self._costs = costs
+        self._links = links
+        self._observed = observed
+        self._wall_s = wall_s
+        self.session = secrets.randbits(48)
+        self.sequence = 0
+        self.sealed = b""
+        self.announced = CostAnnouncement(costs(), {}, {})
+        """The costs, links and observations that were last announced."""
+
+    def renew(self) -> None:
+        """Seal a presence of the current costs. Raises Rejected if no member would accept it, as with costs
+        that are too old."""
+        announced = CostAnnouncement(self._costs(), dict(self._links()), dict(self._observed()))
+        presence = Presence(
+            session=self.session,
+            sequence=self.sequence + 1,
+            terms=self._terms,
+            costs=announced,
+        )
+        sealed = seal_presence(self._key, presence, topic=self._topic)
+        open_presence(sealed, topic=self._topic, now_s=self._wall_s())
+        self.sequence, self.sealed, self.announced = presence.sequence, sealed, announced
+
+    def try_renew(self) -> None:
+        """Call `renew`. If it is refused, keep the last presence until others find it stale."""
+        try:
+            self.renew()
+        except Rejected as error:
+            logger.warning("our costs are not announced, the last ones go on: %s", error)
+
+    def _has_news(self) -> bool:
+        told = self.announced
+        return self._links().keys() != told.links.keys() or _broken(self._observed()) != _broken(
+            told.observed
+        )
+
+    async def publish(
+        self, host: Host, every_s: float, look_s: float, living: Callable[[], Iterable[str]]
+    ) -> None:
+        """Announce ourselves until cancelled, with ever longer pauses up to `every_s`.
+
+        The pauses start short again while no member is `living`, when links or complaints are new, and when
+        we have met a member. Gossip is lost while connections are young: two members that missed each other
+        and then both met a third one are no longer alone, so meeting it must make them announce themselves
+        again.
+        """
+        met, wait_s, published_at_s = set[str](), LEAST_BETWEEN_S, -inf
+        while True:
+            now_s, present = asyncio.get_running_loop().time(), {*living()}
+            if not present or not present <= met or self._has_news():
+                wait_s = LEAST_BETWEEN_S
+            if now_s - published_at_s >= wait_s:
+                self.try_renew()
+                try:
+                    await host.publish(self._topic, self.sealed)
+                except NetworkError as error:
+                    logger.debug("not announced: %s", error)
+                met, wait_s, published_at_s = present, min(2 * wait_s, every_s), now_s
+            met &= present
+            await asyncio.sleep(look_s)
+
+
+def _broken(observed: Mapping[str, Observation]) -> frozenset[str]:
+    return frozenset(peer for peer, said in observed.items() if is_broken(said))

@@ -1,0 +1,328 @@
+"""Steps of generation between members: each goes around its path once, from the data node and back to it.
+
+remote_chain.py (data node) -> [DecodeNode.send_around] -> DecodeNode of the next node -> ... -> the data
+                                                           |                                         node
+                                             StageCaches, in the thread of its stage
+
+    data node 0           node 3         node 5         data node 0
+    embed, own layers -> own layers -> own layers -> norm, head, sampling
+
+A path of n nodes costs n messages a token; were each node asked in turn by the data node, it would be
+2 (n - 1). Between continents that is the speed of generation: each message is 50 to 150 ms. So nobody waits
+for an acknowledgement: what comes around is the answer. Who cannot go on says so to the data node (`Halted`),
+as does who sees that the next node refuses, or ends its stream before it has passed the step on. Who says
+nothing is known to be gone (in_flight_steps.py), or found by asking every node of the path how far it came,
+once the deadline is over (tracing.py).
+
+A stage computes steps of the plan that it is held under and of no other: there it may have other layers.
+
+A step that is brought twice changes nothing (stage_caches.py), so all that anything here can cause is that it
+is brought again: nothing needs to be exactly once.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import msgspec
+from torch import Tensor
+
+from swarmnode.errors import NetworkError, Rejected
+from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason, stopped_by
+from swarmnode.extensions.pipeline.rollouts.decode_hops import DecodeHops
+from swarmnode.extensions.pipeline.rollouts.decode_messages import (
+    MAX_DETAIL,
+    Closed,
+    DecodeMessage,
+    DecodeStep,
+    FeedQuestion,
+    Halted,
+    StepProgress,
+    check_frame,
+)
+from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightSteps
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
+from swarmnode.extensions.pipeline.rollouts.tracing import Tracing
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.wire.codec import decode
+from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
+from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.services import MemberService
+
+logger = logging.getLogger(__name__)
+
+KEPT_PLANS = 2
+"""Plans that are kept: the running one and the former one."""
+
+POLL_S = 0.02
+MAX_POLL_S = 0.5
+"""Bounds of the pause with which a step of the next policy version looks if our weights have come to it."""
+
+ASK_TIMEOUT_S = 3.0
+"""Time after which a node that does not answer a question about a feed counts as lost."""
+
+TELL_TIMEOUT_S = 10.0
+"""Limit of a message that its receiver can do without."""
+
+MAX_REMEMBERED = 1024
+"""Sessions whose path is remembered."""
+
+_T = TypeVar("_T")
+
+
+class RunInStageThread(Protocol):
+    """Runs a function in the stage's thread, between its other work, and returns its result."""
+
+    def __call__(self, fn: Callable[[], _T], /) -> Awaitable[_T]: ...
+
+
+class DecodeNode:
+    """One member's part in generation: computes the steps that pass it, sends and receives its own.
+
+    async with DecodeNode(streams, run_in_stage_thread=work.run, version=lambda: worker.iteration) as node:
+        node.hold(StageCaches(worker.model, max_bytes=...))
+        node.adopt(PlanMembers(digest, peers, own=2))
+    """
+
+    def __init__(
+        self,
+        streams: MemberStreams,
+        *,
+        run_in_stage_thread: RunInStageThread,
+        version: Callable[[], int],
+        codec: CodecName = "none",
+        ask_timeout_s: float = ASK_TIMEOUT_S,
+    ) -> None:
+        """`version`: returns the policy version of our own stage. It is called in the stage's thread, where
+        it changes together with the weights."""
+        self.run_in_stage_thread = run_in_stage_thread
+        self.caches: StageCaches | None = None
+        self.plan: str | None = None
+        """Digest of the plan that our stage is held under. None if we have no stage or are about to take
+        another."""
+        self.on_silent: Callable[[str, str], None] = _ignore
+        """Called with the peer id of a member that keeps our steps waiting, and the reason."""
+        self.steps = 0
+        """Steps computed here for others."""
+        self._version = version
+        self._streams = streams
+        self._plans: dict[str, PlanMembers] = {}
+        self._tracing = Tracing(
+            streams, self._plans, ask_timeout_s=ask_timeout_s, is_assigned=lambda plan: plan == self.plan
+        )
+        self._in_flight = InFlightSteps(streams.incoming.refused)
+        self._hops = DecodeHops(streams, codec, self._in_flight, self._tracing)
+        self._settled = asyncio.Event()
+        self._routes: OrderedDict[tuple[str, int], tuple[str, tuple[int, ...]]] = OrderedDict()
+
+    async def __aenter__(self) -> Self:
+        handler = ServiceHandler(DecodeMessage, self._respond, self._knows)
+        self._streams.incoming.begin(MemberService.GENERATION, handler)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._plans.clear()
+        await self._hops.end()
+        await self._streams.incoming.end(MemberService.GENERATION)
+
+    def hold(self, caches: StageCaches | None) -> None:
+        """Replace our own stage, to be used under the plan that is adopted next. Sessions of the former stage
+        are forgotten, and steps under way are no longer waited for."""
+        self.caches, self.plan = caches, None
+        self._settled.clear()
+        self._routes.clear()
+        self._in_flight.replanned("our own stage changes")
+
+    def adopt(self, members: PlanMembers | None) -> None:
+        """Take steps of this plan from now on. Of the former plan, only steps of ours that come around are
+        still accepted. None: the plan has no stage for us."""
+        self._settled.set()
+        if members is None:
+            return
+        if members.plan != self.plan:
+            self._in_flight.replanned("we have another plan")
+        self.plan = members.plan
+        self._plans.pop(members.plan, None)
+        self._plans[members.plan] = members
+        while len(self._plans) > KEPT_PLANS:
+            del self._plans[next(iter(self._plans))]
+
+    def lose(self, peer_id: str, why: str) -> None:
+        """Stop waiting for steps that go past a member that is gone."""
+        self._in_flight.lose(peer_id, why)
+
+    async def settled(self) -> None:
+        """Wait until no change of our own stage is under way."""
+        await self._settled.wait()
+
+    async def compute(
+        self,
+        plan: str,
+        key: tuple[str, int] | None,
+        segments: Segments,
+        hidden: Callable[[StageModel], Tensor],
+        version: int,
+    ) -> Tensor | Stopped:
+        """Return the output of our own stage under this plan, once its weights have this version. The caller
+        sets the deadline.
+
+        `hidden` returns the input; it is called in the stage's thread. The node of a Stopped is left open.
+        """
+        caches = self.caches
+        if caches is None:
+            return Stopped(StopReason.OTHER_PLAN, None, "holds no stage")
+
+        def run() -> Tensor | Stopped | None:
+            if self.plan != plan:
+                return Stopped(StopReason.OTHER_PLAN, None, "holds its stage under another plan")
+            own_version = self._version()
+            # Members are a step apart at most: what is farther ahead is not coming.
+            if own_version > version or own_version + 1 < version:
+                return Stopped(StopReason.OTHER_POLICY, None, f"has version {own_version}, not {version}")
+            return None if own_version < version else caches.run(key, segments, hidden(caches.model))
+
+        wait_s = POLL_S
+        try:
+            while True:
+                if (found := await self.run_in_stage_thread(run)) is not None:
+                    return found
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, MAX_POLL_S)
+        except Rejected as rejected:
+            return stopped_by(rejected, None)
+
+    # The data node's half
+
+    async def send_around(
+        self,
+        plan: str,
+        path: tuple[int, ...],
+        session: int,
+        segments: Segments,
+        hidden_ND: Tensor,
+        *,
+        version: int,
+        timeout_s: float,
+    ) -> Tensor | Stopped:
+        """Send the output of our own stage around the path. Returns the hidden states of the tails behind its
+        end.
+
+        Ends early with OTHER_PLAN if our own stage changes, with LOST if a member of the path is gone, and
+        with FORGOTTEN once a member that was not ready is ready.
+        """
+        members = self._plans.get(plan)
+        if members is None or plan != self.plan:
+            return Stopped(StopReason.OTHER_PLAN, None, "we have another plan")
+        return await self._hops.run(
+            members, path, session, segments, hidden_ND, version=version, timeout_s=timeout_s,
+            suspect=self.on_silent,
+        )  # fmt: skip
+
+    async def close_session(self, plan: str, path: tuple[int, ...], session: int) -> None:
+        """Let the other members forget a session. A member that does not hear of it drops the session when it
+        is idle."""
+        if (members := self._plans.get(plan)) is not None:
+            await self._close_next(members, Closed(plan=plan, session=session, path=path, position=1))
+
+    def _check_route(self, members: PlanMembers, message: DecodeStep | Closed) -> None:
+        """Raises Rejected: wrong_route, unless the message is on the route of its session. The first step
+        determines the route; after that, only members on it can send messages of the session."""
+        key, route = (members.peers[message.path[0]], message.session), (message.plan, message.path)
+        if not message.session:
+            return
+        if self._routes.setdefault(key, route) != route:
+            raise Rejected(Refusal.WRONG_ROUTE, f"a session along {message.path}")
+        if isinstance(message, Closed):
+            del self._routes[key]
+        elif len(self._routes) > MAX_REMEMBERED:
+            self._routes.popitem(last=False)
+
+    # A node on the path
+
+    def _knows(self, peer_id: str) -> bool:
+        return any(peer_id in members.peers for members in self._plans.values())
+
+    async def _respond(self, incoming: Incoming[DecodeMessage]) -> Reply:
+        """Handle a message. A step is answered when it has been passed on, so that whoever sent it here sees
+        if we die with it."""
+        message = incoming.message
+        if isinstance(message, FeedQuestion):
+            return Reply(self._tracing.tell(incoming.peer_id, message))
+        members = check_frame(message, incoming.peer_id, self._plans)
+        if isinstance(message, Halted):
+            self._in_flight.arrived(message, message.stopped)
+            return Reply()
+        if message.position < len(message.path):
+            self._check_route(members, message)
+        if isinstance(message, DecodeStep):
+            halted = await self._go_on(members, message, incoming)
+            if halted is not None:
+                await self._tell(members.peers[message.path[0]], halted)
+            return Reply()
+        if (caches := self.caches) is not None:
+            key = members.peers[message.path[0]], message.session
+            await self.run_in_stage_thread(lambda: caches.close(key))
+        await self._close_next(members, msgspec.structs.replace(message, position=message.position + 1))
+        return Reply()
+
+    async def _go_on(
+        self, members: PlanMembers, step: DecodeStep, incoming: Incoming[DecodeMessage]
+    ) -> Halted | None:
+        """Compute a step and pass it on. Returns the reason and the position if it could not go on."""
+        clock, owner = asyncio.get_running_loop().time, members.peers[step.path[0]]
+        until_s = clock() + incoming.timeout_s
+        async with incoming.payload() as payload:
+            try:
+                hidden_ND = decode(step.tensor, payload)
+            except Rejected as rejected:
+                return _halted(step, Stopped(StopReason.LOST, None, str(rejected)), max(step.position - 1, 1))
+            if step.position == len(step.path):
+                if self._in_flight.arrived(step, hidden_ND):
+                    self._tracing.came_around(tuple(members.peers[node] for node in step.path[1:]))
+                return None
+            self._tracing.note(owner, step.number, StepProgress(came=True, went=False))
+            key = (owner, step.session) if step.session else None
+            found_ND = await self.compute(step.plan, key, step.segments, lambda _: hidden_ND, step.version)
+        if isinstance(found_ND, Stopped):
+            return _halted(step, found_ND, step.position)
+        self.steps += 1
+        self._tracing.note(owner, step.number, StepProgress(came=True, went=True))
+        stopped = await self._hops.pass_on(
+            members, step.segments, found_ND, timeout_s=max(until_s - clock(), 0.001), session=step.session,
+            path=step.path, position=step.position + 1, number=step.number, version=step.version,
+        )  # fmt: skip
+        return _halted(step, stopped, step.position + 1) if stopped is not None else None
+
+    async def _close_next(self, members: PlanMembers, closed: Closed) -> None:
+        if closed.position < len(closed.path):
+            await self._tell(members.peers[closed.target], closed)
+
+    async def _tell(self, peer_id: str, message: Halted | Closed) -> None:
+        """Send a message that the receiver can do without."""
+        try:
+            await self._streams.ask(
+                peer_id, MemberService.GENERATION, message, type(None), timeout_s=TELL_TIMEOUT_S
+            )
+        except (NetworkError, Rejected) as error:
+            logger.debug("%s did not get a %s: %s", peer_id, type(message).__name__, error)
+
+
+def _ignore(peer_id: str, why: str) -> None:
+    logger.debug("%s keeps a step waiting: %s", peer_id, why)
+
+
+def _halted(step: DecodeStep, stopped: Stopped, position: int) -> Halted:
+    # A stage whose numbers are not finite is of no use to a data node whose own are.
+    why = StopReason.LOST if stopped.why is StopReason.NOT_FINITE else stopped.why
+    return Halted(
+        plan=step.plan, session=step.session, path=step.path, position=position, number=step.number,
+        why=why, detail=stopped.detail[:MAX_DETAIL],
+    )  # fmt: skip

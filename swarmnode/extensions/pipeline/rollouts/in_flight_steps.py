@@ -1,0 +1,132 @@
+"""A data node's feeds in flight, and the events that end the waiting for them.
+
+decode_node.py (what comes around, what halted) --v
+membership.py (who is gone) ----------> [InFlightSteps] -> decode_node.py (send_around) -> remote_chain.py
+decode_node.py (another plan) ---------------^
+
+A feed that nobody holds any more would be waited for until its deadline, which is as long as a slow member
+may take. So whatever is heard of a member, or of the plan, ends what it concerns at once, with the reason.
+"""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeStep, Halted
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+
+NUMBER_BITS = 52
+"""Bits of the number of a feed."""
+
+_T = TypeVar("_T")
+
+Arrival = asyncio.Future[Tensor | Stopped]
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """One feed of ours, with the fields that a frame about it must have."""
+
+    number: int
+    members: PlanMembers
+    path: tuple[int, ...]
+    session: int
+    shape: tuple[int, int]
+    """Shape of the hidden states that come around: tails x width."""
+    found: Arrival
+    """Result of the feed."""
+    news: Arrival
+    """Event that ends the feed at once, even after a result was found: our plan is over, or a member of the
+    path is gone."""
+
+    def is_meant(self, frame: DecodeStep | Halted) -> bool:
+        return (frame.plan, frame.path, frame.session) == (self.members.plan, self.path, self.session)
+
+    def stop(self, stopped: Stopped) -> None:
+        if not self.found.done():
+            self.found.set_result(stopped)
+
+    def hear(self, stopped: Stopped) -> None:
+        self.stop(stopped)
+        if not self.news.done():
+            self.news.set_result(stopped)
+
+
+class InFlightSteps:
+    """A data node's feeds that are waited for, by number.
+
+    >>> with in_flight.expect(members, (0, 3, 5), 1, (8, 64)) as expected:                # doctest: +SKIP
+    ...     result = await expected.found
+    """
+
+    def __init__(self, refused: Counter[Refusal]) -> None:
+        """`refused`: counter, by reason, of frames that were not accepted."""
+        self._refused = refused
+        self._expected: dict[int, InFlightStep] = {}
+
+    def __len__(self) -> int:
+        return len(self._expected)
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the numbers of the feeds."""
+        return iter(self._expected)
+
+    @contextmanager
+    def expect(
+        self, members: PlanMembers, path: tuple[int, ...], session: int, shape: tuple[int, int]
+    ) -> Iterator[InFlightStep]:
+        """Register a feed for as long as its result is waited for."""
+        # Not to be guessed by members that the feed does not pass.
+        number = secrets.randbits(NUMBER_BITS)
+        new = asyncio.get_running_loop().create_future
+        self._expected[number] = expected = InFlightStep(number, members, path, session, shape, new(), new())
+        try:
+            yield expected
+        finally:
+            del self._expected[number]
+
+    def arrived(self, frame: DecodeStep | Halted, result: Tensor | Stopped) -> bool:
+        """Resolve a feed with the result that a frame brings. Returns True if it was awaited hidden
+        states."""
+        expected = self._expected.get(frame.number)
+        if expected is None or expected.found.done() or not expected.is_meant(frame):
+            self._refused[Refusal.UNKNOWN_WORK] += 1
+            return False
+        if isinstance(result, Tensor) and tuple(result.shape) != expected.shape:
+            self._refused[Refusal.WRONG_SHAPE] += 1
+            expected.stop(Stopped(StopReason.LOST, frame.path[-1], f"sent {tuple(result.shape)}"))
+            return False
+        expected.found.set_result(result)
+        return isinstance(result, Tensor)
+
+    def replanned(self, detail: str) -> None:
+        """End all feeds because our own stage changes: their plan is over."""
+        for expected in self._expected.values():
+            expected.hear(Stopped(StopReason.OTHER_PLAN, None, detail))
+
+    def lose(self, peer_id: str, why: str) -> None:
+        """End every feed that goes past a member that is gone."""
+        for expected in self._expected.values():
+            peers = expected.members.peers
+            for node in expected.path[1:]:
+                if peers[node] == peer_id:
+                    expected.hear(Stopped(StopReason.LOST, node, why))
+
+
+async def result_or_event(work: Coroutine[Any, Any, _T], news: asyncio.Future[_T]) -> _T:
+    """Return the result of the work, or of `news` if that comes first; then the work is cancelled."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({working, news}, return_when=asyncio.FIRST_COMPLETED)
+        return news.result() if news.done() else working.result()
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)

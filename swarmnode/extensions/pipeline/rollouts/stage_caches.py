@@ -1,0 +1,348 @@
+"""Keys and values at one stage, through whose layers generated sequences pass token by token.
+
+decode_node.py (a member), chain.py (one process) -> [StageCaches] -> stage_model.py
+
+A session belongs to one engine and holds cells, one for each sequence; a column of a cell is a position. So
+sequences of any lengths share a step, new ones join with their whole prompt, and a cell is used again from
+column 0 once its sequence has ended. Every step says where its tokens stand: sending one again changes
+nothing, and a session that was forgotten here is noticed instead of answered with nonsense.
+
+Nothing is allocated before its bytes are counted against `max_bytes`. For one thread: that of the stage.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.rollout.decode.prompts.pass_batches import alike
+
+GROWTH_COLUMNS = 64
+"""Positions by which cells grow at once: the cache is copied every 64 tokens."""
+
+SESSION_IDLE_S = 300.0
+"""Time after which an unused session is dropped: its engine is gone, or will send everything again."""
+
+MAX_SESSIONS_PER_OWNER = 64
+"""Bound of the sessions of one engine. It has one for each path that it samples along."""
+
+SessionKey = tuple[str, int]
+"""Peer id of the owner, and its number of the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The tokens that one step brings: one entry for each sequence, the tokens of all lying end to end."""
+
+    cells: tuple[int, ...]
+    """The cell of each sequence. Empty: nothing is kept, and every sequence starts at 0 (scoring)."""
+    starts: tuple[int, ...]
+    """Position of the first token that each sequence brings."""
+    counts: tuple[int, ...]
+    """Tokens that each sequence brings."""
+    tails: tuple[int, ...]
+    """Last tokens of each sequence that are wanted behind the last stage."""
+    forks: tuple[tuple[int, int, int], ...] = ()
+    """(from, to, length): before anything else, cell `to` becomes a copy of the first `length` columns of
+    cell `from`."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.counts)
+
+    def fault(self) -> str | None:
+        """Return a description of the inconsistency, or None."""
+        rows = len(self.counts)
+        if not rows or len(self.tails) != rows or len(self.starts) != rows:
+            return f"{rows} counts, {len(self.starts)} starts and {len(self.tails)} tails"
+        if min(self.counts) < 1 or min(self.starts) < 0:
+            return "a sequence brings no token, or starts before 0"
+        if not all(0 <= tail <= count for tail, count in zip(self.tails, self.counts, strict=True)):
+            return "a tail is longer than its sequence"
+        if self.cells and (len(self.cells) != rows or len(set(self.cells)) != rows or min(self.cells) < 0):
+            return "cells are not one for each sequence"
+        if not self.cells and (self.forks or any(self.starts)):
+            return "without cells there is nothing to go on from"
+        if any(min(fork) < 0 or fork[0] == fork[1] for fork in self.forks):
+            return "a fork into its own cell, or of nothing"
+        return None
+
+
+def tails_of(hidden_ND: Tensor, segments: Segments) -> Tensor:
+    """Return the last `tails[i]` rows of each sequence, end to end."""
+    if all(tail == count for tail, count in zip(segments.tails, segments.counts, strict=True)):
+        return hidden_ND
+    pieces = hidden_ND.split(segments.counts)
+    return torch.cat([piece[len(piece) - tail :] for piece, tail in zip(pieces, segments.tails, strict=True)])
+
+
+@dataclass(slots=True)
+class _Session:
+    keys: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """Keys [cells, G, columns, E] of each layer, numbered as in the whole model."""
+    values: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    lengths: list[int] = field(default_factory=list[int])
+    """Columns in use, by cell."""
+    columns: int = 0
+    used_s: float = 0.0
+
+    @property
+    def positions(self) -> int:
+        return len(self.lengths) * self.columns
+
+
+class StageCaches:
+    """The sessions at one stage.
+
+    >>> caches = StageCaches(model, max_bytes=1 << 30)                                     # doctest: +SKIP
+    >>> prompt = Segments(cells=(0,), starts=(0,), counts=(5,), tails=(1,))                # doctest: +SKIP
+    >>> hidden_ND = caches.run(("engine", 1), prompt, hidden_5D)                           # doctest: +SKIP
+    >>> hidden_ND = caches.run(("engine", 1), Segments((0,), (5,), (1,), (1,)), next_1D)   # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        *,
+        max_bytes: int,
+        idle_s: float = SESSION_IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self._max_bytes = max_bytes
+        self._idle_s = idle_s
+        self._clock = clock
+        self._shapes = _shapes(model)
+        item_bytes = model.settings.dtype.itemsize
+        self.position_bytes = 2 * item_bytes * sum(heads * width for heads, width in self._shapes.values())
+        """Bytes of one position of one cell."""
+        self._sessions: dict[SessionKey, _Session] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(session.positions for session in self._sessions.values()) * self.position_bytes
+
+    def __len__(self) -> int:
+        """Return the number of open sessions."""
+        return len(self._sessions)
+
+    def close(self, key: SessionKey) -> None:
+        """Forget a session; an unknown one is ignored."""
+        self._sessions.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all sessions."""
+        self._sessions.clear()
+
+    @torch.inference_mode()
+    def run(self, key: SessionKey | None, segments: Segments, hidden_ND: Tensor) -> Tensor:
+        """Apply our own layers to hidden states [N, D] of all tokens in `segments`, which lie end to end.
+
+        None as the key, or no cells: nothing is looked up or kept. Raises Rejected, with everything as
+        before: wrong_shape, not_finite, unknown_work (cells that do not reach as far as a start says),
+        no_memory, no_slot. If the output of the layers is not_finite, the next step writes over the columns
+        that it has filled.
+        """
+        self._check(segments, hidden_ND)
+        hidden_ND = hidden_ND.to(self.model.device, self.model.settings.dtype)
+        out_ND = torch.empty_like(hidden_ND)
+        session = None
+        if key is not None and segments.cells:
+            session = self._prepared(key, segments)
+        for batch in _batches(segments):
+            self._run_batch(session, segments, batch, hidden_ND, out_ND)
+        if not bool(torch.isfinite(out_ND).all()):
+            raise Rejected(Refusal.NOT_FINITE, "what the own layers made of it")
+        return out_ND
+
+    def _check(self, segments: Segments, hidden_ND: Tensor) -> None:
+        if (fault := segments.fault()) is not None:
+            raise Rejected(Refusal.WRONG_SHAPE, fault)
+        wanted = (segments.tokens, self.model.hidden_size)
+        if tuple(hidden_ND.shape) != wanted or not hidden_ND.is_floating_point():
+            raise Rejected(Refusal.WRONG_SHAPE, f"{hidden_ND.dtype} {list(hidden_ND.shape)}, not {wanted}")
+        if not bool(torch.isfinite(hidden_ND).all()):
+            raise Rejected(Refusal.NOT_FINITE, "what came in")
+
+    # Sessions
+
+    def _prepared(self, key: SessionKey, segments: Segments) -> _Session:
+        """Return the session with room for the step, its forks done."""
+        now_s = self._clock()
+        for other, session in list(self._sessions.items()):
+            if other != key and now_s - session.used_s > self._idle_s:
+                del self._sessions[other]
+        session = self._sessions.get(key) or _Session()
+        self._check_reach(session, segments)
+        # Padding of a batch is written too, and overwritten by the tokens that come to stand there.
+        ends = (segments.starts[row] + width for batch, width in _widths(segments) for row in batch)
+        targets = (*segments.cells, *(to for _, to, _ in segments.forks))
+        self._make_room(key, session, max(targets) + 1, max(ends))
+        session.used_s = now_s
+        for source, target, length in segments.forks:
+            for kept in (*session.keys.values(), *session.values.values()):
+                kept[target, :, :length] = kept[source, :, :length]
+            session.lengths[target] = length
+        for cell, start, count in zip(segments.cells, segments.starts, segments.counts, strict=True):
+            session.lengths[cell] = start + count
+        return session
+
+    def _check_reach(self, session: _Session, segments: Segments) -> None:
+        lengths = dict(enumerate(session.lengths))
+        for source, target, length in segments.forks:
+            if lengths.get(source, 0) < length:
+                raise Rejected(Refusal.UNKNOWN_WORK, f"cell {source} has no {length} positions to copy")
+            lengths[target] = length
+        for cell, start in zip(segments.cells, segments.starts, strict=True):
+            if lengths.get(cell, 0) < start:
+                raise Rejected(Refusal.UNKNOWN_WORK, f"cell {cell} does not reach position {start}")
+
+    def _make_room(self, key: SessionKey, session: _Session, cells: int, columns: int) -> None:
+        """Grow the session's cells. Raises Rejected before anything is allocated."""
+        cells = max(cells, len(session.lengths))
+        if columns > session.columns:
+            columns = -(-columns // GROWTH_COLUMNS) * GROWTH_COLUMNS
+        columns = max(columns, session.columns)
+        others = sum(owner == key[0] for owner, _ in self._sessions.keys() - {key})
+        if others >= MAX_SESSIONS_PER_OWNER:
+            raise Rejected(Refusal.NO_SLOT, f"{key[0]} has {MAX_SESSIONS_PER_OWNER} sessions")
+        more = (cells * columns - session.positions) * self.position_bytes
+        if self.used_bytes + more > self._max_bytes:
+            raise Rejected(Refusal.NO_MEMORY, f"{more} bytes more, {self._max_bytes} in all for caches")
+        self._sessions[key] = session
+        if not more and session.lengths:
+            return
+        place: dict[str, Any] = {"device": self.model.device, "dtype": self.model.settings.dtype}
+        for kept in (session.keys, session.values):
+            # Layer by layer: what is held twice while it is copied is one layer's.
+            for layer, (heads, width) in self._shapes.items():
+                grown = torch.zeros(cells, heads, columns, width, **place)
+                if layer in kept:
+                    grown[: len(session.lengths), :, : session.columns] = kept[layer]
+                kept[layer] = grown
+        session.lengths += [0] * (cells - len(session.lengths))
+        session.columns = columns
+
+    # Arithmetic
+
+    def _run_batch(
+        self,
+        session: _Session | None,
+        segments: Segments,
+        batch: Sequence[int],
+        hidden_ND: Tensor,
+        out_ND: Tensor,
+    ) -> None:
+        """Run these rows of the step, padded on the right to one width."""
+        places_BT, positions_BT = _grid(segments, batch, self.model.device)
+        hidden_BTD = hidden_ND[places_BT]
+        if session is None:
+            found_BTD = self.model.forward(hidden_BTD)
+        else:
+            cells = [segments.cells[row] for row in batch]
+            cache = _Columns(session, cells, positions_BT, max(segments.starts[row] for row in batch))
+            found_BTD = self.model.forward_cached(hidden_BTD, positions_BT, cache)
+        if places_BT.shape[1] == 1:
+            out_ND[places_BT[:, 0]] = found_BTD[:, 0]
+            return
+        for row, place_T, found_TD in zip(batch, places_BT, found_BTD, strict=True):
+            count = segments.counts[row]
+            out_ND[place_T[:count]] = found_TD[:count]
+
+
+class _Columns:
+    """The cells of one batch, as attention layers see them. Implements `stage_model.KeyValues`."""
+
+    def __init__(
+        self, session: _Session, cells: Sequence[int], positions_BT: Tensor, latest_start: int
+    ) -> None:
+        self._session = session
+        self._positions_BT = positions_BT
+        self._cells_B1 = torch.tensor(cells, device=positions_BT.device)[:, None]
+        self._seen = latest_start + positions_BT.shape[1]
+        # Cells in order from the first need no copy of what is kept.
+        self._in_order = list(cells) == list(range(len(cells)))
+        self._columns_K = torch.arange(self._seen, device=positions_BT.device)
+
+    def update(
+        self, keys_BGTE: Tensor, values_BGTE: Tensor, layer_idx: int, *_: Any
+    ) -> tuple[Tensor, Tensor]:
+        return (
+            self._kept(self._session.keys[layer_idx], keys_BGTE),
+            self._kept(self._session.values[layer_idx], values_BGTE),
+        )
+
+    def mask(self, window: int | None) -> Tensor:
+        positions_B1T1 = self._positions_BT[:, None, :, None]
+        sees = self._columns_K <= positions_B1T1
+        if window is not None:
+            sees &= self._columns_K > positions_B1T1 - window
+        return sees
+
+    def _kept(self, kept: Tensor, new_BGTE: Tensor) -> Tensor:
+        kept[self._cells_B1, :, self._positions_BT] = new_BGTE.transpose(1, 2)
+        rows = kept[: len(self._cells_B1)] if self._in_order else kept[self._cells_B1[:, 0]]
+        return rows[:, :, : self._seen]
+
+
+class _Probe:
+    """Records the shapes of the keys of a stage's layers."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, tuple[int, int]] = {}
+
+    def update(
+        self, keys_BGTE: Tensor, values_BGTE: Tensor, layer_idx: int, *_: Any
+    ) -> tuple[Tensor, Tensor]:
+        if keys_BGTE.shape != values_BGTE.shape:
+            raise ValueError("keys and values of different shapes are not kept")
+        self.shapes[layer_idx] = (keys_BGTE.shape[1], keys_BGTE.shape[3])
+        return keys_BGTE, values_BGTE
+
+    def mask(self, window: int | None) -> Tensor:
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool)
+
+
+@torch.inference_mode()
+def _shapes(model: StageModel) -> dict[int, tuple[int, int]]:
+    """Return (heads, width) of the keys of each of our own layers, found by running them."""
+    probe = _Probe()
+    place: dict[str, Any] = {"device": model.device, "dtype": model.settings.dtype}
+    positions_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    model.forward_cached(torch.zeros(1, 1, model.hidden_size, **place), positions_11, probe)
+    return probe.shapes
+
+
+def _batches(segments: Segments) -> Iterator[list[int]]:
+    return (batch for batch, _ in _widths(segments))
+
+
+def _widths(segments: Segments) -> Iterator[tuple[list[int], int]]:
+    """Yield rows that are computed together, with the tokens of the longest: single tokens first, then
+    prompts."""
+    single = [row for row, count in enumerate(segments.counts) if count == 1]
+    if single:
+        yield single, 1
+    longer = [row for row, count in enumerate(segments.counts) if count > 1]
+    for batch in alike([segments.counts[row] for row in longer]):
+        rows = [longer[place] for place in batch]
+        yield rows, segments.counts[rows[0]]
+
+
+def _grid(segments: Segments, batch: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the places of a batch's tokens in the end-to-end order, and their positions, both [B, T].
+    Padding repeats the last token of a row, at positions behind it."""
+    begins = [0]
+    for count in segments.counts:
+        begins.append(begins[-1] + count)
+    width = max(segments.counts[row] for row in batch)
+    offsets_T = torch.arange(width, device=device)
+    table = [(begins[row], segments.starts[row], segments.counts[row] - 1) for row in batch]
+    begin_B1, start_B1, last_B1 = torch.tensor(table, device=device).T[:, :, None]
+    return begin_B1 + torch.minimum(offsets_T, last_B1), start_B1 + offsets_T

@@ -1,0 +1,276 @@
+"""Checkpoints of a pipeline, which load under any partition, on any number of members, and on one machine.
+
+StageWorker.state -> [StageCheckpoints.write] -> folders of members -> [load_part] -> StageWorker.load_state
+all stages' states (StateService.assemble) -> [whole_snapshot] -> CheckpointStore: export, PEFT
+a single machine's checkpoint -> [single_machine_tensors] -> StageWorker.load_state of any stage
+
+    step-00000060-layers-4-8/
+      state.safetensors       packed_state.py: tensors by global name, Adam's moments among them
+      stage.json              which layers, how many steps, of which model, and the SHA-256 of the state
+
+Layers are named as in the whole model, so a stage takes from whichever folders hold its layers, all of one
+step. As in checkpoint_store.py a folder is whole or not there: written under a name that begins with a dot,
+synced and renamed. What is damaged is skipped with a warning and never deleted.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from swarmnode.errors import CheckpointError, StorageError
+from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageState, unpack_states
+from swarmnode.extensions.pipeline.stages.stage_model import PEFT_PREFIX, StagePart
+from swarmnode.extensions.pipeline.states.holdings import (
+    Assembled,
+    HeldState,
+    Holding,
+    Offer,
+    covering,
+    layer_of,
+    of_part,
+    offers,
+)
+from swarmnode.machine.storage import make_folder, sync, write_synced
+from swarmnode.settings.config import PolicyConfig
+from swarmnode.training.checkpoints.checkpoint import (
+    ADAPTER_TENSORS,
+    OPTIMIZER,
+    RNG,
+    DamagedCheckpoint,
+    Snapshot,
+    State,
+    Waiting,
+    read_checkpoint,
+)
+
+logger = logging.getLogger(__name__)
+
+STAGE_FORMAT = 1
+PREFIX = "step-"
+STATE = "state.safetensors"
+RECORD = "stage.json"
+ANY_STEP = 2**53
+
+
+class StageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of stage.json."""
+
+    format: int
+    model: str
+    """Fingerprint of the model that is trained (`LoadedModel.fingerprint`)."""
+    holding: Holding
+
+
+@dataclass(frozen=True, slots=True)
+class StageCheckpoint:
+    """A checkpoint folder with a readable record. `read` verifies its state."""
+
+    folder: Path
+    record: StageRecord
+
+    def read(self) -> HeldState:
+        """Return the state, verified. Raises DamagedCheckpoint."""
+        holding = self.record.holding
+        try:
+            data = (self.folder / STATE).read_bytes()
+        except OSError as error:
+            raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {error}") from error
+        if len(data) != holding.size_bytes or hashlib.sha256(data).hexdigest() != holding.digest:
+            raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {STATE} has changed")
+        return HeldState(holding, StageState(data, holding.digest))
+
+
+class StageCheckpoints:
+    """Checkpoints of one member, of any stages. One process writes, others may read."""
+
+    def __init__(self, folder: Path, model: str, *, keep: int = 3) -> None:
+        """`model`: fingerprint; checkpoints of another model are ignored. `keep`: number of steps that are
+        kept."""
+        self.folder = folder
+        self.model = model
+        self.keep = keep
+
+    def write(self, held: HeldState) -> Path:
+        """Write a checkpoint and delete steps beyond `keep`. Raises StorageError, leaving the old
+        checkpoints."""
+        holding = held.holding
+        target = self.folder / (
+            f"{PREFIX}{holding.iteration:08d}-layers-{holding.first_layer}-{holding.end_layer}"
+        )
+        aside = self.folder / f".{target.name}.{os.getpid()}"
+        try:
+            make_folder(self.folder)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            write_synced(aside / STATE, [held.state.data])
+            write_synced(
+                aside / RECORD, [msgspec.json.encode(StageRecord(STAGE_FORMAT, self.model, holding))]
+            )
+            sync(aside)
+            self._replace(target, aside)
+            sync(self.folder)
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint {target.name} was not written: {error}",
+                hint=f"free space in {self.folder}; the last checkpoint is untouched",
+            ) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        self._prune()
+        return target
+
+    def found(self) -> list[StageCheckpoint]:
+        """Return the checkpoints of this model with a readable record, newest first."""
+        checkpoints: list[StageCheckpoint] = []
+        for folder in self._folders():
+            try:
+                record = msgspec.json.decode((folder / RECORD).read_bytes(), type=StageRecord)
+            except (OSError, msgspec.MsgspecError) as error:
+                logger.warning("checkpoint %s is damaged, skipping it: %s", folder.name, error)
+                continue
+            if record.format == STAGE_FORMAT and record.model == self.model:
+                checkpoints.append(StageCheckpoint(folder, record))
+        return checkpoints
+
+    def _replace(self, target: Path, aside: Path) -> None:
+        """Move the folder `aside` to `target`. It replaces a checkpoint of the same step that was taken
+        again."""
+        old = target.with_name(f".{target.name}.old.{os.getpid()}")
+        if target.exists():
+            target.rename(old)
+        aside.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _prune(self) -> None:
+        steps = sorted({folder.name.split("-")[1] for folder in self._folders()}, reverse=True)
+        for folder in self._folders():
+            if folder.name.split("-")[1] in steps[self.keep :]:
+                going = folder.with_name(f".{folder.name}.{os.getpid()}")
+                with suppress(OSError):
+                    folder.rename(going)
+                shutil.rmtree(going, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        return sorted(self.folder.glob(f"{PREFIX}*-layers-*"), reverse=True)
+
+
+def load_part(
+    stores: Sequence[StageCheckpoints], part: StagePart, *, needs_ends: bool = False, step: int | None = None
+) -> Assembled:
+    """Load a part of the model from the folders of one or several members, of the newest step that is whole.
+
+    `needs_ends`: with full training, for a part with ends. `step`: exactly this one. Raises CheckpointError.
+    """
+    known = {str(one.folder): one for store in stores for one in store.found()}
+    at_least, at_most = (0, ANY_STEP) if step is None else (step, step)
+    while True:
+        offered = offers({name: [one.record.holding] for name, one in known.items()})
+        chosen = covering(offered, part, needs_ends=needs_ends, at_least=at_least, at_most=at_most)
+        if chosen is None:
+            raise CheckpointError(
+                f"no checkpoints hold layers {part.first_layer} to {part.end_layer - 1} of one step",
+                hint="name the checkpoint folders of more members, or start without them",
+            )
+        states: list[StageState] = []
+        for offer in chosen:
+            try:
+                states.append(known[offer.holders[0]].read().state)
+            except DamagedCheckpoint as error:
+                logger.warning("%s; looking for these layers elsewhere", error.message)
+                del known[offer.holders[0]]
+                break
+        else:
+            return _assembled(states, chosen, part)
+
+
+def _assembled(states: Sequence[StageState], chosen: Sequence[Offer], part: StagePart) -> Assembled:
+    most = max((len(state.data) for state in states), default=0)
+    tensors = of_part(unpack_states(states, max_bytes=most), part)
+    return Assembled(tensors, chosen[0].holding.iteration if chosen else 0)
+
+
+def whole_snapshot(
+    tensors: Mapping[str, Tensor], state: State, adapter: PolicyConfig, *, waiting: Waiting
+) -> Snapshot:
+    """Return the adapters of all stages as one checkpoint of a single machine, Adam's moments included.
+
+    `CheckpointStore(root, base_model, fingerprint).write(...)` makes the folder that `swarmnode export` and a
+    resuming node read; its `adapter` is PEFT's. `adapter`: rank and alpha of the training. With full training
+    there are no tensors: then the folder has no adapter and only says how far training is
+    (`training.checkpoint.check_has_adapter`). Raises CheckpointError if a layer or one half of an adapter is
+    missing.
+    """
+    adapters = {name: tensor for name, tensor in tensors.items() if not _is_moment(name)}
+    _check_whole(adapters, adapter.lora_rank)
+    moments = {name: tensor for name, tensor in tensors.items() if _is_moment(name)}
+    return Snapshot(
+        state=state,
+        adapter_config=_peft_config(adapters, adapter, state.base_model),
+        adapter=adapters,
+        optimizer={RNG: torch.get_rng_state(), **moments},
+        waiting=waiting,
+    )
+
+
+def single_machine_tensors(folder: Path) -> Assembled:
+    """Return the tensors of a single machine's checkpoint (round-*), by the names that stages use.
+
+    `StageWorker.load_state` takes its own from among them. Raises CheckpointError, DamagedCheckpoint.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    checkpoint = read_checkpoint(folder)
+    try:
+        tensors = load_file(str(folder / ADAPTER_TENSORS)) | load_file(str(folder / OPTIMIZER))
+    except (OSError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
+    tensors.pop(RNG, None)
+    return Assembled(tensors, checkpoint.state.policy_version)
+
+
+def _is_moment(name: str) -> bool:
+    return name.partition("/")[0] in MOMENTS
+
+
+def _check_whole(adapters: Mapping[str, Tensor], rank: int) -> None:
+    held = {layer_of(name) for name in adapters}
+    layers = 1 + max((layer for layer in held if layer is not None), default=-1)
+    missing = set(range(layers)) - held
+    if missing:
+        raise CheckpointError(
+            f"no stage's state holds layer {min(missing)} of {layers}", hint="the states of all are needed"
+        )
+    for name, tensor in adapters.items():
+        if ".lora_" not in name:
+            raise CheckpointError(
+                f"{name} belongs to no adapter", hint="with full training a model is written, not an adapter"
+            )
+        other = name.replace(".lora_A.", ".lora_B.") if ".lora_A." in name else name.replace("_B.", "_A.")
+        if other not in adapters or tensor.shape[0 if ".lora_A." in name else 1] != rank:
+            raise CheckpointError(f"{name} has no partner, or not rank {rank}")
+
+
+def _peft_config(adapters: Mapping[str, Tensor], adapter: PolicyConfig, base_model: str) -> Any:
+    from peft import LoraConfig
+
+    modules = {name.removeprefix(PEFT_PREFIX).split(".lora_")[0].rpartition(".")[2] for name in adapters}
+    return LoraConfig(
+        r=adapter.lora_rank,
+        lora_alpha=adapter.lora_alpha,
+        lora_dropout=0.0,
+        target_modules=sorted(modules),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base_model,
+        inference_mode=True,
+    )

@@ -1,0 +1,383 @@
+r"""The members of a pipeline keep copies of each other's stage states, and give them to members in need.
+
+StageWorker.state (at an iteration's boundary) -> [StateService.publish] -> asked for by members
+                                              \-> [push_copy] -> a neighbour keeps it, for when we are gone
+newcomer, replica that differs <- [assemble, fetch] <- members' own states and copies
+
+A state is named by its digest, so it does not matter who hands it out: what one holder began another may
+finish, and bytes that have another digest are nobody's. Which digest is believed depends on who should hold
+such a state under the plans that were run (holdings.py). Only members are answered. Copies are kept for those
+members that the plan gives us to keep, within bounds; who pushes one only offers it, and we fetch it.
+
+Each state is seen to be what its holder said before it counts: all its layers are there and fit.
+`StageWorker.load_state` looks again, before it changes a tensor.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import CheckpointError, NetworkError, Rejected
+from swarmnode.extensions.pipeline.stages.packed_state import (
+    StageState,
+    matching_moments,
+    matching_tensors,
+    unpack_states,
+)
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart
+from swarmnode.extensions.pipeline.states.holdings import (
+    Assembled,
+    HeldState,
+    Holding,
+    LayerAssignments,
+    Offer,
+    covering,
+    layer_of,
+    of_part,
+    offers,
+)
+from swarmnode.extensions.pipeline.states.state_copies import StateCopies
+from swarmnode.extensions.pipeline.states.state_questions import (
+    MAX_HOLDINGS,
+    AskHoldings,
+    AskState,
+    Holdings,
+    OfferCopy,
+    StateQuestion,
+)
+from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
+from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
+from swarmnode.extensions.pipeline.wire.services import MemberService
+
+logger = logging.getLogger(__name__)
+
+KEPT_OWN = 2
+"""Own states that are kept. A member that fetches the last one across a boundary can finish, and a copy that
+is one step old still finds the layers beside it at the same iteration."""
+
+KEPT_ASSIGNMENTS = 3
+"""Plans by which the credibility of a holder is judged: a copy may be that of a member that left some plans
+ago."""
+
+DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+"""Types of the tensors that a state may hold: weights and Adam's moments."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimits:
+    max_state_bytes: int = 4 * 2**30
+    """Bound of one stage's state, its optimizer's moments included."""
+    max_copies: int = 4
+    max_copy_bytes: int = 4 * 2**30
+    """Bound of all copies together."""
+    copy_timeout_s: float = 600.0
+    """Limit of fetching one copy, whatever its size, so that a slow owner does not keep others from being
+    copied."""
+    answer_timeout_s: float = 10.0
+    """Limit of an answer that carries no state."""
+    least_bytes_per_s: float = 250_000.0
+    """Rate (2 Mbit/s) below which a member that hands out a state counts as dead."""
+
+
+class StateService:
+    """Keeps states for the members of a pipeline, and fetches theirs.
+
+    async with StateService(streams) as states:
+        states.admit(assignment.peers, LayerAssignments({peer: (0, 8), ...}, {peer: keeper, ...}))
+        states.settle()
+        states.publish(HeldState.of(part, worker.iteration, worker.state(optimizer)))
+    """
+
+    def __init__(self, streams: MemberStreams, limits: StateLimits | None = None) -> None:
+        self._streams = streams
+        self._peer_id = streams.peer_id
+        self._limits = limits or StateLimits()
+        self._members: frozenset[str] = frozenset()
+        self._own: list[HeldState] = []
+        self._left: HeldState | None = None
+        self._earlier: tuple[HeldState, ...] = ()
+        self._copies = StateCopies(
+            self._peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
+        )
+        self._former: LayerAssignments | None = None
+        self._settled: list[LayerAssignments] = []
+        self.failures: Counter[str] = Counter()
+        """Reasons why holders did not give a state that they reported, counted."""
+
+    async def __aenter__(self) -> Self:
+        handler = ServiceHandler(StateQuestion, self._answer, lambda peer_id: peer_id in self._members)
+        self._streams.incoming.begin(MemberService.STATES, handler)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._streams.incoming.end(MemberService.STATES)
+
+    def admit(
+        self,
+        peers: Collection[str],
+        assignments: LayerAssignments | None = None,
+        *,
+        former: LayerAssignments | None = None,
+    ) -> None:
+        """Answer these members from now on. Copies of members that have left stay: they are kept for that
+        case.
+
+        `assignments`: those of the plan that is taken up; they say whose copies we keep. `former`: those of
+        the plan before, as the members agree on it. Its members, and those of plans that we settled under,
+        are believed first. While neither is known (all begin from disk), all members count the same.
+        """
+        self._members = frozenset(peers)
+        self._copies.assignments, self._former = assignments, former
+
+    def settle(self) -> None:
+        """Record that we, and presumably the others, hold the stages of the present plan: their word counts
+        for them from now on."""
+        if self._copies.assignments is not None:
+            self._settled = [*self._settled[1 - KEPT_ASSIGNMENTS :], self._copies.assignments]
+
+    def offer_earlier(self, held: Sequence[HeldState]) -> None:
+        """Offer states that an earlier run has left on this disk until the first step is taken from them.
+        Others may still need them when we have taken our assignment already."""
+        self._earlier = tuple(held)
+
+    def publish(self, held: HeldState) -> None:
+        """Publish this stage's state at an iteration boundary. The one before it can still be fetched.
+
+        A second state of the same layers and boundary replaces the first, which is no longer reported but is
+        still given to a member that asks for its digest.
+        """
+        if any(held.holding.iteration > one.holding.iteration for one in self._earlier):
+            self._earlier = ()
+        same = [one for one in self._own if _place(one.holding) == _place(held.holding)]
+        self._left = same[0] if same and same[0].holding != held.holding else None
+        others = [one for one in self._own if _place(one.holding) != _place(held.holding)]
+        self._own = [*others[1 - KEPT_OWN :], held]
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return tuple(held.holding for held in (*self._own, *self._earlier, *self._copies.held()))
+
+    def copy_of(self, peer_id: str) -> HeldState | None:
+        """Return the copy of this peer's state that is kept here, if any."""
+        return self._copies.of(peer_id)
+
+    async def push_copy(self, peer_id: str, held: HeldState) -> None:
+        """Have a neighbour keep a copy of a published state. Raises NetworkError if it does not."""
+        timeout_s = min(self._seconds(held.holding.size_bytes), self._limits.copy_timeout_s)
+        offer = OfferCopy(held.holding)
+        try:
+            is_kept = await self._streams.ask(peer_id, MemberService.STATES, offer, bool, timeout_s=timeout_s)
+        except Rejected as rejected:
+            logger.debug("%s does not keep our state: %s", peer_id, rejected)
+            is_kept = False
+        if not is_kept:
+            raise NetworkError(f"{peer_id} does not keep our state", hint="ask another neighbour")
+
+    async def find(self, peers: Collection[str]) -> list[Offer]:
+        """Return the offers of these members. A member that does not answer holds nothing."""
+        return offers(await self._told(peers), self._assignments)
+
+    async def fetch(self, offer: Offer) -> StageState:
+        """Return the bytes of an offered state from the first holder that gives them. Raises CheckpointError
+        if none does."""
+        holding = offer.holding
+        if holding.size_bytes > self._limits.max_state_bytes:
+            bound = self._limits.max_state_bytes
+            raise CheckpointError(f"a stage's state has {holding.size_bytes} bytes, the bound is {bound}")
+        # First what one began the next may finish; then each alone, since one wrong piece spoils all.
+        for alone in (False, True):
+            data = bytearray()
+            for peer_id in offer.holders:
+                if alone:
+                    data = bytearray()
+                await self._continue(peer_id, holding, data)
+                if len(data) == holding.size_bytes:
+                    if await asyncio.to_thread(_digest, data) == holding.digest:
+                        return StageState(bytes(data), holding.digest)
+                    self.failures["bad_digest"] += 1
+                    data = bytearray()
+        raise CheckpointError(
+            f"nobody of {len(offer.holders)} gave the state of layers "
+            f"{holding.first_layer} to {holding.end_layer - 1}",
+            hint="its holders have left; the next iteration's is there soon",
+        )
+
+    async def assemble(
+        self,
+        peers: Collection[str],
+        part: StagePart,
+        *,
+        needs_ends: bool = False,
+        at_least: int = 0,
+        at_most: int,
+        most_bytes: int | None = None,
+        wanted: Mapping[str, Tensor] | None = None,
+        mixed: bool = False,
+    ) -> Assembled:
+        """Return the state of a part of the model, from members whose stages hold its layers now or held
+        them.
+
+        The newest iteration within the bounds of which the whole part can be had, from the members that
+        should have it (`covering`). `needs_ends`: with full training, for a part with ends. `most_bytes`:
+        bound of one state. `wanted`: the parameters that it is for (`StageModel.trainable()`); without them
+        every layer must be there. `mixed`: the newest of each layer. Raises CheckpointError if a layer is
+        held by no member, or without `mixed` if no iteration is whole.
+        """
+        told, own = await self._told(peers), {self._peer_id: self.holdings()}
+        most = self._limits.max_state_bytes if most_bytes is None else most_bytes
+        # Others come first: of equals the first counts, and whoever asks may have lost track.
+        every = (*offers(told, self._assignments), *offers(own, self._assignments))
+        offered = [offer for offer in every if offer.holding.size_bytes <= most]
+        while True:
+            chosen = covering(
+                offered, part, needs_ends=needs_ends, at_least=at_least, at_most=at_most, mixed=mixed
+            )
+            if chosen is None:
+                raise CheckpointError(
+                    f"no members hold layers {part.first_layer} to {part.end_layer - 1} of one iteration "
+                    f"between {at_least} and {at_most}",
+                    hint="start these layers from the model's folder, or from a checkpoint",
+                )
+            tensors, failed = await self._fetch_all(chosen, part, wanted)
+            if failed is None:
+                iteration = min((offer.holding.iteration for offer in chosen), default=at_most)
+                return Assembled(of_part(tensors, part), iteration)
+            # Whoever did not make one offer good is not waited for with the next.
+            failing = set(failed.holders) - {self._peer_id}
+            offered = [o for o in offered if o != failed and not failing.issuperset(o.holders)]
+
+    async def _fetch_all(
+        self, chosen: Sequence[Offer], part: StagePart, wanted: Mapping[str, Tensor] | None
+    ) -> tuple[dict[str, Tensor], Offer | None]:
+        """Return the tensors of these states, and the offer that failed: its bytes did not come or do not
+        fit."""
+        tensors: dict[str, Tensor] = {}
+        for offer in chosen:
+            try:
+                state = self._at_hand(offer.holding.digest) or await self.fetch(offer)
+                found = await asyncio.to_thread(_opened, state, offer.holding, part, wanted)
+            except CheckpointError as error:
+                logger.warning("looking for layers elsewhere: %s", error.message)
+                return {}, offer
+            tensors = found | tensors
+        return tensors, None
+
+    @property
+    def _assignments(self) -> tuple[LayerAssignments, ...]:
+        return (*self._settled, *([self._former] if self._former is not None else ()))
+
+    async def _told(self, peers: Collection[str]) -> dict[str, tuple[Holding, ...]]:
+        others = sorted(set(peers) - {self._peer_id})
+        async with asyncio.TaskGroup() as tasks:
+            asked = {peer: tasks.create_task(self._holdings_of(peer)) for peer in others}
+        return {peer: task.result() for peer, task in asked.items()}
+
+    async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
+        """Append the bytes that this holder gives of a state. Failures are counted; bytes that came before
+        them stay."""
+
+        def rest(size_bytes: int) -> int:
+            if size_bytes != holding.size_bytes:
+                raise Rejected("wrong_size", f"of the state {holding.digest[:8]}")
+            return holding.size_bytes - len(data)
+
+        question = AskState(holding.digest, len(data))
+        timeout_s = self._seconds(holding.size_bytes - len(data))
+        try:
+            await self._streams.ask(
+                peer_id, MemberService.STATES, question, int, timeout_s=timeout_s, body=AnswerBody(rest, data)
+            )
+        except (NetworkError, MemberRefused):
+            self.failures["unreachable"] += 1
+        except Rejected:
+            self.failures["wrong_size"] += 1
+
+    async def _holdings_of(self, peer_id: str) -> tuple[Holding, ...]:
+        timeout_s = self._limits.answer_timeout_s
+        try:
+            told = await self._streams.ask(
+                peer_id, MemberService.STATES, AskHoldings(), Holdings, timeout_s=timeout_s
+            )
+            return told.held
+        except (NetworkError, MemberRefused):
+            self.failures["unreachable"] += 1
+        except Rejected:
+            self.failures["malformed"] += 1
+        return ()
+
+    async def _answer(self, incoming: Incoming[StateQuestion]) -> Reply:
+        question = incoming.message
+        if isinstance(question, AskHoldings):
+            return Reply(Holdings(self.holdings()[:MAX_HOLDINGS]))
+        if isinstance(question, OfferCopy):
+            return Reply(await self._keep(incoming.peer_id, question.holding))
+        state = self._at_hand(question.digest)
+        if state is None or question.offset > len(state.data):
+            raise Rejected(Refusal.UNKNOWN_STATE, question.digest)
+        return Reply(len(state.data), memoryview(state.data)[question.offset :])
+
+    async def _keep(self, peer_id: str, holding: Holding) -> bool:
+        """Fetch an offered copy if it is ours to keep, newer than the one at hand, and there is room for
+        it."""
+        former = self._copies.of(peer_id)
+        if former is not None and holding.iteration <= former.holding.iteration:
+            return former.holding == holding
+        if not self._copies.is_ours_to_keep(peer_id, holding) or self._copies.is_coming(peer_id):
+            self.failures["not_ours_to_keep"] += 1
+            return False
+        with self._copies.room(peer_id, holding.size_bytes) as is_room:
+            if not is_room:
+                self.failures["no_room"] += 1
+                return False
+            try:
+                state = await self.fetch(Offer(holding, (peer_id,)))
+            except CheckpointError:
+                return False
+            self._copies.keep(peer_id, HeldState(holding, state))
+            return True
+
+    def _at_hand(self, digest: str) -> StageState | None:
+        left = () if self._left is None else (self._left,)
+        held = (*self._own, *left, *self._earlier, *self._copies.held())
+        return next((one.state for one in held if one.state.digest == digest), None)
+
+    def _seconds(self, size_bytes: int) -> float:
+        return self._limits.answer_timeout_s + size_bytes / self._limits.least_bytes_per_s
+
+
+def _place(holding: Holding) -> tuple[int, int, int]:
+    return holding.first_layer, holding.end_layer, holding.iteration
+
+
+def _digest(data: bytearray) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _opened(
+    state: StageState, holding: Holding, part: StagePart, wanted: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Return the tensors of a state that belong to this part and to the layers that its holder reported.
+    Raises CheckpointError if some are missing or do not fit."""
+    first = max(holding.first_layer, part.first_layer)
+    said = StagePart(first, max(first, min(holding.end_layer, part.end_layer)), holding.has_ends)
+    found = of_part(of_part(unpack_states([state], max_bytes=len(state.data)), said), part)
+    strange = {str(tensor.dtype) for tensor in found.values()} - {str(dtype) for dtype in DTYPES}
+    if strange:
+        raise CheckpointError(f"a stage's state holds {', '.join(sorted(strange))}")
+    if wanted is not None:
+        own = of_part(wanted, said)
+        matching_tensors(found, own)
+        matching_moments(found, own)
+    elif missing := set(range(said.first_layer, said.end_layer)) - {layer_of(name) for name in found}:
+        raise CheckpointError(f"a stage's state lacks layers {sorted(missing)}")
+    return found

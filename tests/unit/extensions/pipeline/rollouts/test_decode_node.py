@@ -1,0 +1,337 @@
+"""Steps of generation between members: who may send what, what is bounded, who is found to have stopped."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.decode_messages import (
+    MAX_SEQUENCES,
+    Closed,
+    DecodeMessage,
+    DecodeStep,
+    FeedQuestion,
+    Halted,
+    StepProgress,
+    check_frame,
+    who_stopped,
+)
+from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
+from swarmnode.extensions.pipeline.wire.codec import encode as encoded
+from swarmnode.extensions.pipeline.wire.frames import decode, encode
+from swarmnode.extensions.pipeline.wire.hop_messages import TensorHeader
+from swarmnode.extensions.pipeline.wire.incoming_streams import Reply, WireLimits
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
+from swarmnode.extensions.pipeline.wire.services import MemberService
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
+from tests.unit.extensions.pipeline import raw_wire
+from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
+from tests.unit.extensions.pipeline.tiny_models import LAYERS, tiny_model
+
+PLAN = "ab" * 32
+WIDTH = 32
+LIMITS = WireLimits(header_timeout_s=0.3, chunk_timeout_s=0.3, max_streams_per_peer=8)
+ONE = Segments((0,), (0,), (1,), (1,))
+STAGES = stages_of(tiny_model(), (2, 4, LAYERS))
+
+
+def header(rows: int = 1) -> TensorHeader:
+    return encoded(torch.zeros(rows, WIDTH), "none").header
+
+
+def step(**fields: Any) -> DecodeStep:
+    values: dict[str, Any] = {
+        "plan": PLAN, "session": 1, "path": (0, 1, 2), "position": 1, "number": 1, "version": 0,
+        "cells": (0,), "starts": (0,), "counts": (1,), "tails": (1,), "tensor": header(),
+    }  # fmt: skip
+    return DecodeStep(**(values | fields))
+
+
+@asynccontextmanager
+async def members(count: int = 3) -> AsyncGenerator[tuple[list[MemoryHost], list[DecodeNode]], None]:
+    """Connected members of one plan, each with a stage; and one more peer that is in no plan."""
+    network = MemoryNetwork(seed=1)
+    async with AsyncExitStack() as stack:
+        hosts = [await stack.enter_async_context(network.host()) for _ in range(count + 1)]
+        for one in hosts:
+            for other in hosts:
+                if one is not other:
+                    await one.connect((await other.addresses())[0])
+        peers = tuple(host.peer_id for host in hosts[:count])
+        nodes: list[DecodeNode] = []
+        for number, host in enumerate(hosts[:count]):
+            streams = await stack.enter_async_context(MemberStreams(host, LIMITS))
+            node = DecodeNode(streams, run_in_stage_thread=inline, version=lambda: 0, ask_timeout_s=0.3)
+            await stack.enter_async_context(node)
+            node.hold(StageCaches(STAGES[number], max_bytes=1 << 20))
+            node.adopt(PlanMembers(PLAN, peers, own=number))
+            nodes.append(node)
+        yield hosts, nodes
+
+
+def hold(node: DecodeNode, caches: StageCaches) -> None:
+    """Another stage under the same plan."""
+    node.hold(caches)
+    node.adopt(node._plans[PLAN])
+
+
+async def inline(fn: Callable[[], Any]) -> Any:
+    return fn()
+
+
+async def never(fn: Callable[[], Any]) -> Any:
+    await asyncio.Event().wait()
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+async def send_around(node: DecodeNode, timeout_s: float = 0.5, session: int = 1, **changes: Any) -> Any:
+    return await node.send_around(
+        PLAN, changes.pop("path", (0, 1, 2)), session, changes.pop("segments", ONE),
+        changes.pop("hidden", torch.ones(1, WIDTH)), version=0, timeout_s=timeout_s,
+    )  # fmt: skip
+
+
+# Frames
+
+
+def test_frames_survive_the_wire() -> None:
+    frames = (
+        step(forks=((1, 0, 3),), starts=(3,)),
+        Halted(plan=PLAN, session=1, path=(0, 1), position=2, number=3, why=StopReason.LOST, detail="x"),
+        Closed(plan=PLAN, session=1, path=(0, 1), position=1),
+    )
+    for frame in frames:
+        assert decode(DecodeMessage, encode(frame)) == frame
+
+
+def test_the_largest_step_fits_into_a_frame() -> None:
+    rows = MAX_SEQUENCES
+    largest = step(
+        cells=tuple(range(rows)), starts=(1 << 19,) * rows, counts=(1,) * rows, tails=(1,) * rows,
+        forks=tuple((row, (row + 1) % rows, 1 << 19) for row in range(rows)), tensor=header(rows),
+        path=tuple(range(60)),
+    )  # fmt: skip
+    assert len(encode(largest)) <= SERVICES[MemberService.GENERATION].max_message_bytes
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"path": (0, 1, 0)},
+        {"position": 4},
+        {"position": 0},
+        {"cells": (0, 0), "starts": (0, 0), "counts": (1, 1), "tails": (1, 1)},
+        {"counts": (2,)},
+        {"position": 3, "counts": (2,), "tails": (2,)},
+        {"cells": (MAX_SEQUENCES,)},
+        {"starts": (-1,)},
+        {"plan": "x"},
+        {"cells": ()} | {"starts": (1,)},
+    ],
+)
+def test_a_step_that_contradicts_itself_is_no_frame(wrong: dict[str, Any]) -> None:
+    fields = [
+        wrong.get(name, value)
+        for name, value in zip(DecodeStep.__struct_fields__, _values(step()), strict=True)
+    ]
+    data = encode(["step", *fields])
+    with pytest.raises(Rejected, match="malformed"):
+        decode(DecodeMessage, data)
+
+
+def _values(frame: DecodeStep) -> list[Any]:
+    return [getattr(frame, name) for name in DecodeStep.__struct_fields__]
+
+
+ROSTERS = {PLAN: PlanMembers(PLAN, ("a", "b", "c", "d"), own=1)}
+AT_START = {PLAN: PlanMembers(PLAN, ("a", "b", "c", "d"), own=0)}
+
+
+@pytest.mark.parametrize(
+    "frame, peer, reason",
+    [
+        (step(plan="cd" * 32), "a", "unknown_plan"),
+        (step(), "z", "not_a_member"),
+        (step(), "c", "wrong_route"),
+        (step(position=2), "b", "wrong_route"),
+        (step(path=(0, 1, 9)), "a", "wrong_route"),
+        (Closed(plan=PLAN, session=1, path=(0, 1, 2), position=1), "c", "wrong_route"),
+    ],
+)  # fmt: skip
+def test_only_the_node_before_us_may_send_us_a_step(frame: Any, peer: str, reason: str) -> None:
+    with pytest.raises(Rejected, match=reason):
+        check_frame(frame, peer, ROSTERS)
+
+
+def test_a_member_accuses_only_itself_and_its_neighbours() -> None:
+    def halted(position: int) -> Halted:
+        return Halted(
+            plan=PLAN, session=1, path=(0, 1, 2, 3), position=position, number=1, why=StopReason.LOST
+        )
+
+    for peer, position in (("b", 1), ("b", 2), ("c", 1), ("c", 3), ("d", 4)):
+        check_frame(halted(position), peer, AT_START)
+    for peer, position in (("b", 3), ("d", 1), ("b", 4), ("a", 1)):
+        with pytest.raises(Rejected, match="wrong_route"):
+            check_frame(halted(position), peer, AT_START)
+    with pytest.raises(Rejected, match="wrong_route"):
+        check_frame(halted(1), "c", ROSTERS)
+
+
+def test_who_has_a_step_and_does_not_send_it_on_has_stopped_it() -> None:
+    gone, here, nothing = StepProgress(True, True), StepProgress(True, False), StepProgress(False, False)
+    assert who_stopped((0, 1, 2, 3), {1: gone, 2: here, 3: nothing}) == 2
+    assert who_stopped((0, 1, 2, 3), {1: gone, 2: nothing, 3: None}) == 3
+    assert who_stopped((0, 1, 2, 3), {1: gone, 2: nothing, 3: nothing}) is None
+
+
+# Members
+
+
+async def test_a_step_goes_around_the_path_and_sessions_end_along_it() -> None:
+    async with members() as (_, nodes):
+        hidden_1D = torch.ones(1, WIDTH)
+        expected = hidden_1D
+        for stage in STAGES[1:]:
+            expected = StageCaches(stage, max_bytes=1 << 20).run(("x", 1), ONE, expected)
+        torch.testing.assert_close(await send_around(nodes[0]), expected)
+        assert [len(node.caches or ()) for node in nodes] == [0, 1, 1]
+        await nodes[0].close_session(PLAN, (0, 1, 2), 1)
+        await eventually(lambda: [len(node.caches or ()) for node in nodes] == [0, 0, 0])
+
+
+async def test_only_the_tails_come_back() -> None:
+    async with members() as (_, nodes):
+        segments = Segments((0, 1), (0, 0), (3, 2), (1, 1))
+        assert (await send_around(nodes[0], segments=segments, hidden=torch.ones(5, WIDTH))).shape == (
+            2,
+            WIDTH,
+        )
+
+
+async def test_a_stage_without_the_session_says_so() -> None:
+    async with members() as (_, nodes):
+        found = await send_around(nodes[0], segments=Segments((0,), (4,), (1,), (1,)))
+        assert (found.why, found.node) == (StopReason.FORGOTTEN, 1)
+
+
+async def test_a_stage_without_room_says_so() -> None:
+    async with members() as (_, nodes):
+        hold(nodes[2], StageCaches(STAGES[2], max_bytes=1))
+        found = await send_around(nodes[0])
+        assert (found.why, found.node) == (StopReason.NO_MEMORY, 2)
+
+
+async def test_numbers_that_are_none_count_against_the_stage_that_makes_them() -> None:
+    broken = stages_of(tiny_model(), (2, 4, LAYERS))[1]
+    with torch.no_grad():
+        next(iter(broken.trainable().values())).fill_(float("nan"))
+    async with members() as (_, nodes):
+        hold(nodes[1], StageCaches(broken, max_bytes=1 << 20))
+        found = await send_around(nodes[0])
+        assert (found.why, found.node) == (StopReason.LOST, 1)
+
+
+async def test_a_node_that_is_gone_is_named_by_the_one_before_it() -> None:
+    async with members() as (hosts, nodes):
+        await nodes[2].__aexit__(None, None, None)
+        await hosts[2].__aexit__(None, None, None)
+        found = await send_around(nodes[0])
+        assert (found.why, found.node) == (StopReason.LOST, 2)
+
+
+async def test_a_node_that_does_nothing_is_found_by_asking() -> None:
+    async with members() as (_, nodes):
+        nodes[2].run_in_stage_thread = never
+        found = await send_around(nodes[0])
+        assert (found.why, found.node) == (StopReason.LOST, 2)
+        nodes[2].run_in_stage_thread = inline
+        assert isinstance(await send_around(nodes[0], session=2), torch.Tensor)
+
+
+async def test_a_step_that_is_lost_between_two_that_answer_is_brought_again() -> None:
+    async with members() as (_, nodes):
+        incoming = nodes[2]._streams.incoming
+        real = incoming._handlers[MemberService.GENERATION]
+
+        async def swallow(asked: Any) -> Reply:
+            if isinstance(asked.message, FeedQuestion):
+                return await real.respond(asked)
+            async with asked.payload():
+                return Reply()
+
+        incoming.begin(MemberService.GENERATION, replace(real, respond=swallow))
+        assert await send_around(nodes[0]) == Stopped(
+            StopReason.FORGOTTEN, None, "nothing came around within 0.5 s"
+        )
+        incoming.begin(MemberService.GENERATION, real)
+        assert isinstance(await send_around(nodes[0], session=2), torch.Tensor)
+
+
+async def test_a_broken_stream_is_opened_again() -> None:
+    async with members() as (_, nodes):
+        await send_around(nodes[0])
+        link = nodes[0]._streams._links[nodes[1]._streams.peer_id]
+        await eventually(lambda: bool(link.idle))
+        link.idle[0][1].close()
+        assert isinstance(await send_around(nodes[0]), torch.Tensor)
+
+
+def refused(node: DecodeNode) -> dict[str, int]:
+    return node._streams.incoming.refused
+
+
+async def test_strangers_are_told_nothing_and_members_of_another_plan_that_we_are_not_ready() -> None:
+    async with members() as (hosts, nodes):
+        stream = await hosts[3].open_stream(hosts[1].peer_id, PROTOCOL)
+        await stream.discard()
+        assert refused(nodes[1]) == {"not_a_member": 1}
+        await send_around(nodes[0])
+        other = await hosts[0].open_stream(hosts[1].peer_id, PROTOCOL)
+        await raw_wire.write(other, MemberService.GENERATION, FeedQuestion("cd" * 32, 1))
+        told = decode(StepProgress, (await raw_wire.answer_on(other)).content)
+        assert told == StepProgress(False, False, assigned=False)
+
+
+async def test_a_member_that_sends_nonsense_loses_its_stream_and_nothing_else_happens() -> None:
+    async with members() as (hosts, nodes):
+        too_large = bytes(SERVICES[MemberService.GENERATION].max_message_bytes + 1)
+        for data, reason in ((too_large, "too_large"), (b"\xc1", "malformed")):
+            stream = await hosts[2].open_stream(hosts[1].peer_id, PROTOCOL)
+            await raw_wire.write(stream, MemberService.GENERATION, data)
+            assert not (await raw_wire.answer_on(stream)).keep
+            stream.close()
+            assert refused(nodes[1])[reason] == 1
+        assert isinstance(await send_around(nodes[0]), torch.Tensor)
+
+
+async def test_a_tensor_that_never_comes_gives_its_memory_back() -> None:
+    async with members() as (hosts, nodes):
+        stream = await hosts[0].open_stream(hosts[1].peer_id, PROTOCOL)
+        await raw_wire.write(stream, MemberService.GENERATION, step(), b"abc")
+        await eventually(lambda: nodes[1]._streams.incoming.reserved_bytes > 0)
+        await eventually(lambda: refused(nodes[1])["too_slow"] == 1)
+        assert nodes[1]._streams.incoming.reserved_bytes == 0
+
+
+async def test_streams_of_a_member_are_bounded() -> None:
+    async with members() as (hosts, nodes):
+        for _ in range(LIMITS.max_streams_per_peer + 1):
+            await hosts[2].open_stream(hosts[1].peer_id, PROTOCOL)
+        await eventually(lambda: refused(nodes[1])["too_many_streams"] == 1)
