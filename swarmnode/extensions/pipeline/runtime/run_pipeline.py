@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
+from swarmnode.cpu_kernels import kernels
 from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
@@ -42,7 +45,7 @@ from swarmnode.node.building.node_process import remove_running, stop_on_signals
 from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
 from swarmnode.node.building.run import leave_note, take_identity
 from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
-from swarmnode.node.showing.board import Watcher, Watchers
+from swarmnode.node.showing.board import Watchers
 from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info
 from swarmnode.node.showing.node_status import Summary, invitation
@@ -81,13 +84,7 @@ def run_pipeline(config: Config, model: str, model_reason: str, paths: Paths, *,
         stack.callback(watcher.close)
         parts = _parts(seat, whole, memory, idle, fresh=fresh)
         role = _data_role(seat, whole, tasks_for_strangers(stack, tasks))
-        return ending([seat], asyncio.run(_outcomes(parts, seat, watcher, role)))
-
-
-async def _outcomes(
-    parts: PipelineParts, seat: Seat, watcher: Watcher, role: Callable[[DataNode], DataRole]
-) -> list[Summary | BaseException]:
-    return [await _serve(PipelineNode(parts, watcher, role), seat)]
+        return ending([seat], [asyncio.run(_serve(PipelineNode(parts, watcher, role), seat))])
 
 
 async def _serve(node: PipelineNode, seat: Seat) -> Summary:
@@ -114,10 +111,6 @@ def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
 
 
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
-    import torch
-
-    from swarmnode.cpu_kernels import kernels
-
     torch.set_num_threads(config.policy.threads)
     kernels().keep_in(paths.cache / "native")
     if config.policy.cpu_kernels == "off":
