@@ -9,7 +9,7 @@ now". The hash is checked before a body is looked into, so it does not matter wh
 more than it would ask of us: its own limits need not refuse us.
 
 An author that we are not connected to is dialled; when that takes long, peers that we are connected to are
-asked meanwhile (routes.py). Where dialling failed they are asked first, for some minutes.
+asked meanwhile (body_routes.py). Where dialling failed they are asked first, for some minutes.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, Rejected, RequestTimeout
+from swarmnode.exchange.bodies.body_routes import BodyRoutes
 from swarmnode.exchange.bodies.body_store import BodyStore
 from swarmnode.exchange.bodies.holder import PULL_S, Holder
-from swarmnode.exchange.bodies.routes import Routes
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.shelf import Shelf
@@ -84,7 +84,7 @@ class BodyTransfer:
         self.own = BodyStore(max_bytes=settings.store_bytes, max_bodies=MAX_OWN_BODIES)
         self.foreign = BodyStore(max_bytes=settings.store_bytes // FOREIGN_PART, max_bodies=MAX_OWN_BODIES)
         self.holder = Holder(self._pull)
-        self.routes = Routes()
+        self.routes = BodyRoutes()
         self._upload = TokenBucket(
             rate_per_s=settings.upload_bytes_per_s, burst=settings.upload_bytes_per_s * UPLOAD_BURST_S
         )
