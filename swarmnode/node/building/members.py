@@ -86,7 +86,7 @@ def build_members(
             seed=seat.seed,
             overlap=overlap,
             forward=forward,
-            train_jointly=None if cohort is None else cohort.of(seat.label),
+            train_jointly=None if cohort is None else partial(cohort.train, seat.label),
             tasks_of_others=tasks_of_others,
         )
         learner.demonstrated = demonstrations
@@ -107,7 +107,7 @@ def build_members(
             ).keep,
         )
         network = partial(build_network, tasks=tasks_of_others, local=local, neighbourhood=neighbourhood)
-        leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
+        leave = (lambda: None) if cohort is None else partial(cohort.leave, seat.label)
         members.append(PolicyNode(seat, loop, network, leave))
     return members
 

@@ -23,7 +23,7 @@ import msgspec
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
 from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, ProbeService
 from swarmnode.extensions.pipeline.membership.membership import Membership
-from swarmnode.extensions.pipeline.membership.slowdowns import SlowdownLog
+from swarmnode.extensions.pipeline.membership.slowdown_log import SlowdownLog
 from swarmnode.extensions.pipeline.own_stage.stage_services import StageServices
 from swarmnode.extensions.pipeline.plans.member_costs import Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan

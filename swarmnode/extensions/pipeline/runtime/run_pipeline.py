@@ -16,12 +16,10 @@ import torch
 from swarmnode.cpu_kernels import kernels
 from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
+from swarmnode.extensions.pipeline.idle.idle_sharing import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
-from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
-from swarmnode.extensions.pipeline.replication.holdings import HeldState
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, RolloutInputs, RolloutRole, TextRole
-from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
@@ -36,6 +34,8 @@ from swarmnode.extensions.pipeline.stages.measuring import measure_stage, memory
 from swarmnode.extensions.pipeline.stages.packed_state import pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
+from swarmnode.extensions.pipeline.states.holdings import HeldState
+from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype

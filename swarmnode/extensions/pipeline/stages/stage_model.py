@@ -69,7 +69,7 @@ class StageCut:
 
 
 class KeyValues(Protocol):
-    """Keys and values of preceding tokens, as attention layers use them (stage_cache.py)."""
+    """Keys and values of preceding tokens, as attention layers use them (stage_caches.py)."""
 
     def update(
         self, keys_BGTE: Tensor, values_BGTE: Tensor, layer_idx: int, *others: Any

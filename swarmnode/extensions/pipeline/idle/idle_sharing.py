@@ -1,6 +1,6 @@
 """Generates rollouts of a small model for the swarm while our stage of a larger model waits.
 
-run_pipeline.py -> [IdleSharing] -> PipelineMember: pieces in the thread of the stage (idle.py)
+run_pipeline.py -> [IdleSharing] -> PipelineMember: pieces in the thread of the stage (idle_rollouts.py)
                         |  whole groups
                         v
                 scored in another thread -> Exchange -> the swarm, data nodes of the pipeline among it
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from swarmnode.errors import EngineError, ModelError, SwarmnodeError, TaskError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_stats import ExchangeStats
-from swarmnode.extensions.pipeline.execution.idle import IdleRollouts, IdleStats
-from swarmnode.extensions.pipeline.execution.idle_budget import IdleSettings
 from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
+from swarmnode.extensions.pipeline.idle.idle_budget import IdleSettings
+from swarmnode.extensions.pipeline.idle.idle_rollouts import IdleRollouts, IdleStats
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.memory_plan import Workload, plan_memory, size_text
 from swarmnode.model.base_model import LoadedModel, load_base_model
