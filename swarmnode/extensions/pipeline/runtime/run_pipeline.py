@@ -116,12 +116,10 @@ def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
     import torch
 
-    from swarmnode.cpu_kernels import kernels
+    from swarmnode.cpu_kernels import use_kernels
 
     torch.set_num_threads(config.policy.threads)
-    kernels().keep_in(paths.cache / "native")
-    if config.policy.cpu_kernels == "off":
-        kernels().turn_off()
+    use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
     source = _source(model, paths, screen)
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
 
