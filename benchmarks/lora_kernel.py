@@ -7,7 +7,8 @@ take turns; medians of the turns, by CUDA events. `gated` is what a node runs: t
 where its own measurement says that it pays, `addmm_` in the others. `kernel` forces it everywhere.
 
 No GPU was lent to us yet, so no figures are committed. What is verified without one: the numbers, in Triton's
-interpreter, and compilation to machine code for sm_80 to sm_90 (tests/unit/model/adapters/test_kernels.py).
+interpreter, and compilation to machine code for sm_80 to sm_90
+(tests/unit/extensions/native/triton/test_kernels.py).
 """
 
 import sys
@@ -20,9 +21,9 @@ import torch
 from common import arguments, middle, ratios, report
 from torch import Tensor, nn
 
-from swarmnode.model.adapters.kernel_choice import CudaTimer
+from swarmnode.extensions.native.triton.kernel_choice import CudaTimer
+from swarmnode.extensions.native.triton.lora_kernel import available, lora_gemm_for
 from swarmnode.model.adapters.lora import GemmInputs, LoraGemm
-from swarmnode.model.adapters.lora_kernel import available, lora_gemm_for
 from swarmnode.model.adapters.lora_patch import FusedLora
 
 RANK = 16

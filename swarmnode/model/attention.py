@@ -2,14 +2,14 @@
 
 packing -> layout.py (what lies where) -> [attention] -> training/forward.py
                                               |
-                    cpu_kernels.py, box_attention.py, or torch
+                                     cpu_kernels.py, or torch
 
 Every layer but attention treats tokens one by one, so a packed row needs no padding there, and a prompt that
 several completions share needs to be there only once. For attention the sequences are taken apart: on a GPU
 by the variable-length flash kernel, elsewhere in a few boxes, each of sequences of similar length, padded on
-the right: a call of SDPA, or products of ours where sequences are short (`box_attention.py`). Under causal
-attention no real token sees such a pad, and no [T, T] mask is ever built. Where there is a C compiler, short
-sequences need neither boxes nor pads: a kernel (cpu_kernels.py) takes them as they lie.
+the right, for a call of SDPA. Under causal attention no real token sees such a pad, and no [T, T] mask is
+ever built. Where there is a C compiler, short sequences need neither boxes nor pads: a kernel
+(cpu_kernels.py) takes them as they lie.
 
 Of a shared prompt only keys and values are repeated, once per completion. Its queries are asked once: what
 they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`), so
@@ -34,7 +34,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from swarmnode.cpu_kernels import kernels
 from swarmnode.errors import ModelError
-from swarmnode.model.layout import PackedLayout, RowMask, TokenSlots
+from swarmnode.model.layout import PackedLayout, TokenSlots
 from swarmnode.model.layout import packed_layout as packed_layout
 
 PACKED_ATTENTION = "swarmnode_packed"
@@ -139,20 +139,11 @@ def by_flash(
 def by_boxes(
     query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, layout: PackedLayout, settings: AttentionSettings
 ) -> Tensor:
-    """Computes attention as `by_flash` does, on any device and for any dtype: by the C kernel or our own
-    products if all sequences are short, else box by box by torch's SDPA."""
-    tensors = query_THD, key_TGD, value_TGD
-    kernel = kernel_suits(query_THD, value_TGD, layout, settings.dropout)
-    scale = query_THD.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
-    mask = RowMask(layout, settings.window, scale)
-    # The kernel multiplies in float32; a CPU on which bfloat16 pays has units for products of ours.
-    if not kernel or query_THD.dtype is torch.bfloat16:
-        from swarmnode.model import box_attention
-
-        if box_attention.suits(query_THD, layout, settings.dropout):
-            return box_attention.by_products(*tensors, mask)
-    if kernel:
-        return by_kernel(*tensors, mask)
+    """Computes attention as `by_flash` does, on any device and for any dtype: by the C kernel if all
+    sequences are short, else box by box by torch's SDPA."""
+    if kernel_suits(query_THD, value_TGD, layout, settings.dropout):
+        scale = query_THD.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
+        return by_kernel(query_THD, key_TGD, value_TGD, layout, settings.window, scale)
     boxes = layout.boxes
     queries = _TokensToSlots.apply(query_THD, layout.box_queries).split([b.rows * b.queries for b in boxes])
     keys, values = (
@@ -237,7 +228,8 @@ class _SlotsToTokens(torch.autograd.Function):
 
 MOST_KEYS = 768
 """Keys of the longest sequence that our kernel takes. Forward and backward in float32 take 0.7 of torch's
-time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is made for those."""
+time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is made for those. In bfloat16,
+which both multiply in float32, it is half."""
 
 
 def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dropout: float) -> bool:
@@ -251,18 +243,23 @@ def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dro
     )
 
 
-def by_kernel(query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, mask: RowMask) -> Tensor:
-    """Attention as the mask says; [T, H, E]."""
-    return cast(Tensor, _ByKernel.apply(query_THE, key_TGE, value_TGE, mask))
+def by_kernel(
+    query_THE: Tensor,
+    key_TGE: Tensor,
+    value_TGE: Tensor,
+    layout: PackedLayout,
+    window: int | None,
+    scale: float,
+) -> Tensor:
+    """Computes causal attention inside each sequence of the layout, [T, H, E]."""
+    return cast(Tensor, _ByKernel.apply(query_THE, key_TGE, value_TGE, layout.sequences, window, scale))
 
 
 class _ByKernel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, mask: RowMask) -> Tensor:
-        ctx.mask = mask
-        out_THE, sums_TH = kernels().packed_attention(
-            query_THE, key_TGE, value_TGE, mask.layout.sequences, mask.window, mask.scale
-        )
+    def forward(ctx: Any, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, *row: Any) -> Tensor:
+        ctx.row = row
+        out_THE, sums_TH = kernels().packed_attention(query_THE, key_TGE, value_TGE, *row)
         ctx.save_for_backward(query_THE, key_TGE, value_TGE, out_THE, sums_TH)
         return out_THE
 
@@ -271,7 +268,6 @@ class _ByKernel(torch.autograd.Function):
     def backward(ctx: Any, dout_THE: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         query_THE, key_TGE, value_TGE, out_THE, sums_TH = ctx.saved_tensors
         gradients = kernels().packed_attention_gradient(
-            dout_THE, query_THE, key_TGE, value_TGE, out_THE, sums_TH,
-            ctx.mask.layout.sequences, ctx.mask.window, ctx.mask.scale,
-        )  # fmt: skip
-        return *gradients, None
+            dout_THE, query_THE, key_TGE, value_TGE, out_THE, sums_TH, *ctx.row
+        )
+        return *gradients, None, None, None

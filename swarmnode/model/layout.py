@@ -83,8 +83,6 @@ class PackedLayout:
     )
     """Masks made for the first layer that asks, and kept for the others: autograd would keep one for each of
     them."""
-    _grouped: dict[int, tuple[TokenSlots, TokenSlots]] = field(default_factory=dict, init=False, repr=False)
-    """Slots made by `grouped` for the first layer that asks, by number of groups."""
 
     @cached_property
     def sequences(self) -> Sequences:
@@ -121,16 +119,6 @@ class PackedLayout:
             self._masks[key] = self._made_mask(number, window, dtype)
         return self._masks[key]
 
-    def grouped(self, groups: int) -> tuple[TokenSlots, TokenSlots]:
-        """Returns the query and key slots of all boxes with each token as `groups` tokens: token t becomes t
-        * groups and following, and each row of a box becomes `groups` rows, one after the other."""
-        if groups not in self._grouped:
-            self._grouped[groups] = (
-                _grouped(self.box_queries, [(box.rows, box.queries) for box in self.boxes], groups),
-                _grouped(self.box_keys, [(box.rows, box.keys) for box in self.boxes], groups),
-            )
-        return self._grouped[groups]
-
     def _made_mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
         box = self.boxes[number]
         column = torch.arange(box.keys, device=self.position_ids_1T.device)
@@ -145,16 +133,6 @@ class PackedLayout:
         if window is not None:
             hidden |= column <= position - window
         return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class RowMask:
-    """Which keys a query of a packed row sees, and what its scores are scaled by."""
-
-    layout: PackedLayout
-    """Causal attention inside each of its sequences."""
-    window: int | None
-    scale: float
 
 
 def packed_layout(
@@ -310,26 +288,6 @@ def _slots(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Toke
     first[1:] = tokens[1:] != tokens[:-1]
     again = None if bool(first.all()) else (slots[~first].to(device), tokens[~first].to(device))
     return TokenSlots(token_of_slot_P.to(device), slots[first].to(device), again)
-
-
-def _grouped(slots: TokenSlots, boxes: Sequence[tuple[int, int]], groups: int) -> TokenSlots:
-    """Returns the slots of boxes of (rows, width), spread over `groups` as in `PackedLayout.grouped`."""
-    device, start = slots.token_of_slot_P.device, 0
-    places: list[Tensor] = []
-    for rows, width in boxes:
-        place = torch.arange(start, start + rows * groups * width, device=device)
-        places.append(place.view(rows, groups, width).transpose(1, 2).reshape(-1, groups))
-        start += len(place)
-    place_PG, number_G = torch.cat(places), torch.arange(groups, device=device)
-    tokens_PG = slots.token_of_slot_P[:, None] * groups + number_G
-    token_of_slot = torch.empty_like(place_PG.flatten()).index_copy_(
-        0, place_PG.flatten(), tokens_PG.flatten()
-    )
-    again = None
-    if slots.again is not None:
-        others, tokens = slots.again
-        again = place_PG[others].flatten(), (tokens[:, None] * groups + number_G).flatten()
-    return TokenSlots(token_of_slot, place_PG[slots.slot_of_token_T].flatten(), again)
 
 
 def _ends(lengths: Tensor) -> Tensor:

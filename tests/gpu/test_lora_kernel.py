@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from swarmnode.extensions.native.triton.lora_kernel import lora_gemm_for
 from swarmnode.model.adapters.lora import LoraWeights, Segment, StackedGemm, lora_linear_segments
-from swarmnode.model.adapters.lora_kernel import lora_gemm_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +30,7 @@ def launch(
     scaling: Tensor,
     segments: tuple[Segment, ...],
 ) -> Tensor:
-    from swarmnode.model.adapters import kernels
+    from swarmnode.extensions.native.triton import kernels
 
     chosen = next(c for c in kernels.CONFIGS if c.name == config)
     tiles = kernels.TileTable.build(segments, len(x), chosen.block_m, x.device)
@@ -59,7 +59,7 @@ def relative_error(y: Tensor, reference: Tensor) -> float:
 def configs() -> list[str]:
     if not torch.cuda.is_available():
         return ["any"]
-    from swarmnode.model.adapters import kernels
+    from swarmnode.extensions.native.triton import kernels
 
     return [config.name for config in kernels.CONFIGS]
 

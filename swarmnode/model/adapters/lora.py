@@ -1,6 +1,6 @@
 """A frozen linear layer with LoRA adapters on it, forward and backward with few passes over the activations.
 
-lora_patch.py (which adapter takes which tokens) -> [lora] -> GEMMs of torch, or kernels.py where that pays
+lora_patch.py (which adapter takes which tokens) -> [lora] -> GEMMs of torch, or a LoraGemm where that pays
 
     S = x A^T        y = x W^T (+ bias) + alpha S B^T
     dS = dy B        dx = dy W + alpha dS A        dA = alpha dS^T x        dB = alpha dy^T S
@@ -53,7 +53,7 @@ class Segment:
 
 
 class LoraGemm(Protocol):
-    """A GEMM with the low-rank term inside, for tokens of several adapters (`model/adapters/kernels.py`)."""
+    """A GEMM with the low-rank term inside, for tokens of several adapters (registry.py, `gemm`)."""
 
     def pays(self, x_MK: Tensor, weight_NK: Tensor, rank: int) -> bool:
         """Returns True if it is faster than `addmm_` for these shapes on this device."""
@@ -62,6 +62,14 @@ class LoraGemm(Protocol):
     def __call__(self, given: "GemmInputs") -> Tensor:
         """y = x W^T (+ bias) + scaling[a] S B[a]^T, with a the adapter of a row's segment; y is [M, N]."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOffer:
+    """A kernel to try, or None, and a sentence with the reason, for the log."""
+
+    gemm: LoraGemm | None
+    reason: str
 
 
 class GemmInputs(NamedTuple):

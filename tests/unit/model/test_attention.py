@@ -30,7 +30,6 @@ from transformers import (
 )
 
 from swarmnode.errors import ModelError
-from swarmnode.model import box_attention
 from swarmnode.model.attention import (
     PACKED_ATTENTION,
     AttentionSettings,
@@ -406,20 +405,11 @@ def test_a_row_that_is_not_the_layouts_is_refused() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 4, 20, 100])
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
-@pytest.mark.parametrize(("kept_bytes", "cached_scores"), [(0, 0), (1000, 2**19), (1000, 500)])
 @with_and_without_shared_prompts
-def test_all_ways_to_attend_agree(
-    window: int | None,
-    key_heads: int,
-    kept_bytes: int,
-    cached_scores: int,
-    prompts: list[int | None] | None,
-    monkeypatch: pytest.MonkeyPatch,
+def test_sdpa_in_boxes_and_the_flash_kernel_agree(
+    window: int | None, key_heads: int, prompts: list[int | None] | None
 ) -> None:
-    """SDPA, our products for whole boxes and for a few rows at a time, and the flash kernel. There is no C
-    kernel for float64: with kernels and without, these ways are the ones named."""
-    monkeypatch.setattr(box_attention, "KEPT_BYTES", kept_bytes)
-    monkeypatch.setattr(box_attention, "CACHED_SCORES", cached_scores)
+    """There is no C kernel for float64."""
     torch.manual_seed(0)
     layout = packed_layout(LENGTHS, CPU, prompts)
     settings = AttentionSettings(0.3, 0.0, window, grouped=key_heads < 4)
@@ -457,13 +447,11 @@ def test_the_flash_kernel_is_asked_only_for_what_it_can_do(monkeypatch: pytest.M
     assert not flash_suits(ampere, half, 64, 64, 0.1), "dropout"
 
 
-def gradients_of(
-    query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype, dropout: float = 0.0
-) -> tuple[Tensor, ...]:
+def gradients_of(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Output and gradients of a packed row with shared prompts, computed in `dtype`, as float64."""
     given_ones = [tensor.to(dtype).requires_grad_() for tensor in (query, key, value)]
     layout = packed_layout(LENGTHS, CPU, TWO_GROUPS)
-    found = by_boxes(*given_ones, layout, AttentionSettings(None, dropout, None, grouped=True))
+    found = by_boxes(*given_ones, layout, AttentionSettings(None, 0.0, None, grouped=True))
     towards = torch.linspace(-1, 1, found.numel()).view_as(found).to(dtype)
     return tuple(one.double() for one in (found, *torch.autograd.grad(found, given_ones, towards)))
 
@@ -478,23 +466,3 @@ def test_short_sequences_are_attended_to_as_exactly_as_the_type_allows(
     exact = gradients_of(*row, torch.float64)
     for found, expected in zip(gradients_of(*row, dtype), exact, strict=True):
         assert (found - expected).norm() <= bound * expected.norm()
-
-
-def test_dropout_and_autocast_are_left_to_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = [torch.ones(sum(LENGTHS), heads, 16) for heads in (4, 2, 2)]
-    calls: list[Tensor] = []
-    original = torch.nn.functional.scaled_dot_product_attention
-
-    def call(query: Tensor, *others: Any, **settings: Any) -> Tensor:
-        calls.append(query)
-        return original(query, *others, **settings)
-
-    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", call)
-    gradients_of(*row, torch.float32)
-    assert not calls
-    gradients_of(*row, torch.float32, dropout=0.5)
-    assert calls
-    calls.clear()
-    with torch.autocast("cpu", torch.bfloat16):
-        gradients_of(*row, torch.float32)
-    assert calls

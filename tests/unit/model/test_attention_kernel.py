@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarmnode.cpu_kernels import Sequences
 from swarmnode.extensions.native import compiler
-from swarmnode.model import attention, box_attention
+from swarmnode.model import attention
 from swarmnode.model.attention import (
     MOST_KEYS,
     AttentionSettings,
@@ -20,7 +20,7 @@ from swarmnode.model.attention import (
     by_flash,
     packed_attention,
 )
-from swarmnode.model.layout import PackedLayout, RowMask, packed_layout
+from swarmnode.model.layout import PackedLayout, packed_layout
 from tests.unit.model.flash_by_hand import flash_by_hand
 
 pytestmark = pytest.mark.skipif(compiler.library() is None, reason="no C compiler on this machine")
@@ -30,7 +30,7 @@ def by_kernel(
     query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, window: int | None, scale: float | None
 ) -> Tensor:
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return attention.by_kernel(query, key, value, RowMask(layout, window, scale))
+    return attention.by_kernel(query, key, value, layout, window, scale)
 
 
 CPU = torch.device("cpu")
@@ -134,21 +134,16 @@ def test_the_longest_sequences_are_as_exact_as_short_ones(window: int | None) ->
 
 @PROMPTS
 @pytest.mark.parametrize("window", [None, 4])
-def test_the_attention_of_a_model_is_the_one_of_torch(
-    prompts: list[int | None], window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asked for in the same way: by the kernel, by SDPA, and by our products."""
+def test_the_attention_of_a_model_is_the_one_of_torch(prompts: list[int | None], window: int | None) -> None:
+    """Asked for in the same way, by the kernel and by SDPA."""
     layout = packed_layout(MIXED, CPU, prompts)
     asked = AttentionSettings(None, 0.0, window, grouped=True)
     row = row_of(sum(MIXED), 4, 2, 16)
-    ways = [with_gradients(lambda *row: by_boxes(*row, layout, asked), row)]
+    by_ours = with_gradients(lambda *row: by_boxes(*row, layout, asked), row)
     with compiler.turned_off():
-        ways.append(with_gradients(lambda *row: by_boxes(*row, layout, asked), row))
-        monkeypatch.setattr(box_attention, "KEPT_BYTES", 0)
-        ways.append(with_gradients(lambda *row: by_boxes(*row, layout, asked), row))
-    for way in ways[1:]:
-        for found, expected in zip(way, ways[0], strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+        by_torch = with_gradients(lambda *row: by_boxes(*row, layout, asked), row)
+    for found, expected in zip(by_ours, by_torch, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
 
 
 @pytest.fixture
@@ -166,7 +161,7 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
 
 def test_only_what_the_kernel_does_sooner_than_torch_is_left_to_it(
-    kernel_calls: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
+    kernel_calls: list[torch.dtype],
 ) -> None:
     def calls_of(
         dtype: torch.dtype, longest: int = 40, dropout: float = 0.0, value_size: int = 8
@@ -182,8 +177,6 @@ def test_only_what_the_kernel_does_sooner_than_torch_is_left_to_it(
     assert calls_of(single) == calls_of(single, MOST_KEYS) == [single]
     assert calls_of(single, MOST_KEYS + 1) == []
     assert calls_of(single, dropout=0.5) == calls_of(single, value_size=4) == calls_of(torch.float64) == []
-    assert calls_of(half) == [], "products of two bfloat16 have units of their own"
-    monkeypatch.setattr(box_attention, "KEPT_BYTES", 0)
     assert calls_of(half) == [half]
     with torch.autocast("cpu", half):
         assert calls_of(single) == []

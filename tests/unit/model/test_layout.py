@@ -87,30 +87,6 @@ def test_every_slot_that_is_no_pad_gives_its_gradient_to_its_token_once(groups: 
 
 @seeded
 @given(groups_of_runs)
-def test_every_row_of_a_box_can_be_a_row_for_each_key_head(groups: Groups) -> None:
-    lengths, prompts = runs_of(groups)
-    layout, heads = packed_layout(lengths, CPU, prompts), torch.arange(3)
-    widths = [box.queries for box in layout.boxes], [box.keys for box in layout.boxes]
-    for slots, of_heads, width in zip(
-        (layout.box_queries, layout.box_keys), layout.grouped(3), widths, strict=True
-    ):
-        sizes = [box.rows * w for box, w in zip(layout.boxes, width, strict=True)]
-        split = of_heads.token_of_slot_P.split([3 * size for size in sizes])
-        for found, tokens, w in zip(split, slots.token_of_slot_P.split(sizes), width, strict=True):
-            assert torch.equal(found.view(-1, 3, w), tokens.view(-1, 1, w) * 3 + heads[:, None])
-        used = [of_heads.slot_of_token_T]
-        assert of_heads.token_of_slot_P[used[0]].tolist() == list(range(3 * sum(lengths)))
-        assert (of_heads.again is None) == (slots.again is None)
-        if of_heads.again is not None and slots.again is not None:
-            again, tokens = of_heads.again
-            assert torch.equal(of_heads.token_of_slot_P[again], tokens)
-            assert len(again) == 3 * len(slots.again[0])
-            used.append(again)
-        assert len(torch.cat(used).unique()) == sum(map(len, used)), "no slot twice"
-
-
-@seeded
-@given(groups_of_runs)
 def test_flash_kernels_get_the_runs_as_queries_and_whole_sequences_as_keys(groups: Groups) -> None:
     lengths, prompts = runs_of(groups)
     layout = packed_layout(lengths, CPU, prompts)

@@ -6,11 +6,20 @@ Looks at the message alone, before a byte of its tensor is read: so it is cheap,
 within bounds before anything is made of them.
 """
 
+from dataclasses import dataclass
+
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
-from swarmnode.extensions.pipeline.stages.micro_batches import Fault
 from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Hop
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.packing import MOST_KEYS_PER_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Reason why a message is refused."""
+
+    reason: Refusal
+    detail: str
 
 
 def hop_fault(message: Hop, plan: Plan, *, hidden_size: int, max_tokens: int, packs: bool) -> Fault | None:

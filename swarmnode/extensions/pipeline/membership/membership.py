@@ -44,7 +44,8 @@ from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, Live
 from swarmnode.extensions.pipeline.membership.member_requests import OwnPresence, ask
 from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
 from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings, plan_terms
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -35,20 +34,11 @@ STATE_COPIES = 4
 STATE_SPARE_BYTES = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class WholeState:
-    """The learned state of all stages, by PEFT's names, on the CPU. Empty with full training."""
-
-    iteration: int
-    adapter: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
-
-
 async def whole_state(
     states: StateService, members: Collection[str], *, layers: int, iteration: int
-) -> WholeState:
-    """Return the adapters of a model with this number of layers: of this iteration if all members have
-    offered it, else of the newest one that they have. Raises PipelineError."""
+) -> Assembled:
+    """Return the learned state of all stages of a model with this number of layers, by PEFT's names: of this
+    iteration if all members have offered it, else of the newest one that they have. Raises PipelineError."""
     everything = StagePart(0, layers, has_ends=True)
 
     async def look(newest: bool) -> Assembled:
@@ -56,12 +46,9 @@ async def whole_state(
         return await states.assemble(sorted(members), everything, at_least=least, at_most=iteration)
 
     try:
-        found = await _found(look, tries=NEWEST_TRIES + 1, newest=NEWEST_TRIES)
+        return await _found(look, tries=NEWEST_TRIES + 1, newest=NEWEST_TRIES)
     except CheckpointError as error:
         raise PipelineError(error.message, hint=error.hint) from error
-    moments = {name: value for name, value in found.tensors.items() if "/" in name}
-    adapter = {name: value for name, value in found.tensors.items() if "/" not in name}
-    return WholeState(found.iteration, adapter, moments)
 
 
 async def stage_state(

@@ -17,17 +17,15 @@ import torch
 from swarmnode.errors import CheckpointError, NetworkError, StorageError
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Assignment
-from swarmnode.extensions.pipeline.own_stage.collected_state import WholeState, stage_state, whole_state
+from swarmnode.extensions.pipeline.own_stage.collected_state import stage_state, whole_state
 from swarmnode.extensions.pipeline.own_stage.plan_views import (
-    former_holders,
     holders_of,
-    keeper_of,
     part_of,
     scope_of,
 )
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
-from swarmnode.extensions.pipeline.replication.holdings import HeldState
+from swarmnode.extensions.pipeline.replication.holdings import Assembled, HeldState, LayerAssignments
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.replication.state_service import StateService
 from swarmnode.extensions.pipeline.rollouts.stage_cache import StageCaches
@@ -157,7 +155,8 @@ class OwnStage:
         # Rollouts that are under way do not wait for what goes by the former plan.
         self._decode.hold(None)
         self._averager.admit(agreed.peers, scope_of(agreed, self._peer_id))
-        self._states.admit(agreed.members, holders_of(agreed), former=former_holders(agreed))
+        before = None if agreed.before is None else LayerAssignments(agreed.before.ranges)
+        self._states.admit(agreed.members, holders_of(agreed), former=before)
         self.agreed = agreed
         self.plans += 1
         part, node = part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
@@ -256,11 +255,11 @@ class OwnStage:
             await self._copy(state)
         await self.save(state)
 
-    async def whole_state(self, iteration: int) -> WholeState:
+    async def whole_state(self, iteration: int) -> Assembled:
         """Return the adapters of all stages, of this iteration if all members have offered it, else of the
         newest one that they have. Raises PipelineError."""
         if self._settings.stage.trainable == "full" or self.agreed is None:
-            return WholeState(iteration, {}, {})
+            return Assembled({}, iteration)
         return await whole_state(
             self._states, self.agreed.members, layers=self._whole.layers, iteration=iteration
         )
@@ -343,7 +342,7 @@ class OwnStage:
     async def _copy(self, state: HeldState) -> bool:
         """Have the neighbour that the plan gives us keep a copy. Returns False, with a line in the log, if it
         does not."""
-        keeper = keeper_of(self.agreed, self._peer_id) if self.agreed is not None else None
+        keeper = holders_of(self.agreed).keepers.get(self._peer_id) if self.agreed is not None else None
         if keeper is None:
             return True
         try:

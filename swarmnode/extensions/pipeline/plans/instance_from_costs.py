@@ -3,8 +3,7 @@
 member_costs.py (corrected_costs), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from statistics import median_low
 
 from swarmnode.errors import ConfigError
@@ -16,78 +15,55 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     backward_s,
     forward_s,
 )
-from swarmnode.extensions.pipeline.plans.partition import Partition, PipelineWorkload, PlannedStage
-from swarmnode.extensions.pipeline.scheduling.instance import Instance, Matrix
+from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.placement_moves import PlacementTable
 
 SLOW_LINK = 2.0
 """Factor by which a link that was not measured is taken to be worse than the worst measured one."""
 
 
-@dataclass(frozen=True, slots=True)
-class IterationSettings:
-    """Settings of an iteration, apart from the members."""
-
-    waves: int
-    token_bytes: int
-    """Bytes of one token between stages, after compression."""
-    overhead_s: float = 0.0
-    """Seconds of a hop beside the link: serialisation, copies."""
-    gap_s: float = 0.0
-    """Seconds after each task for which a member is not available."""
-    loss_factor: float = 0.25
-    """Forward and backward of head and loss, over the forward of stage 0's layers."""
-    max_gap: int = 4
-    """Largest step between consecutive visited stages."""
-
-
 def instance_from(
-    costs: Iterable[MemberCosts],
+    costs: Mapping[str, MemberCosts],
     links: Mapping[tuple[str, str], LinkCosts],
     parts: Partition,
-    work: PipelineWorkload,
-    settings: IterationSettings,
+    settings: PlanSettings,
 ) -> tuple[Instance, PlacementTable]:
     """Return the instance that members plan with, and the costs of each member in every other stage.
 
     Nodes are the members in the partition, sorted by peer id; `costs` may hold more. Of the two measurements
     of a link, one from each end, the worse counts: a member that lies can only make itself less wanted.
-    Raises ConfigError if costs of a member are missing, or if it cannot hold a micro-batch of its stage.
+    Raises ConfigError if no link was measured, or if a member cannot hold a micro-batch of its stage.
     """
-    by_peer = {each.peer_id: each for each in costs}
     names = tuple(sorted(peer for part in parts.stages for peer in part.peers))
-    missing = [name for name in names if name not in by_peer]
-    if missing:
-        raise ConfigError(
-            f"no costs of {missing[0]} and {len(missing) - 1} others", hint="wait for announcements"
-        )
-    holding = _holding([by_peer[name] for name in names], parts, work)
+    members = [costs[name] for name in names]
+    holding = _holding(members, parts, settings.micro_batch_tokens)
     stages = tuple(tuple(sorted(map(names.index, part.peers))) for part in parts.stages)
     stage_of = {node: stage for stage, nodes in enumerate(stages) for node in nodes}
     known = _both_ends(names, links)
-    size_bytes = settings.token_bytes * work.micro_batch_tokens
-    hops = _matrix(names, lambda i, j: settings.overhead_s + known[i, j].transfer_s(size_bytes))
+    size_bytes, count = settings.token_bytes * settings.micro_batch_tokens, range(len(names))
     instance = Instance(
         names=names,
-        forward_s=tuple(holding.forward_s[node][stage_of[node]] for node in range(len(names))),
-        hop_s=hops,
-        memory=tuple(holding.memory[node][stage_of[node]] for node in range(len(names))),
+        forward_s=tuple(holding.forward_s[node][stage_of[node]] for node in count),
+        hop_s=tuple(
+            tuple(0.0 if i == j else known[i, j].transfer_s(size_bytes) for j in count) for i in count
+        ),
+        memory=tuple(holding.memory[node][stage_of[node]] for node in count),
         stages=stages,
         path_length=parts.path_length,
         waves=settings.waves,
-        backward_factor=_backward_factor([by_peer[name] for name in names], parts),
-        loss_factor=settings.loss_factor,
-        gap_s=settings.gap_s,
-        first_gap_s=settings.gap_s,
+        backward_factor=_backward_factor(members, parts),
+        gap_s=0.0,
+        first_gap_s=0.0,
         max_gap=settings.max_gap,
     )
     return instance, holding
 
 
-def _holding(members: Sequence[MemberCosts], parts: Partition, work: PipelineWorkload) -> PlacementTable:
+def _holding(members: Sequence[MemberCosts], parts: Partition, tokens: int) -> PlacementTable:
     """Return, as [node][stage], the seconds of a micro-batch and the micro-batches that fit beside the
     stage's weights."""
-    tokens = work.micro_batch_tokens
     seconds = [
         tuple(forward_s(member, part.end - part.first) * tokens for part in parts.stages)
         for member in members
@@ -117,11 +93,11 @@ def _both_ends(
     """Return the costs of the link between each pair of nodes: the worse of both measurements, or worse than
     the worst of all if there is none."""
     measured = [cost for (one, other), cost in links.items() if one in names and other in names]
-    if not measured:
+    if len(names) > 1 and not measured:
         raise ConfigError("no link between the members was measured", hint="wait for the first probes")
     worst = LinkCosts(
-        min(MAX_LATENCY_S, SLOW_LINK * max(each.latency_s for each in measured)),
-        max(MIN_BYTES_PER_S, min(each.bytes_per_s for each in measured) / SLOW_LINK),
+        min(MAX_LATENCY_S, SLOW_LINK * max((each.latency_s for each in measured), default=0.0)),
+        max(MIN_BYTES_PER_S, min((each.bytes_per_s for each in measured), default=0.0) / SLOW_LINK),
     )
     found: dict[tuple[int, int], LinkCosts] = {}
     for i, one in enumerate(names):
@@ -132,8 +108,3 @@ def _both_ends(
                     max(each.latency_s for each in ends), min(each.bytes_per_s for each in ends)
                 )
     return found
-
-
-def _matrix(names: Sequence[str], cost: Callable[[int, int], float]) -> Matrix:
-    count = range(len(names))
-    return tuple(tuple(0.0 if i == j else cost(i, j) for j in count) for i in count)

@@ -19,11 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.plans.partition import MAX_SPEED, MemberResources
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 
-MAX_ANNOUNCEMENT_BYTES = 64 * 1024
-"""Bound of one member's claims, its links to MAX_LINKS others and its observations included."""
 MAX_TIMINGS = 16
 MAX_LAYERS = 512
 MAX_LINKS = 512
@@ -106,26 +103,6 @@ class CostAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     observed: Annotated[dict[PeerId, Observation], Meta(max_length=MAX_LINKS)]
 
 
-_decoder = msgspec.msgpack.Decoder(CostAnnouncement)
-
-
-def encode_announcement(announcement: CostAnnouncement) -> bytes:
-    return msgspec.msgpack.encode(announcement, order="deterministic")
-
-
-def decode_announcement(data: bytes, *, author: str, now_s: float) -> CostAnnouncement:
-    """Decode another member's announcement, bounded and complete. Raises Rejected: too_large, malformed,
-    not_own, stale."""
-    if len(data) > MAX_ANNOUNCEMENT_BYTES:
-        raise Rejected("too_large", f"{len(data)} bytes, at most {MAX_ANNOUNCEMENT_BYTES}")
-    try:
-        announcement = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected("malformed", str(error)) from error
-    check(announcement, author=author, now_s=now_s)
-    return announcement
-
-
 def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
     """Raises Rejected for contradictions that the types allow: not_own, malformed, stale. NaN and infinity
     are outside of every bound."""
@@ -186,8 +163,12 @@ def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCo
     claim while few micro-batches were observed. With fewer liars than honest observers no member can make
     another look slow, or itself fast.
     """
+
     # Of two announcements of a member the newer counts; their bytes decide between equals.
-    ordered = sorted(announcements, key=lambda each: (each.member.measured_at_s, encode_announcement(each)))
+    def age_and_bytes(said: CostAnnouncement) -> tuple[float, bytes]:
+        return said.member.measured_at_s, msgspec.msgpack.encode(said, order="deterministic")
+
+    ordered = sorted(announcements, key=age_and_bytes)
     by_peer = {each.member.peer_id: each for each in ordered}
     return tuple(_corrected(by_peer[peer].member, by_peer.values()) for peer in sorted(by_peer))
 
@@ -224,17 +205,6 @@ def backward_s(member: MemberCosts, layers: int) -> float:
     """Return the seconds of one token's backward pass through this number of layers, interpolated as
     `forward_s`."""
     return _interpolated([(t.layers, t.backward_s) for t in member.timings], layers)
-
-
-def member_resources(costs: MemberCosts, *, layer_forward_s: float) -> MemberResources:
-    """Return the resources of a member for partition.py. `layer_forward_s`: one token, one layer, on the
-    reference device.
-
-    A claim beyond the bounds is cut to them: one member's words keep no other from planning.
-    """
-    most = costs.timings[-1]
-    speed = min(MAX_SPEED, layer_forward_s * most.layers / most.forward_s)
-    return MemberResources(costs.peer_id, costs.free_bytes, speed, costs.holds_data)
 
 
 def _interpolated(points: Sequence[tuple[int, float]], layers: int) -> float:

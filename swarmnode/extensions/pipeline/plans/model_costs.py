@@ -9,7 +9,7 @@ speed; what members really take is measured, and only the proportions between la
 from dataclasses import dataclass
 from typing import Literal
 
-from swarmnode.extensions.pipeline.plans.partition import LayerCost, ModelCosts
+from swarmnode.extensions.pipeline.plans.plan_settings import LayerCost, ModelCosts
 from swarmnode.machine.memory_plan import (
     ADAPTER_BYTES,
     MOMENT_BYTES,

@@ -28,64 +28,20 @@ from swarmnode.extensions.pipeline.plans.layer_cuts import (
     feasible,
     memory_only_limit,
 )
+from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 
 PICO = 10**12
 """Grid of seconds: picoseconds are below the resolution of a clock and far above the last bits of a
 double."""
 MAX_SPEED = 1e6
-"""Highest speed relative to the reference device; NaN and infinity are outside too."""
+"""Highest speed that counts, relative to the reference device."""
 SKIP_TOLERANCE = 0.05
 """Tolerance of the skipped share within which a number of stages is preferred."""
 MAX_LAYERS = 512
 MAX_MEMBERS = 1024
 """Far above any swarm that shares one model. The two bounds limit the work that hostile announcements
 cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCost:
-    """The cost of one layer for the member that holds it."""
-
-    held_bytes: int
-    """Bytes of the weights and of training them: adapter, gradients, optimizer state."""
-    forward_s: float
-    """Seconds of one token on the reference device, whose speed is 1."""
-    activation_bytes: int
-    """Bytes of one token that are kept between forward and backward."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCosts:
-    """The costs of a model's layers."""
-
-    layers: tuple[LayerCost, ...]
-    ends: LayerCost
-    """Costs of embedding, final norm, head and loss together, which are always in stage 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberResources:
-    """Resources that a member announced, corrected by observations of others (member_costs.py)."""
-
-    peer_id: str
-    free_bytes: int
-    speed: float
-    """Tokens per second, relative to the reference device."""
-    holds_data: bool
-    """True if it may be in stage 0: it feeds micro-batches and sees tokens and losses."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineWorkload:
-    """The workload of the pipeline, as far as partitioning depends on it."""
-
-    skip: float
-    """Share of stages that a micro-batch leaves out, 0 <= skip < 1."""
-    micro_batch_tokens: int
-    slots: int = 3
-    """Micro-batches that a member must be able to hold between their forward and backward pass."""
-    hop_s: float = 0.0
-    """Typical time from one member to the next, for choosing the number of stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,61 +85,82 @@ def path_length(stages: int, skip: float) -> int:
 
 
 def partition(
-    model: ModelCosts,
-    members: Iterable[MemberResources],
-    work: PipelineWorkload,
-    *,
-    stages: int | None = None,
+    settings: PlanSettings, members: Iterable[MemberCosts], *, stages: int | None = None, hop_s: float = 0.0
 ) -> Partition:
     """Return contiguous layer ranges and their replicas that minimise the time of the busiest stage.
 
-    `stages` None: the number that moves most micro-batches, by Little's law over compute, hops and slots; of
-    equals the smaller. The order of `members` does not matter. Raises ConfigError for numbers that make no
-    sense and ModelError, with the missing bytes, if the members cannot hold the model.
+    `stages` None: the number that moves most micro-batches, by Little's law over compute, hops of `hop_s` and
+    slots; of equals the smaller. The order of `members` does not matter. Raises ConfigError for numbers that
+    make no sense and ModelError, with the missing bytes, if the members cannot hold the model.
     """
-    peers = _on_grid(members)
-    _check(model, peers, work)
-    if stages is not None:
-        most = min(len(model.layers), len(peers))
-        if not 2 <= stages <= most:
-            raise ConfigError(
-                f"{stages} stages asked for, from 2 to {most} are possible",
-                hint=f"there are {len(model.layers)} layers and {len(peers)} members",
-            )
-        cut = best_cut(_sums(model, work, stages), peers)
-        if cut is None:
-            raise _refusal(_sums(model, work, stages), peers, work)
-        return _finish(model, peers, work, stages, cut)
-    return _best_count(model, peers, work)
+    peers = _on_grid(settings, members)
+    layers = len(settings.model.layers)
+    if not 2 <= layers <= MAX_LAYERS or not 2 <= len(peers) <= MAX_MEMBERS:
+        raise ConfigError(
+            f"a pipeline of {layers} layers and {len(peers)} members cannot be planned",
+            hint=f"from 2 to {MAX_LAYERS} layers and from 2 to {MAX_MEMBERS} members are possible",
+        )
+    if not any(peer.holds_data for peer in peers):
+        raise ModelError("no member holds data, so there is no stage 0", hint="let one with memory hold it")
+    most = min(layers, len(peers))
+    if stages is None:
+        return _best_count(settings, peers, most, hop_s)
+    if not 2 <= stages <= most:
+        raise ConfigError(
+            f"{stages} stages asked for, from 2 to {most} are possible",
+            hint=f"there are {layers} layers and {len(peers)} members",
+        )
+    cut = best_cut(_sums(settings, stages), peers)
+    if cut is None:
+        raise _refusal(_sums(settings, stages), peers, settings)
+    return _finish(settings, peers, stages, cut)
 
 
-def _best_count(model: ModelCosts, peers: tuple[GridMember, ...], work: PipelineWorkload) -> Partition:
+def planned_stage(settings: PlanSettings, first: int, end: int, peers: Iterable[str]) -> PlannedStage:
+    """Return the stage of these layers, held by these peers."""
+    model = settings.model
+    costs = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
+    return PlannedStage(
+        first=first,
+        end=end,
+        held_bytes=sum(cost.held_bytes for cost in costs),
+        slot_bytes=sum(cost.activation_bytes for cost in costs) * settings.micro_batch_tokens,
+        forward_s=sum(_pico(cost.forward_s) for cost in costs) / PICO,
+        peers=tuple(sorted(peers)),
+    )
+
+
+def _best_count(settings: PlanSettings, peers: tuple[GridMember, ...], most: int, hop_s: float) -> Partition:
     """Return the best partition over all numbers of stages. Fewer stages mean fewer hops, more mean smaller
     pieces."""
-    counts = range(2, min(len(model.layers), len(peers)) + 1)
-    exact = [c for c in counts if abs(1 - path_length(c, work.skip) / c - work.skip) <= SKIP_TOLERANCE]
+    counts, skip = range(2, most + 1), settings.skip
+    exact = [c for c in counts if abs(1 - path_length(c, skip) / c - skip) <= SKIP_TOLERANCE]
     speed = {peer.peer_id: peer.speed for peer in peers}
     for choice in (exact, [count for count in counts if count not in exact]):
-        cuts = [(count, best_cut(_sums(model, work, count), peers)) for count in choice]
-        found = [_finish(model, peers, work, count, cut) for count, cut in cuts if cut]
+        cuts = [(count, best_cut(_sums(settings, count), peers)) for count in choice]
+        found = [_finish(settings, peers, count, cut) for count, cut in cuts if cut]
         if found:
-            return min(found, key=lambda each: (_micro_batch_ps(each, work, speed), len(each.stages)))
-    raise _refusal(_sums(model, work, counts[-1]), peers, work)
+            return min(
+                found, key=lambda each: (_micro_batch_ps(each, settings, speed, hop_s), len(each.stages))
+            )
+    raise _refusal(_sums(settings, most), peers, settings)
 
 
-def _micro_batch_ps(answer: Partition, work: PipelineWorkload, speed: dict[str, int]) -> int:
+def _micro_batch_ps(answer: Partition, settings: PlanSettings, speed: dict[str, int], hop_s: float) -> int:
     """Return the picoseconds between two micro-batches: of the busiest stage, or of a round trip over those
     in flight."""
     stage_count, length = len(answer.stages), answer.path_length
-    times = [round(part.forward_s * PICO) * work.micro_batch_tokens * SPEED_GRID for part in answer.stages]
+    times = [
+        round(part.forward_s * PICO) * settings.micro_batch_tokens * SPEED_GRID for part in answer.stages
+    ]
     speeds = [sum(speed[peer] for peer in part.peers) for part in answer.stages]
     alone = [
         time * len(part.peers) // total
         for time, part, total in zip(times, answer.stages, speeds, strict=True)
     ]
     trip = alone[0] + sum(alone[1:]) * (length - 1) // (stage_count - 1)
-    trip += length * round(work.hop_s * PICO)
-    in_flight = len(answer.stages[0].peers) * work.slots
+    trip += length * round(hop_s * PICO)
+    in_flight = len(answer.stages[0].peers) * settings.slots
     busiest = max(
         times[0] // speeds[0],
         *(
@@ -195,13 +172,13 @@ def _micro_batch_ps(answer: Partition, work: PipelineWorkload, speed: dict[str, 
 
 
 def _finish(
-    model: ModelCosts, peers: tuple[GridMember, ...], work: PipelineWorkload, stages: int, cut: LayerDivision
+    settings: PlanSettings, peers: tuple[GridMember, ...], stages: int, cut: LayerDivision
 ) -> Partition:
-    sums = _sums(model, work, stages)
+    sums = _sums(settings, stages)
     groups, spare = _place_the_rest(sums, cut, peers)
     bounds = zip((0, *cut.ends[:-1]), cut.ends, strict=True)
     parts = tuple(
-        _part(model, work, first, end, tuple(sorted(peer.peer_id for peer in group)))
+        planned_stage(settings, first, end, (peer.peer_id for peer in group))
         for (first, end), group in zip(bounds, groups, strict=True)
     )
     return Partition(parts, sums.path_length, spare)
@@ -237,7 +214,7 @@ def _place_the_rest(
     return groups, tuple(sorted(spare))
 
 
-def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], work: PipelineWorkload) -> ModelError:
+def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], settings: PlanSettings) -> ModelError:
     """Return the error that says how many more free bytes every member would need."""
     low, high = 1, sums.ends_bytes + sums.held[-1] + sums.slot[-1]
     while low < high:
@@ -250,33 +227,20 @@ def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], work: PipelineWorkl
         f"{len(peers)} members with {free:,} bytes free cannot hold the model in {sums.stages} stages: "
         f"each would need {low:,} bytes more",
         hint=f"stage 0 needs at least {sums.first_bytes(1):,} bytes in one member that holds data; add "
-        f"members, or lower the micro-batch ({work.micro_batch_tokens} tokens, {work.slots} in flight)",
+        "members, or lower the micro-batch "
+        f"({settings.micro_batch_tokens} tokens, {settings.slots} in flight)",
     )
 
 
-def _part(
-    model: ModelCosts, work: PipelineWorkload, first: int, end: int, peers: tuple[str, ...]
-) -> PlannedStage:
-    costs = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
-    return PlannedStage(
-        first=first,
-        end=end,
-        held_bytes=sum(cost.held_bytes for cost in costs),
-        slot_bytes=sum(cost.activation_bytes for cost in costs) * work.micro_batch_tokens,
-        forward_s=sum(_pico(cost.forward_s) for cost in costs) / PICO,
-        peers=peers,
-    )
-
-
-def _sums(model: ModelCosts, work: PipelineWorkload, stages: int) -> LayerSums:
-    tokens = work.micro_batch_tokens * work.slots
+def _sums(settings: PlanSettings, stages: int) -> LayerSums:
+    model, tokens = settings.model, settings.micro_batch_tokens * settings.slots
     return LayerSums(
         held=(0, *accumulate(layer.held_bytes for layer in model.layers)),
         slot=(0, *accumulate(layer.activation_bytes * tokens for layer in model.layers)),
         work=(0, *accumulate(_pico(layer.forward_s) for layer in model.layers)),
         ends_bytes=model.ends.held_bytes + model.ends.activation_bytes * tokens,
         ends_work=_pico(model.ends.forward_s),
-        path_length=path_length(stages, work.skip),
+        path_length=path_length(stages, settings.skip),
         stages=stages,
         least=1,
         most=len(model.layers),
@@ -287,35 +251,13 @@ def _pico(seconds: float) -> int:
     return round(seconds * PICO)
 
 
-def _on_grid(members: Iterable[MemberResources]) -> tuple[GridMember, ...]:
-    """Return the members rounded and sorted: most memory first, then by peer id. Raises ConfigError."""
-    members = tuple(members)
-    for m in members:
-        if not 0 < m.speed <= MAX_SPEED or m.free_bytes < 0:
-            raise ConfigError(f"{m.peer_id} cannot have speed {m.speed} and {m.free_bytes} bytes free")
-    peers = [
-        GridMember(m.peer_id, m.free_bytes, max(1, round(m.speed * SPEED_GRID)), m.holds_data)
-        for m in members
-    ]
+def _on_grid(settings: PlanSettings, members: Iterable[MemberCosts]) -> tuple[GridMember, ...]:
+    """Return the members rounded and sorted: most memory first, then by peer id. A speed beyond the bound is
+    cut to it: one member's words keep no other from planning."""
+    peers: list[GridMember] = []
+    for member in members:
+        most = member.timings[-1]
+        speed = min(MAX_SPEED, settings.layer_forward_s * most.layers / most.forward_s)
+        grid = max(1, round(speed * SPEED_GRID))
+        peers.append(GridMember(member.peer_id, member.free_bytes, grid, member.holds_data))
     return tuple(sorted(peers, key=lambda peer: (-peer.free_bytes, peer.peer_id)))
-
-
-def _check(model: ModelCosts, peers: tuple[GridMember, ...], work: PipelineWorkload) -> None:
-    """Raises ConfigError for numbers that do not fit together, ModelError without a member that holds data.
-    Single announcements were checked on arrival."""
-    if not 0 <= work.skip < 1 or work.micro_batch_tokens < 1 or work.slots < 1 or work.hop_s < 0:
-        raise ConfigError(
-            f"a pipeline cannot work like this: {work}", hint="0 <= skip < 1, the others positive"
-        )
-    if not 2 <= len(model.layers) <= MAX_LAYERS or not 2 <= len(peers) <= MAX_MEMBERS:
-        raise ConfigError(
-            f"a pipeline of {len(model.layers)} layers and {len(peers)} members cannot be planned",
-            hint=f"from 2 to {MAX_LAYERS} layers and from 2 to {MAX_MEMBERS} members are possible",
-        )
-    if len({peer.peer_id for peer in peers}) < len(peers):
-        raise ConfigError("a member is listed twice", hint="keep its newest announcement only")
-    for cost in (*model.layers, model.ends):
-        if min(cost.held_bytes, cost.activation_bytes) < 0 or not 0 <= cost.forward_s < 1:
-            raise ConfigError(f"a layer cannot cost this: {cost}")
-    if not any(peer.holds_data for peer in peers):
-        raise ModelError("no member holds data, so there is no stage 0", hint="let one with memory hold it")

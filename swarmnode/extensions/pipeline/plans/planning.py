@@ -13,86 +13,21 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from statistics import median_low
 
 import msgspec
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings
-from swarmnode.extensions.pipeline.plans.member_costs import (
-    CostAnnouncement,
-    MemberCosts,
-    backward_s,
-    corrected_costs,
-    forward_s,
-    member_resources,
-)
+from swarmnode.extensions.pipeline.plans.instance_from_costs import instance_from
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, MemberCosts, corrected_costs
 from swarmnode.extensions.pipeline.plans.observations import counted_observations, useless_members
-from swarmnode.extensions.pipeline.plans.partition import (
-    ModelCosts,
-    Partition,
-    PipelineWorkload,
-    PlannedStage,
-    partition,
-)
+from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage, partition, planned_stage
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.plans.refilling import PlanningCosts, refill_stages
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort, first_plan, search
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
-
-MAX_SHOWN_CHARS = 64
-"""Characters shown of one setting in `plan_terms`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSettings:
-    """Settings that determine a plan, apart from the members. Equal on all members, or they would not
-    agree."""
-
-    model: ModelCosts
-    micro_batch_tokens: int
-    token_bytes: int
-    """Bytes of one token between stages, after compression."""
-    skip: float = 0.0
-    """Share of stages that a micro-batch leaves out."""
-    slots: int = 3
-    """Micro-batches that a member must be able to hold between their forward and backward pass."""
-    waves: int = 1
-    """Micro-batches of an agent in one iteration."""
-    stages: int | None = None
-    """Number of stages; None: as many as move most micro-batches. With fewer members than this there are
-    fewer stages."""
-    overhead_s: float = 0.0
-    """Seconds of a hop beside the link."""
-    gap_s: float = 0.0
-    """Seconds after each task for which a member is not available."""
-    loss_factor: float = 0.25
-    """Forward and backward of head and loss over the forward of stage 0's layers."""
-    max_gap: int = 4
-    """Largest step between consecutive visited stages."""
-    seed: int = 0
-    search_tasks: int = 200_000
-    """Tasks that the search simulates, about a second of CPU. Equal on all members, so that they agree."""
-
-    others: tuple[tuple[str, str], ...] = ()
-    """Names and values of settings that no plan depends on but that must be equal on all members."""
-
-    @property
-    def layer_forward_s(self) -> float:
-        """Seconds of one token through a layer of the reference device."""
-        return sum(layer.forward_s for layer in self.model.layers) / len(self.model.layers)
-
-
-def plan_terms(settings: PlanSettings, model_name: str) -> dict[str, str]:
-    """Return the settings as short texts, for announcements: a member with different ones is told which."""
-    every: dict[str, object] = msgspec.to_builtins(settings)
-    del every["others"]
-    shown = {name: str(value) for name, value in (*every.items(), *settings.others)}
-    costs = msgspec.json.encode(settings.model, order="deterministic")
-    shown |= {"model": model_name, "layer_costs": hashlib.sha256(costs).hexdigest()[:16]}
-    return {name: text[:MAX_SHOWN_CHARS] for name, text in sorted(shown.items())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +38,16 @@ class FormerStages:
     """First layer behind each stage."""
     stage_of: Mapping[str, int]
     """Stage of each peer id. Newcomers, and members that hold layers of another division, are absent."""
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The first layer of each peer id, and the one behind its last."""
+        starts = (0, *self.ends)
+        return {
+            peer: (starts[stage], self.ends[stage])
+            for peer, stage in self.stage_of.items()
+            if 0 <= stage < len(self.ends)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,26 +147,26 @@ def _planned(inputs: PlanInputs, costs: Sequence[MemberCosts]) -> AgreedPlan:
     """Return the plan with these members. Others that are announced stay spare."""
     if len(costs) == 1:
         return _alone(inputs, costs[0])
-    scene = _scene(inputs, costs)
-    kept = _kept(inputs.former, scene, _stage_count(inputs.settings, len(costs)))
+    links = {
+        (said.member.peer_id, other): link
+        for said in inputs.announcements
+        for other, link in said.links.items()
+    }
+    scene = PlanningCosts({each.peer_id: each for each in costs}, links, inputs.settings)
+    former, stages = inputs.former, _stage_count(inputs.settings, len(costs))
+    kept = None
+    if former is not None and len(former.ends) > 1 and stages in (None, len(former.ends)):
+        kept = refill_stages(scene, former.ends, former.stage_of)
     if kept is None:
-        return _divided(inputs, scene)
+        return _divided(inputs, scene, stages)
     return _agreed(inputs, kept, _scheduled(inputs.settings, scene.measured(kept)[0], None))
 
 
 def must_load(agreed: AgreedPlan, former: FormerStages | None) -> tuple[str, ...]:
     """Return members that hold other layers under the plan than before, so that they have to load weights;
     sorted."""
-    after = agreed.former
-    before = _ranges(former)
-    return tuple(sorted(peer for peer, part in _ranges(after).items() if before.get(peer) != part))
-
-
-def _ranges(former: FormerStages | None) -> dict[str, tuple[int, int]]:
-    if former is None:
-        return {}
-    starts = (0, *former.ends)
-    return {peer: (starts[stage], former.ends[stage]) for peer, stage in former.stage_of.items()}
+    before = former.ranges if former is not None else {}
+    return tuple(sorted(peer for peer, part in agreed.former.ranges.items() if before.get(peer) != part))
 
 
 def _stage_count(settings: PlanSettings, members: int) -> int | None:
@@ -231,33 +176,20 @@ def _stage_count(settings: PlanSettings, members: int) -> int | None:
     return max(2, min(settings.stages, members, len(settings.model.layers)))
 
 
-def _kept(former: FormerStages | None, scene: PlanningCosts, stages: int | None) -> Partition | None:
-    """Return the former stages, filled. None if there were none or too few for this number of stages, or if
-    one stays empty."""
-    if former is None or len(former.ends) < 2 or stages not in (None, len(former.ends)):
-        return None
-    return refill_stages(scene, former.ends, former.stage_of)
-
-
-def _divided(inputs: PlanInputs, scene: PlanningCosts) -> AgreedPlan:
+def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> AgreedPlan:
     """Return a plan that is free to choose: layers by memory and speed, members by links, then paths."""
     settings = inputs.settings
-    members = [
-        member_resources(each, layer_forward_s=settings.layer_forward_s) for each in scene.costs.values()
-    ]
     try:
-        count = _stage_count(settings, len(members))
-        parts = partition(settings.model, members, scene.work, stages=count)
+        parts = partition(settings, scene.costs.values(), stages=count, hop_s=scene.hop_s)
     except ModelError:
-        whole = [
-            peer for peer, part in _ranges(inputs.former).items() if part == (0, len(settings.model.layers))
-        ]
-        if not set(whole) & set(scene.costs):
+        before = inputs.former.ranges if inputs.former is not None else {}
+        whole = [peer for peer in scene.costs if before.get(peer) == (0, len(settings.model.layers))]
+        if not whole:
             raise
         # Whoever was left alone with the model goes on so: these newcomers are too small to share it.
-        return _alone(inputs, scene.costs[min(set(whole) & set(scene.costs))])
+        return _alone(inputs, scene.costs[min(whole)])
     instance, holding = scene.measured(parts)
-    found = search(instance, seed=settings.seed, effort=_effort(settings.search_tasks), holding=holding).plan
+    found = search(instance, seed=0, effort=_effort(settings.search_tasks), holding=holding).plan
     stages = tuple(
         replace(part, peers=tuple(instance.names[node] for node in nodes))
         for part, nodes in zip(parts.stages, found.instance.stages, strict=True)
@@ -280,17 +212,15 @@ def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -
     tasks = instance.waves * (2 * instance.path_length + 1)
     agents = sum(instance.memory[node] for node in instance.stages[0])
     budget = SearchBudget(steps=max(16, settings.search_tasks // (tasks * agents)))
-    return schedule(instance, seed=settings.seed, budget=budget, start=start).plan
+    return schedule(instance, seed=0, budget=budget, start=start).plan
 
 
 def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
     """Return the plan of one member that holds every layer, until others come back. Raises ModelError if it
     cannot."""
     settings = inputs.settings
-    costs = (*settings.model.layers, settings.model.ends)
-    held = sum(cost.held_bytes for cost in costs)
-    slot = sum(cost.activation_bytes for cost in costs) * settings.micro_batch_tokens
-    missing = held + slot - member.free_bytes
+    part = planned_stage(settings, 0, len(settings.model.layers), [member.peer_id])
+    missing = part.held_bytes + part.slot_bytes - member.free_bytes
     if missing > 0:
         raise ModelError(
             f"{member.peer_id} is the only member left and lacks {missing:,} bytes to hold the whole model",
@@ -301,55 +231,9 @@ def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
         raise ModelError(
             f"{member.peer_id} is the only member left and holds no data", hint="add one that does"
         )
-    layers = len(settings.model.layers)
-    part = PlannedStage(
-        0, layers, held, slot, sum(layer.forward_s for layer in costs), peers=(member.peer_id,)
-    )
-    slots = min(
-        member.memory_slots, settings.slots, (member.free_bytes - held) // slot if slot else settings.slots
-    )
-    instance = Instance(
-        names=(member.peer_id,),
-        forward_s=(forward_s(member, layers) * settings.micro_batch_tokens,),
-        hop_s=((0.0,),),
-        memory=(slots,),
-        stages=((0,),),
-        path_length=1,
-        waves=settings.waves,
-        backward_factor=backward_s(member, layers) / forward_s(member, layers),
-        loss_factor=settings.loss_factor,
-        gap_s=settings.gap_s,
-        first_gap_s=settings.gap_s,
-        max_gap=settings.max_gap,
-    )
-    return _agreed(inputs, Partition((part,), 1, ()), first_plan(instance))
-
-
-def _scene(inputs: PlanInputs, costs: Sequence[MemberCosts]) -> PlanningCosts:
-    settings = inputs.settings
-    links = {
-        (said.member.peer_id, other): link
-        for said in inputs.announcements
-        for other, link in said.links.items()
-    }
-    size_bytes = settings.token_bytes * settings.micro_batch_tokens
-    hops = sorted(link.transfer_s(size_bytes) for link in links.values())
-    work = PipelineWorkload(
-        settings.skip,
-        settings.micro_batch_tokens,
-        settings.slots,
-        hop_s=settings.overhead_s + (median_low(hops) if hops else 0.0),
-    )
-    iteration = IterationSettings(
-        waves=settings.waves,
-        token_bytes=settings.token_bytes,
-        overhead_s=settings.overhead_s,
-        gap_s=settings.gap_s,
-        loss_factor=settings.loss_factor,
-        max_gap=settings.max_gap,
-    )
-    by_peer = {each.peer_id: each for each in costs}
-    return PlanningCosts(by_peer, links, settings.model, work, iteration)
+    parts = Partition((part,), 1, ())
+    instance, _ = instance_from({member.peer_id: member}, {}, parts, settings)
+    return _agreed(inputs, parts, first_plan(instance))
 
 
 def _agreed(inputs: PlanInputs, parts: Partition, plan: Plan) -> AgreedPlan:

@@ -98,21 +98,14 @@ def _shortest(
     return (data_node, _nearest(instance, data_node, data_node, free or willing))
 
 
-def neighbour_of(plan: Plan, node: int) -> int | None:
-    """Return the node that keeps a copy of this node's state: one of another stage, as near as possible.
-
-    Copies are spread so that every node has a keeper: one each, unless a stage has more than half of the
-    members. None if the node is in no stage, or if there is no other stage.
-    """
-    return neighbours(plan.instance)[node]
-
-
 @lru_cache(maxsize=8)
 def neighbours(instance: Instance) -> tuple[int | None, ...]:
-    """Return `neighbour_of` for every node.
+    """Return, by node, the node that keeps a copy of its state: one of another stage, as near as possible.
 
-    Nodes choose in turn, nearest first. A node that finds all near keepers busy makes one of them hand a copy
-    over to its owner's next choice (augmenting paths, as in Kuhn's bipartite matching).
+    Copies are spread so that every node has a keeper: one each, unless a stage has more than half of the
+    members. None if the node is in no stage, or if there is no other stage. Nodes choose in turn, nearest
+    first. A node that finds all near keepers busy makes one of them hand a copy over to its owner's next
+    choice (augmenting paths, as in Kuhn's bipartite matching).
     """
     placed = [node for nodes in instance.stages for node in nodes]
     largest = max(len(nodes) for nodes in instance.stages)

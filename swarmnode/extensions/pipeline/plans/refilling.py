@@ -12,17 +12,13 @@ changing the stage means loading weights. None of this asks for the time or the 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from statistics import median_low
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings, instance_from
+from swarmnode.extensions.pipeline.plans.instance_from_costs import instance_from
 from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, forward_s
-from swarmnode.extensions.pipeline.plans.partition import (
-    ModelCosts,
-    Partition,
-    PipelineWorkload,
-    PlannedStage,
-    path_length,
-)
+from swarmnode.extensions.pipeline.plans.partition import Partition, path_length, planned_stage
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents
 from swarmnode.extensions.pipeline.scheduling.placement_moves import PlacementTable
@@ -48,35 +44,31 @@ class PlanningCosts:
     """Costs of each peer id, sorted, corrected by observations of others."""
     links: Mapping[tuple[str, str], LinkCosts]
     """Costs of the link from one peer id to another."""
-    model: ModelCosts
-    work: PipelineWorkload
-    iteration: IterationSettings
+    settings: PlanSettings
+
+    @property
+    def hop_s(self) -> float:
+        """Typical time of a micro-batch from one member to the next."""
+        size_bytes = self.settings.token_bytes * self.settings.micro_batch_tokens
+        hops = sorted(link.transfer_s(size_bytes) for link in self.links.values())
+        return median_low(hops) if hops else 0.0
 
     def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
         """Return the instance of this partition, and the costs of each member in every other stage.
 
         Raises ConfigError if no link was measured, or if a member cannot hold a micro-batch of its stage.
         """
-        return instance_from(self.costs.values(), self.links, parts, self.work, self.iteration)
+        return instance_from(self.costs, self.links, parts, self.settings)
 
     def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
         """Return the partition with these stages and replicas. Members in no group are spare."""
-        model, stages = self.model, list[PlannedStage]()
-        for first, end, group in zip((0, *ends), ends, groups, strict=False):
-            layers = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
-            stages.append(
-                PlannedStage(
-                    first,
-                    end,
-                    held_bytes=sum(cost.held_bytes for cost in layers),
-                    slot_bytes=sum(cost.activation_bytes for cost in layers) * self.work.micro_batch_tokens,
-                    forward_s=sum(cost.forward_s for cost in layers),
-                    peers=tuple(sorted(group)),
-                )
-            )
+        stages = tuple(
+            planned_stage(self.settings, first, end, group)
+            for first, end, group in zip((0, *ends), ends, groups, strict=False)
+        )
         placed = {peer for group in groups for peer in group}
         spare = tuple(sorted(peer for peer in self.costs if peer not in placed))
-        return Partition(tuple(stages), path_length(len(ends), self.work.skip), spare)
+        return Partition(stages, path_length(len(ends), self.settings.skip), spare)
 
 
 def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
@@ -84,7 +76,7 @@ def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[s
 
     None if the last stage does not end where the model does, or if these members cannot fill the stages.
     """
-    if not ends or ends[-1] != len(scene.model.layers) or len(scene.costs) < len(ends):
+    if not ends or ends[-1] != len(scene.settings.model.layers) or len(scene.costs) < len(ends):
         return None
     map_ = _Map(scene, ends)
     newcomers = [peer for peer in scene.costs if not map_.stays(peer, stage_of.get(peer))]

@@ -244,5 +244,8 @@ class TextRole:
         )
 
 
+DataRole = RolloutRole | TextRole
+
+
 def _members(agreed: AgreedPlan, own: int) -> StageHolders:
     return StageHolders(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)

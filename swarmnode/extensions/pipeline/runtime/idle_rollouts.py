@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from swarmnode.extensions.pipeline.execution.idle import IdleRollouts, IdleStats
 from swarmnode.extensions.pipeline.execution.idle_budget import IdleSettings
 from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
 from swarmnode.identity.node_key import NodeKey
-from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory, size_text
+from swarmnode.machine.memory_plan import Workload, plan_memory, size_text
 from swarmnode.network.host import Host
 from swarmnode.node.building.assemble import build_exchange
 from swarmnode.node.building.local_policy import renderer_of
@@ -39,7 +39,7 @@ from swarmnode.settings.config import Config
 from swarmnode.tasks.drawing.example_stream import ExampleStream
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.task import Task, is_environment
-from swarmnode.types import Example, RolloutGroup
+from swarmnode.types import RolloutGroup
 
 if TYPE_CHECKING:
     from swarmnode.model.base_model import LoadedModel
@@ -96,7 +96,7 @@ def load_idle_model(source: str, config: Config) -> IdleModel:
         raise ModelError(
             f"pipeline.idle_model = {config.pipeline.idle_model} cannot be used: {error.message}", hint=HINT
         ) from error
-    size_bytes = idle_bytes(_card(base, config), base, longest)
+    size_bytes = _idle_bytes(base, config, longest)
     logger.info("while our stage waits, %s generates rollouts; it takes %s", base.name, size_text(size_bytes))
     renderer = renderer_of(config.policy, base.tokenizer, base.eos_token_ids)
     return IdleModel(
@@ -117,18 +117,14 @@ def answer_bounds(config: Config, limit: int | None) -> tuple[int, int]:
     return max_tokens, longest if limit is None else min(longest, limit)
 
 
-def _card(base: "LoadedModel", config: Config) -> ModelCard:
+def _idle_bytes(base: "LoadedModel", config: Config, longest: int) -> int:
+    """Return the bytes of the weights, the engine's copy of them, and keys and values of all rows at full
+    length. Raises ModelError if they are not known."""
     if base.card is None:
         raise ModelError(
             f"pipeline.idle_model = {config.pipeline.idle_model} cannot be used: what it takes is not known",
             hint=HINT,
         )
-    return base.card
-
-
-def idle_bytes(card: ModelCard, base: "LoadedModel", longest: int) -> int:
-    """Return the bytes of the weights, the engine's copy of them, and keys and values of all rows at full
-    length."""
     work = Workload(
         rank=1,
         slots=MOST_ROWS,
@@ -137,7 +133,7 @@ def idle_bytes(card: ModelCard, base: "LoadedModel", longest: int) -> int:
         number_bytes=base.model.dtype.itemsize,
         gpu=base.model.device.type == "cuda",
     )
-    plan = plan_memory(card, work)
+    plan = plan_memory(base.card, work)
     return round(plan.weights + plan.engine_weights + plan.kv_cache)
 
 
@@ -187,7 +183,7 @@ class IdleSharing:
                 SamplingParams(model.max_tokens, rollout.temperature, rollout.top_p),
                 seed=seed,
             ),
-            _examples(tasks, seed, rollout.groups),
+            ExampleStream(list(tasks.values()), seed, rollout.groups),
             self._finished,
             IdleSettings(STEP_S, MOST_ROWS),
             self._busy_s,
@@ -306,10 +302,6 @@ class IdleSharing:
         """Close the engine. To be called once the stage's thread has ended."""
         self._rollouts.close()
         self._model.engine.close()
-
-
-def _examples(tasks: Mapping[str, Task], seed: int, per_round: int) -> Iterator[Example]:
-    return ExampleStream(list(tasks.values()), seed, per_round)
 
 
 def sharing_exchange(

@@ -1,18 +1,17 @@
-"""The parts that a pipeline member is made of, and the interface of its role as a data node.
+"""The parts that a pipeline member is made of, and those that it works with while it is a data node.
 
-run_pipeline.py -> [PipelineParts] -> pipeline_node.py -> [DataNode] -> [DataRole] (data_roles.py)
+run_pipeline.py -> [PipelineParts] -> pipeline_node.py -> [DataNode] -> data_roles.py
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage, OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.extensions.pipeline.replication.holdings import HeldState
 from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
@@ -23,7 +22,7 @@ from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.streams import StreamHost
 from swarmnode.node.showing.board import Watcher
-from swarmnode.node.showing.node_status import NodeStatus, PipelineStatus, Summary
+from swarmnode.node.showing.node_status import PipelineStatus
 from swarmnode.settings.config import Config
 from swarmnode.training.records import TrainReport
 
@@ -52,7 +51,7 @@ class PipelineParts:
 
 @dataclass(frozen=True, slots=True)
 class DataNode:
-    """The parts that a member of stage 0 works with while it holds the data: all that a `DataRole` needs."""
+    """The parts that a member of stage 0 works with while it holds the data: all that its role needs."""
 
     parts: PipelineParts
     link: PipelineLink
@@ -81,30 +80,3 @@ def rounds_are_done(config: Config, member: PipelineMember) -> bool:
     """Return True if a member has taken as many optimizer steps as the settings ask for."""
     limit = config.node.rounds
     return limit is not None and member.iteration >= limit
-
-
-class DataRole(Protocol):
-    """The role of a member of stage 0: it drives iterations until it is done (data_roles.py)."""
-
-    async def run(self) -> str:
-        """Drive iterations until the rounds are done or we are stopped. Returns the reason of the end. Raises
-        RoleChanged."""
-        ...
-
-    def stop(self) -> None:
-        """End after the running iteration."""
-        ...
-
-    def replanned(self, agreed: AgreedPlan) -> None:
-        """Take note of another plan, which has a stage for us."""
-        ...
-
-    @property
-    def status(self) -> NodeStatus | None:
-        """Status of the role; None if that of the stage says it all."""
-        ...
-
-    @property
-    def summary(self) -> Summary | None:
-        """Summary of the role; None if that of the stage says it all."""
-        ...

@@ -10,19 +10,17 @@ the rounds and what waits to be trained on; the weights are in the members' own 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
 import torch
 
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
-from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
+from swarmnode.extensions.pipeline.execution.member_records import Feed
 from swarmnode.extensions.pipeline.feeds.rollout_feed import PathSamples, RolloutFeed
-from swarmnode.extensions.pipeline.own_stage.collected_state import WholeState
 from swarmnode.extensions.pipeline.replication.checkpoints import whole_snapshot
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
-from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan
+from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, PipelineLink
 from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter
@@ -40,34 +38,13 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 
-class PipelineHandle(Protocol):
-    """The pipeline, as the learner's threads use it (pipeline_link.py). Calls block."""
-
-    @property
-    def iteration(self) -> int:
-        """Optimizer steps taken: the policy version."""
-        ...
-
-    def train(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
-        """Run one iteration to its end. Returns None if we were stopped before it began."""
-        ...
-
-    def whole_state(self) -> WholeState:
-        """Return the learned state of all stages, collected from the members. Raises PipelineError."""
-        ...
-
-    def stop(self) -> None:
-        """Begin no further iteration."""
-        ...
-
-
 class PipelineLearner(RolloutLearner):
     """A `Learner` whose policy is held by the members of a pipeline."""
 
     def __init__(
         self,
         config: Config,
-        link: PipelineHandle,
+        link: PipelineLink,
         engine: Engine,
         renderer: Renderer,
         tasks: Mapping[str, Task],
@@ -143,8 +120,7 @@ class PipelineLearner(RolloutLearner):
             whole = self._link.whole_state()
             measured = self._measure(), self._task_specs(), self._versions()
             state = state_of(*self._base, whole.iteration, counters, self._seed, *measured)
-            tensors = {**whole.adapter, **whole.optimizer}
-            snapshot = whole_snapshot(tensors, state, self._config.policy, waiting=waiting)
+            snapshot = whole_snapshot(whole.tensors, state, self._config.policy, waiting=waiting)
         except (PipelineError, CheckpointError) as error:
             failed: Future[str] = Future()
             failed.set_exception(StorageError(f"no checkpoint: {error.message}", hint=error.hint))

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from swarmnode.errors import ModelError, PipelineError
 from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
-from swarmnode.extensions.pipeline.own_stage.collected_state import WholeState
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.replication.holdings import Assembled
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 
@@ -80,7 +80,7 @@ class PipelineLink:
         """Call `drive` from a thread; it blocks."""
         return self.call(self.drive(feed))
 
-    def whole_state(self) -> WholeState:
+    def whole_state(self) -> Assembled:
         """Return the adapters of all stages with their moments, of the newest step that all members still
         have. From a thread. With full training there is no adapter: the members' own checkpoints hold the
         weights."""

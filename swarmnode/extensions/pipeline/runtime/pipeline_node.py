@@ -27,12 +27,8 @@ from swarmnode.extensions.pipeline.membership.slowdowns import SlowdownLog
 from swarmnode.extensions.pipeline.own_stage.stage_services import StageServices
 from swarmnode.extensions.pipeline.plans.member_costs import Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.runtime.member_parts import (
-    DataNode,
-    DataRole,
-    PipelineParts,
-    rounds_are_done,
-)
+from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts, rounds_are_done
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink, RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView

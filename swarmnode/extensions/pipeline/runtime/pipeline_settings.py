@@ -10,7 +10,7 @@ from pathlib import Path
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.plans.model_costs import StageTraining, model_costs
-from swarmnode.extensions.pipeline.plans.planning import PlanSettings
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_BACK
 from swarmnode.model.base_model import find_device, find_dtype
@@ -52,7 +52,11 @@ def check(config: Config) -> None:
             f"pipeline.slots x pipeline.waves is {most} micro-batches of one data node",
             hint=f"at most {MAX_BACK}",
         )
-    check_idle(config)
+    if pipeline.idle_model and not config.exchange.enabled:
+        raise ConfigError(
+            "pipeline.idle_model would generate rollouts for nobody: exchange.enabled is off",
+            hint="switch the exchange on, or leave pipeline.idle_model empty",
+        )
 
 
 ANYONE = "anyone"
@@ -70,15 +74,6 @@ def check_closed(config: Config, *, private: bool) -> None:
         hint="invite them: swarmnode swarm create NAME --private; or name them in pipeline.members, or let"
         f" everybody in with --set pipeline.members={ANYONE}",
     )
-
-
-def check_idle(config: Config) -> None:
-    """Raises ConfigError for idle rollouts that would be shared with no one."""
-    if config.pipeline.idle_model and not config.exchange.enabled:
-        raise ConfigError(
-            "pipeline.idle_model would generate rollouts for nobody: exchange.enabled is off",
-            hint="switch the exchange on, or leave pipeline.idle_model empty",
-        )
 
 
 def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:

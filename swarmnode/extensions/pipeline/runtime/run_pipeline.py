@@ -16,9 +16,9 @@ from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.extensions.pipeline.replication.holdings import HeldState
-from swarmnode.extensions.pipeline.runtime.data_roles import RolloutInputs, RolloutRole, TextRole
+from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, RolloutInputs, RolloutRole, TextRole
 from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
-from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, DataRole, PipelineParts
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
     batch_tokens,

@@ -22,7 +22,6 @@ import random
 from dataclasses import dataclass, replace
 from math import exp, inf, log
 
-from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.placement_moves import (
@@ -81,16 +80,15 @@ def search(
     """Search maps and paths together. Never worse than the given map with the first paths laid for it.
 
     Stages keep their numbers of nodes. Without `holding`, nodes keep their speed and slots wherever they are.
-    Raises ConfigError when `holding` does not fit the instance, or the given map breaks it.
+    Raises ConfigError if a node cannot hold the stage where the given map has it.
     """
     effort = effort or PlacementEffort()
     table = holding or _uniform(instance)
-    _check(instance, table)
     given = first_plan(_with_stages(instance, instance.stages, table))
     rng = random.Random(seed)
     found = [PlacedPlan.of(given)]
     for start in range(effort.starts):
-        state = PlacementState.of(given, table)
+        state = PlacementState(given, table)
         if start:
             _shuffle(state, rng)
         plan = _anneal(state, rng, effort.moves)
@@ -156,7 +154,7 @@ def _anneal(state: PlacementState, rng: random.Random, moves: int) -> Plan:
 
 def _polish(start: PlacedPlan, table: PlacementTable, rng: random.Random, tasks: int) -> PlacedPlan:
     """Anneal gently on the exact simulator, which gives up early on moves that would not be accepted."""
-    state, now, best = PlacementState.of(start.plan, table), start.makespan_s, start
+    state, now, best = PlacementState(start.plan, table), start.makespan_s, start
     placed = start.plan.instance
     simulator = Simulator(placed)
     simulations = _simulations(start.plan, tasks)
@@ -213,16 +211,3 @@ def _uniform(instance: Instance) -> PlacementTable:
         tuple((seconds,) * width for seconds in instance.forward_s),
         tuple((slots,) * width for slots in instance.memory),
     )
-
-
-def _check(instance: Instance, table: PlacementTable) -> None:
-    width = len(instance.stages)
-    rows = (*table.forward_s, *table.memory)
-    if len(rows) != 2 * instance.node_count or any(len(row) != width for row in rows):
-        raise ConfigError(f"a holding must have {instance.node_count} rows of {width} stages, twice")
-    for stage, nodes in enumerate(instance.stages):
-        for node in nodes:
-            if table.memory[node][stage] < 1:
-                raise ConfigError(
-                    f"{instance.names[node]} cannot hold stage {stage}, where the given map has it"
-                )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 
-from swarmnode.extensions.pipeline.scheduling.instance import Instance, least_visits
+from swarmnode.extensions.pipeline.scheduling.instance import least_visits
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 
 POWER = 8
@@ -19,7 +19,6 @@ not a general power."""
 NODE_MOVES = 0.4
 """Share of moves that swap two nodes; the others change paths."""
 
-Paths = list[list[int]]
 Snapshot = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 """Stage of every node, and the paths."""
 
@@ -45,23 +44,19 @@ class PlacementChange:
 class PlacementState:
     """A map and paths that keep all rules, and the legal moves from it."""
 
-    def __init__(self, instance: Instance, table: PlacementTable, paths: Paths) -> None:
-        self.instance = instance
+    def __init__(self, plan: Plan, table: PlacementTable) -> None:
+        instance = self.instance = plan.instance
         self.table = table
-        self.paths = paths
+        self.paths = [list(path) for path in plan.paths]
         self.stage_of = list(instance.stage_of)
         self.stages = [list(nodes) for nodes in instance.stages]
         self.visitors: list[list[int]] = [[] for _ in range(instance.node_count)]
         """Agents that visit each node."""
-        for agent, path in enumerate(paths):
+        for agent, path in enumerate(plan.paths):
             for node in path:
                 self.visitors[node].append(agent)
-        self.least = least_visits(instance, len(paths))
+        self.least = least_visits(instance, len(plan.paths))
         self.visits = [sum(len(self.visitors[node]) for node in nodes) for nodes in instance.stages]
-
-    @classmethod
-    def of(cls, plan: Plan, table: PlacementTable) -> "PlacementState":
-        return cls(plan.instance, table, [list(path) for path in plan.paths])
 
     def snapshot(self) -> Snapshot:
         return tuple(self.stage_of), tuple(map(tuple, self.paths))

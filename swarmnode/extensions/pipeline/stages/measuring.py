@@ -3,15 +3,13 @@
 whole_model.py -> [measure_stage], hardware -> [memory_for_stage] -> MemberCosts, announced
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from swarmnode.extensions.pipeline.membership.link_probes import time_stage
 from swarmnode.extensions.pipeline.plans.member_costs import StageTiming
 from swarmnode.extensions.pipeline.stages.loading import load_stage
-from swarmnode.extensions.pipeline.stages.stage_model import StageModel, StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.machine.hardware import GIB, inspect_machine
 
@@ -47,34 +45,28 @@ def measure_stage(
 
 
 def _timing(whole: WholeModel, settings: StageSettings, layers: int, tokens: int) -> StageTiming:
+    """Return the time of forward and backward passes with random hidden states."""
     part = StagePart(0, layers)
     model = load_stage(whole.folder, part, settings, cut=whole.cut, weights=whole.weights)
-    passes = _Passes(model)
-    counts = sorted({max(1, tokens // share) for share in TOKEN_SHARES})
-    return time_stage(layers, passes.forward, passes.backward, token_counts=counts, micro_batch_tokens=tokens)
+    parameters = list(model.trainable().values())
 
-
-class _Passes:
-    """Forward and backward passes with random hidden states."""
-
-    def __init__(self, model: StageModel) -> None:
-        self._model = model
-        self._parameters: Sequence[Tensor] = list(model.trainable().values())
-
-    def forward(self, tokens: int) -> tuple[Tensor, Tensor]:
-        size, settings = self._model.hidden_size, self._model.settings
-        hidden_BTD = torch.randn(1, tokens, size, dtype=settings.dtype, device=settings.device)
+    def forward(count: int) -> tuple[Tensor, Tensor]:
+        hidden_BTD = torch.randn(1, count, model.hidden_size, dtype=settings.dtype, device=settings.device)
         hidden_BTD.requires_grad_()
-        output_BTD = self._model.forward(hidden_BTD)
-        self._wait()
+        output_BTD = model.forward(hidden_BTD)
+        _wait(model.device)
         return hidden_BTD, output_BTD
 
-    def backward(self, kept: tuple[Tensor, Tensor]) -> None:
+    def backward(kept: tuple[Tensor, Tensor]) -> None:
         hidden_BTD, output_BTD = kept
         ones_BTD = torch.ones_like(output_BTD)
-        torch.autograd.grad(output_BTD, [hidden_BTD, *self._parameters], ones_BTD, allow_unused=True)
-        self._wait()
+        torch.autograd.grad(output_BTD, [hidden_BTD, *parameters], ones_BTD, allow_unused=True)
+        _wait(model.device)
 
-    def _wait(self) -> None:
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
+    counts = sorted({max(1, tokens // share) for share in TOKEN_SHARES})
+    return time_stage(layers, forward, backward, token_counts=counts, micro_batch_tokens=tokens)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.model.attention import PackedLayout
 from swarmnode.training.losses import LossOutput
 
@@ -72,42 +71,6 @@ def is_same_input(one: StageInput, other: StageInput) -> bool:
 
 def _runs(item: StageInput) -> tuple[object, object] | None:
     return None if item.layout is None else (item.layout.lengths, item.layout.prompts)
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Reason why an input is refused."""
-
-    reason: Refusal
-    detail: str
-
-
-def fault_of(
-    item: StageInput, hidden_size: int, vocabulary: int | None, *, max_tokens: int, packs: bool
-) -> Fault | None:
-    """Return what is wrong with an input, or None.
-
-    `vocabulary`: number of token ids, if they may come in; None: hidden states only, whose values are not
-    looked at. `packs`: the model takes packed rows.
-    """
-    values, shape = item.values, item.values.shape
-    are_ids = vocabulary is not None and values.dtype == torch.long
-    if len(shape) != (2 if are_ids else 3) or not (are_ids or values.is_floating_point()):
-        return Fault(Refusal.WRONG_SHAPE, f"{values.dtype} {list(shape)}")
-    if not are_ids and shape[2] != hidden_size:
-        return Fault(Refusal.WRONG_SHAPE, f"width {shape[2]}, here it is {hidden_size}")
-    tokens = shape[0] * shape[1]
-    if not 0 < tokens <= max_tokens:
-        return Fault(Refusal.TOO_LARGE, f"{tokens} tokens, at most {max_tokens}")
-    if not 0 < item.tokens <= tokens:
-        return Fault(Refusal.WRONG_SHAPE, f"{item.tokens} of {tokens} tokens are learned from")
-    if item.layout is not None and not packs:
-        return Fault(Refusal.WRONG_SHAPE, "this model takes no packed rows")
-    if item.layout is not None and (shape[0] != 1 or sum(item.layout.lengths) != tokens):
-        return Fault(Refusal.WRONG_SHAPE, f"{sum(item.layout.lengths)} packed tokens in {list(shape)}")
-    if are_ids and not 0 <= int(values.min()) <= int(values.max()) < (vocabulary or 0):
-        return Fault(Refusal.WRONG_SHAPE, f"a token id beyond the vocabulary of {vocabulary}")
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.stages.micro_batches import StageInput, fault_of
+from swarmnode.extensions.pipeline.stages.micro_batches import StageInput
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.model.budget import is_out_of_memory
@@ -32,13 +32,9 @@ class TensorChecks:
     def input(self, item: StageInput) -> StageInput:
         """Return the input on the device and in the type of the stage. Raises Rejected: wrong_shape,
         too_large, not_finite."""
-        model = self._model
-        vocabulary = model.vocabulary if model.part.has_ends else None
-        fault = fault_of(item, model.hidden_size, vocabulary, max_tokens=self._max_tokens, packs=model.packs)
-        if fault is not None:
-            self.refuse(fault.reason, fault.detail)
+        self._shape(item)
         if not item.values.is_floating_point():
-            return replace(item, values=item.values.to(model.device))
+            return replace(item, values=item.values.to(self._model.device))
         own_BTD = self.own_type(item.values)
         self.finite(own_BTD, "what came in")
         return replace(item, values=own_BTD.requires_grad_())
@@ -50,6 +46,27 @@ class TensorChecks:
         own = self.own_type(gradient_BTD)
         self.finite(own, "a gradient that came in")
         return own
+
+    def _shape(self, item: StageInput) -> None:
+        """Raises Rejected unless these are token ids, which only the data stage takes, or hidden states."""
+        model, values, shape = self._model, item.values, item.values.shape
+        are_ids = model.part.has_ends and values.dtype == torch.long
+        if len(shape) != (2 if are_ids else 3) or not (are_ids or values.is_floating_point()):
+            self.refuse(Refusal.WRONG_SHAPE, f"{values.dtype} {list(shape)}")
+        if not are_ids and shape[2] != model.hidden_size:
+            self.refuse(Refusal.WRONG_SHAPE, f"width {shape[2]}, here it is {model.hidden_size}")
+        tokens = shape[0] * shape[1]
+        if not 0 < tokens <= self._max_tokens:
+            self.refuse(Refusal.TOO_LARGE, f"{tokens} tokens, at most {self._max_tokens}")
+        if not 0 < item.tokens <= tokens:
+            self.refuse(Refusal.WRONG_SHAPE, f"{item.tokens} of {tokens} tokens are learned from")
+        if item.layout is not None and not model.packs:
+            self.refuse(Refusal.WRONG_SHAPE, "this model takes no packed rows")
+        if item.layout is not None and (shape[0] != 1 or sum(item.layout.lengths) != tokens):
+            packed = sum(item.layout.lengths)
+            self.refuse(Refusal.WRONG_SHAPE, f"{packed} packed tokens in {list(shape)}")
+        if are_ids and not 0 <= int(values.min()) <= int(values.max()) < model.vocabulary:
+            self.refuse(Refusal.WRONG_SHAPE, f"a token id beyond the vocabulary of {model.vocabulary}")
 
     def own_type(self, values: Tensor) -> Tensor:
         """Return the values without graph, on the device and in the type of the stage."""

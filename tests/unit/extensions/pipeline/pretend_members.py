@@ -8,8 +8,7 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     MemberCosts,
     StageTiming,
 )
-from swarmnode.extensions.pipeline.plans.partition import LayerCost, ModelCosts
-from swarmnode.extensions.pipeline.plans.planning import PlanSettings
+from swarmnode.extensions.pipeline.plans.plan_settings import LayerCost, ModelCosts, PlanSettings
 
 MB = 10**6
 

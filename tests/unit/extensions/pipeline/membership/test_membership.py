@@ -30,7 +30,8 @@ from swarmnode.extensions.pipeline.membership.control import (
 from swarmnode.extensions.pipeline.membership.known_members import PING_AGAIN_S, MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanSettings
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.scheduling.plan import violations
 from swarmnode.extensions.pipeline.wire.frames import VERSION, AnswerFrame, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
@@ -593,7 +594,7 @@ class Hostile:
         self.session = 7
 
     def presence(self, key: NodeKey | None = None, sequence: int = 1, **changes: Any) -> bytes:
-        from swarmnode.extensions.pipeline.plans.planning import plan_terms
+        from swarmnode.extensions.pipeline.plans.plan_settings import plan_terms
 
         author = key or self.key
         said = Presence(

@@ -4,14 +4,11 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, Rejected
-from swarmnode.extensions.pipeline.plans.instance_from_costs import IterationSettings, instance_from
+from swarmnode.extensions.pipeline.plans.instance_from_costs import instance_from
 from swarmnode.extensions.pipeline.plans.member_costs import (
     MAX_AGE_S,
-    MAX_ANNOUNCEMENT_BYTES,
     MAX_CLOCK_SKEW_S,
     CostAnnouncement,
     LinkCosts,
@@ -20,14 +17,13 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     StageTiming,
     backward_s,
     blended_costs,
+    check,
     corrected_costs,
-    decode_announcement,
-    encode_announcement,
     forward_s,
-    member_resources,
     smoothed,
 )
-from swarmnode.extensions.pipeline.plans.partition import Partition, PipelineWorkload, PlannedStage
+from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage
+from swarmnode.extensions.pipeline.plans.plan_settings import LayerCost, ModelCosts, PlanSettings
 
 NOW_S = 1_000_000.0
 NAN, INF = float("nan"), float("inf")
@@ -52,7 +48,10 @@ def announcement(of: MemberCosts | None = None, **changes: object) -> CostAnnoun
 
 
 def arrives(said: CostAnnouncement, author: str = "a") -> CostAnnouncement:
-    return decode_announcement(encode_announcement(said), author=author, now_s=NOW_S)
+    """As in a message: the types bound what is decoded, `check` the rest."""
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=CostAnnouncement)
+    check(told, author=author, now_s=NOW_S)
+    return told
 
 
 def test_an_announcement_arrives_as_it_was_sent():
@@ -90,19 +89,19 @@ hostile_links = {
 
 @pytest.mark.parametrize("claim", hostile_members.values(), ids=hostile_members.keys())
 def test_a_hostile_claim_of_a_member_is_refused(claim: MemberCosts):
-    with pytest.raises(Rejected, match="malformed"):
+    with pytest.raises((msgspec.ValidationError, Rejected)):
         arrives(announcement(claim), author=claim.peer_id)
 
 
 @pytest.mark.parametrize("claim", hostile_links.values(), ids=hostile_links.keys())
 def test_a_hostile_claim_of_a_link_is_refused(claim: LinkCosts):
-    with pytest.raises(Rejected, match="malformed"):
+    with pytest.raises(msgspec.ValidationError):
         arrives(announcement(links={"b": claim}))
 
 
 @pytest.mark.parametrize("slowdown", [NAN, INF, 0.0, -1.0, 1e6])
 def test_a_hostile_observation_is_refused(slowdown: float):
-    with pytest.raises(Rejected, match="malformed"):
+    with pytest.raises(msgspec.ValidationError):
         arrives(announcement(observed={"b": Observation(slowdown, 1)}))
 
 
@@ -120,17 +119,6 @@ def test_a_member_speaks_for_itself_only():
 def test_a_claim_from_too_long_ago_or_from_the_future_is_refused(age_s: float):
     with pytest.raises(Rejected, match="stale"):
         arrives(announcement(member(measured_at_s=NOW_S - age_s)))
-
-
-def test_too_many_bytes_are_refused_unread():
-    with pytest.raises(Rejected, match="too_large"):
-        decode_announcement(bytes(MAX_ANNOUNCEMENT_BYTES + 1), author="a", now_s=NOW_S)
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_refused_or_understood(data: bytes):
-    with pytest.raises(Rejected):
-        decode_announcement(data, author="a", now_s=NOW_S)
 
 
 def levels(*samples: float) -> list[float]:
@@ -174,10 +162,6 @@ def test_time_grows_with_the_layers_between_and_beyond_what_was_measured():
     assert backward_s(bent, 3) == 7.0
 
 
-def test_the_speed_of_a_member_is_relative_to_the_reference():
-    assert member_resources(member(), layer_forward_s=2e-5).speed == pytest.approx(2.0)
-
-
 def test_a_member_that_lies_about_its_speed_is_corrected():
     """It is four times as slow as it says: with many micro-batches seen, that is what is believed."""
     true = blended_costs(member(), [4.0, 4.0, 4.0], micro_batches=400)
@@ -216,8 +200,8 @@ def test_announcements_in_another_order_are_believed_alike():
     assert [each.peer_id for each in corrected_costs(said)] == ["a", "b", "c", "d", "e"]
 
 
-WORK = PipelineWorkload(skip=0.0, micro_batch_tokens=100, slots=1)
-SETTINGS = IterationSettings(waves=2, token_bytes=1000, overhead_s=0.5)
+LAYER = LayerCost(held_bytes=GB, forward_s=1e-5, activation_bytes=1)
+SETTINGS = PlanSettings(ModelCosts((LAYER,) * 6, LAYER), micro_batch_tokens=100, token_bytes=1000, waves=2)
 PARTS = Partition(
     (
         PlannedStage(0, 2, 2 * GB, GB, 2e-5, ("c", "a")),
@@ -233,9 +217,14 @@ LINKS = {
 }
 
 
+def costs_of(names: str) -> dict[str, MemberCosts]:
+    return {name: member(name, free_bytes=5 * GB) for name in names}
+
+
 def test_an_instance_holds_what_was_measured():
-    costs = [member("b", free_bytes=5 * GB), member("a"), member("c", holds_data=True), member("unplaced")]
-    instance, holding = instance_from(costs, LINKS, PARTS, WORK, SETTINGS)
+    told = [member("b", free_bytes=5 * GB), member("a"), member("c", holds_data=True), member("unplaced")]
+    costs = {each.peer_id: each for each in told}
+    instance, holding = instance_from(costs, LINKS, PARTS, SETTINGS)
     assert instance.names == ("a", "b", "c")
     assert instance.stages == ((0, 2), (1,))
     assert instance.forward_s == pytest.approx((2e-3, 4e-3, 2e-3))
@@ -245,32 +234,29 @@ def test_an_instance_holds_what_was_measured():
 
 
 def test_of_two_measurements_of_a_link_the_worse_counts_and_unmeasured_links_are_worse_still():
-    instance, _ = instance_from([member(n, free_bytes=5 * GB) for n in "abc"], LINKS, PARTS, WORK, SETTINGS)
+    instance, _ = instance_from(costs_of("abc"), LINKS, PARTS, SETTINGS)
     size_bytes = 100 * 1000
-    assert instance.hop_s[0][1] == instance.hop_s[1][0] == pytest.approx(0.5 + 0.2 + size_bytes / 1e5)
-    assert instance.hop_s[1][2] == pytest.approx(0.5 + 0.1 + size_bytes / 1e6)
-    assert instance.hop_s[0][2] == pytest.approx(0.5 + 0.4 + size_bytes / 5e4)
+    assert instance.hop_s[0][1] == instance.hop_s[1][0] == pytest.approx(0.2 + size_bytes / 1e5)
+    assert instance.hop_s[1][2] == pytest.approx(0.1 + size_bytes / 1e6)
+    assert instance.hop_s[0][2] == pytest.approx(0.4 + size_bytes / 5e4)
     assert instance.hop_s[0][0] == 0.0
 
 
 def test_who_does_not_hold_data_or_has_no_memory_has_no_slot():
     small = member("b", free_bytes=3 * GB + GB // 2, holds_data=False)
-    costs = [member("a", free_bytes=3 * GB), member("c"), small]
-    _, holding = instance_from(costs, LINKS, PARTS, WORK, SETTINGS)
+    costs = {"a": member("a", free_bytes=3 * GB), "c": member("c"), "b": small}
+    _, holding = instance_from(costs, LINKS, PARTS, SETTINGS)
     assert holding.memory[1] == (0, 1)
     assert holding.memory[0] == (1, 0)
 
 
 def test_costs_and_links_in_another_order_give_the_same_instance():
-    costs = [member(n, free_bytes=5 * GB) for n in "abc"]
     backwards = dict(reversed(LINKS.items()))
-    assert instance_from(costs, LINKS, PARTS, WORK, SETTINGS) == instance_from(
-        costs[::-1], backwards, PARTS, WORK, SETTINGS
+    assert instance_from(costs_of("abc"), LINKS, PARTS, SETTINGS) == instance_from(
+        costs_of("cba"), backwards, PARTS, SETTINGS
     )
 
 
-def test_without_costs_or_links_there_is_no_instance():
-    with pytest.raises(ConfigError, match="no costs of b"):
-        instance_from([member("a"), member("c")], LINKS, PARTS, WORK, SETTINGS)
+def test_without_links_there_is_no_instance():
     with pytest.raises(ConfigError, match="no link"):
-        instance_from([member(n, free_bytes=5 * GB) for n in "abc"], {}, PARTS, WORK, SETTINGS)
+        instance_from(costs_of("abc"), {}, PARTS, SETTINGS)

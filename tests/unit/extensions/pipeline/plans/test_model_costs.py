@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from swarmnode.extensions.pipeline.plans.model_costs import StageTraining, model_costs
-from swarmnode.extensions.pipeline.plans.partition import LayerCost
+from swarmnode.extensions.pipeline.plans.plan_settings import LayerCost
 from swarmnode.machine.memory_plan import ModelCard, Workload, adapter_parameters, plan_memory
 
 CARD = ModelCard("m", 1.24e9, 16, 2048, 8192, 32, 8, 64, vocabulary=128_256, tied=True)

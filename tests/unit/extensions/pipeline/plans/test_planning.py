@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, MemberCosts
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
 from swarmnode.extensions.pipeline.plans.planning import (
     AgreedPlan,
     FormerStages,
     PlanInputs,
-    PlanSettings,
     compute_plan,
     must_load,
-    plan_terms,
 )
 from swarmnode.extensions.pipeline.scheduling.plan import violations
 from tests.unit.extensions.pipeline import pretend_members as pretend

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from swarmnode.extensions.pipeline.plans.recovery import (
     deadline_s,
-    neighbour_of,
     neighbours,
     predicted_s,
     repaired_path,
@@ -130,7 +129,7 @@ def test_a_copy_goes_to_the_nearest_where_nobody_else_wants_it():
     hop_s = tuple(tuple(0.0 if i == j else 1.0 if i + j == 3 else 5.0 for j in range(4)) for i in range(4))
     four = Instance(("a", "b", "c", "d"), (1.0,) * 4, hop_s, (2,) * 4, ((0, 1), (2, 3)), 2, waves=1)
     plan = first_plan(four)
-    assert [neighbour_of(plan, node) for node in range(4)] == [3, 2, 1, 0]
+    assert neighbours(plan.instance) == (3, 2, 1, 0)
 
 
 def test_a_single_stage_has_no_neighbour():

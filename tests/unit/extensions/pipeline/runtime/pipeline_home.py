@@ -17,8 +17,8 @@ from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts, StageTiming
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
-from swarmnode.extensions.pipeline.runtime.data_roles import TextRole
-from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, DataRole, PipelineParts
+from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, TextRole
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_link import RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import plan_settings

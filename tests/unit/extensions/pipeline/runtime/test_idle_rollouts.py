@@ -19,7 +19,7 @@ from swarmnode.extensions.pipeline.runtime.idle_rollouts import (
     load_idle_model,
     sharing_exchange,
 )
-from swarmnode.extensions.pipeline.runtime.pipeline_settings import check_idle
+from swarmnode.extensions.pipeline.runtime.pipeline_settings import check
 from swarmnode.extensions.pipeline.runtime.run_pipeline import left_for_stage
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
@@ -270,5 +270,5 @@ def test_the_stage_gets_what_the_idle_model_leaves() -> None:
 def test_rollouts_for_nobody_are_refused() -> None:
     off = ["pipeline.idle_model=tiny", "exchange.enabled=false"]
     with pytest.raises(ConfigError, match="for nobody"):
-        check_idle(load_config(environ={}, assignments=off).config)
-    check_idle(load_config(environ={}, assignments=off[:1]).config)
+        check(load_config(environ={}, assignments=off).config)
+    check(load_config(environ={}, assignments=off[:1]).config)

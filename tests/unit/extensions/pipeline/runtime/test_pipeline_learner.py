@@ -11,8 +11,8 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, LossSums
-from swarmnode.extensions.pipeline.own_stage.collected_state import WholeState
 from swarmnode.extensions.pipeline.replication.checkpoints import single_machine_tensors
+from swarmnode.extensions.pipeline.replication.holdings import Assembled
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
@@ -100,15 +100,10 @@ class LocalDrive:
             self.iteration - 1, 0.0, 0.0, count, weight, LossSums(), 0, 0, stepped=True, grad_norm=norm
         )
 
-    def whole_state(self) -> WholeState:
+    def whole_state(self) -> Assembled:
         if self.missing:
             raise PipelineError("nobody holds layer 1", hint="wait for the next plan")
-        found = self.tensors()
-        return WholeState(
-            self.iteration,
-            {name: tensor for name, tensor in found.items() if "/" not in name},
-            {name: tensor for name, tensor in found.items() if "/" in name},
-        )
+        return Assembled(self.tensors(), self.iteration)
 
     def stop(self) -> None:
         self.stopped = True
@@ -203,6 +198,11 @@ def learnt(
     return report
 
 
+def adapter_of(drive: LocalDrive) -> dict[str, Tensor]:
+    """The learned state without Adam's moments."""
+    return {name: value for name, value in drive.whole_state().tensors.items() if "/" not in name}
+
+
 def same(found: dict[str, Tensor], expected: dict[str, Tensor], *, atol: float = 0.0) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_a_pipeline_is_one_of_a_single_machine_and_learns_on_as_
     resumed = alone.resume()
     assert resumed is not None and resumed.exchange == b"of others"
     assert (resumed.counters.round, resumed.counters.tokens, policy.version) == (1, 99, 1)
-    weights = drive.whole_state().adapter
+    weights = adapter_of(drive)
     same(dict(policy.adapter()), dict(weights))
 
     learner.use_newest_policy()
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_a_pipeline_is_one_of_a_single_machine_and_learns_on_as_
     learner.train(second, [])
     alone.train(second, [])
     assert policy.version == 2
-    same(dict(policy.adapter()), dict(drive.whole_state().adapter), atol=1e-4)
+    same(dict(policy.adapter()), adapter_of(drive), atol=1e-4)
     moved = max((tensor - weights[name]).abs().max() for name, tensor in policy.adapter().items())
     assert moved > 1e-3
 
@@ -306,7 +306,7 @@ def test_a_pipeline_goes_on_from_a_single_machines_checkpoint(
     assert latest is not None
     found = single_machine_tensors(latest.folder)
     drive.load(found.tensors, found.iteration)
-    same(dict(drive.whole_state().adapter), dict(policy.adapter()))
+    same(adapter_of(drive), dict(policy.adapter()))
 
     learner = start(drive)
     resumed = learner.resume()
@@ -318,7 +318,7 @@ def test_a_pipeline_goes_on_from_a_single_machines_checkpoint(
     assert not asked(both) & asked(seen)
     learner.train(both, [])
     alone.train(both, [])
-    same(dict(drive.whole_state().adapter), dict(policy.adapter()), atol=1e-4)
+    same(adapter_of(drive), dict(policy.adapter()), atol=1e-4)
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(start: Start, drive: LocalDrive) -> None:
@@ -381,7 +381,7 @@ def test_with_full_training_a_checkpoint_has_the_rounds_and_no_weights(
 ) -> None:
     learner = start(drive)
     learner.train(learner.rollouts(1).groups, [])
-    monkeypatch.setattr(drive, "whole_state", lambda: WholeState(drive.iteration, {}, {}))
+    monkeypatch.setattr(drive, "whole_state", lambda: Assembled({}, drive.iteration))
     learner.save(Counters(round=1, tokens=99), b"of others").result()
     resumed = start(drive).resume()
     assert resumed is not None and (resumed.counters.tokens, resumed.exchange) == (99, b"of others")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.planning import plan_terms
+from swarmnode.extensions.pipeline.plans.plan_settings import plan_terms
 from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.extensions.pipeline.replication.holdings import HeldState
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import (

@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from swarmnode.machine.hardware import NVIDIA_SMI_TIMEOUT_S
-from swarmnode.model.adapters.kernel_choice import (
+from swarmnode.extensions.native.triton.kernel_choice import (
     BUDGET_S,
     CudaTimer,
     GemmShape,
@@ -21,10 +19,11 @@ from swarmnode.model.adapters.kernel_choice import (
     KernelEnvironment,
     Run,
 )
-from swarmnode.model.adapters.lora import GemmInputs, LoraGemm, Segment
+from swarmnode.machine.hardware import NVIDIA_SMI_TIMEOUT_S
+from swarmnode.model.adapters.lora import GemmInputs, KernelOffer, Segment
 
 if TYPE_CHECKING:
-    from swarmnode.model.adapters.kernels import LaunchConfig, TileTable
+    from swarmnode.extensions.native.triton.kernels import LaunchConfig, TileTable
 
 SEVERAL = 3
 """Number of adapters in a measurement that represents any batch with more than one."""
@@ -38,7 +37,7 @@ class LoraKernel:
     train together; with several, shapes are measured with several."""
 
     def __init__(self, choice: KernelChoice, policies: int = 1) -> None:
-        from swarmnode.model.adapters import kernels
+        from swarmnode.extensions.native.triton import kernels
 
         self._kernels = kernels
         self._configs = {config.name: config for config in kernels.CONFIGS}
@@ -118,14 +117,6 @@ class LoraKernel:
         return addmm, {name: with_config(config) for name, config in self._configs.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class KernelOffer:
-    """A kernel to try, or None, and a sentence with the reason, for the log and for `swarmnode doctor`."""
-
-    gemm: LoraGemm | None
-    reason: str
-
-
 def available(device: torch.device) -> tuple[bool, str]:
     """Returns True if the kernel can be tried on `device`, and a sentence that says so. Compiles nothing.
 
@@ -179,7 +170,7 @@ def _uneven(tokens: int, adapters: int) -> tuple[Segment, ...]:
 
 
 def _this_machine(device: torch.device) -> KernelEnvironment:
-    from swarmnode.model.adapters import kernels
+    from swarmnode.extensions.native.triton import kernels
 
     return KernelEnvironment(
         device=torch.cuda.get_device_name(device),

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from swarmnode.model.adapters.lora import Segment
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest error over the largest value. The interpreter rounds to bfloat16 by cutting."""
 
@@ -147,7 +147,7 @@ def test_tiles_cover_each_row_once_and_never_cross_a_segment(
     parts: list[tuple[int, int, int]], rest: int, block_m: int
 ) -> None:
     pytest.importorskip("triton")
-    from swarmnode.model.adapters.kernels import tile_rows
+    from swarmnode.extensions.native.triton.kernels import tile_rows
 
     segments, adapter_of_row = [], []
     for length, gap, adapter in parts:
@@ -174,7 +174,7 @@ def test_tiles_cover_each_row_once_and_never_cross_a_segment(
 )
 def test_segments_that_make_no_sense_are_refused(segments: tuple[Segment, ...]) -> None:
     pytest.importorskip("triton")
-    from swarmnode.model.adapters.kernels import TileTable
+    from swarmnode.extensions.native.triton.kernels import TileTable
 
     with pytest.raises(ValueError, match="does not fit between"):
         TileTable.build(segments, 20, 16, torch.device("cpu"))
@@ -261,7 +261,7 @@ def relative_error(y: Tensor, exact: Tensor) -> float:
 
 
 def compute(inputs: Inputs, segments: tuple[Segment, ...], block_m: int = 16) -> Tensor:
-    from swarmnode.model.adapters import kernels
+    from swarmnode.extensions.native.triton import kernels
 
     config = kernels.LaunchConfig(block_m, 32, 32, 4, 2)
     tiles = kernels.TileTable.build(segments, len(inputs.x_MK), block_m, torch.device("cpu"))
@@ -303,7 +303,7 @@ def error_of_scaling() -> float:
 
 def linear_errors() -> dict[str, float]:
     """`lora_linear_segments` with this kernel against the same in float64 without."""
-    from swarmnode.model.adapters import kernels
+    from swarmnode.extensions.native.triton import kernels
     from swarmnode.model.adapters.lora import GemmInputs, LoraWeights, StackedGemm, lora_linear_segments
 
     class Always:
@@ -341,8 +341,8 @@ def linear_errors() -> dict[str, float]:
 
 def node_way(folder: Path) -> str:
     """LoraKernel with every launch configuration; a timer that says the last one is fastest."""
-    from swarmnode.model.adapters.kernel_choice import KernelChoice, KernelEnvironment, Run
-    from swarmnode.model.adapters.lora_kernel import LoraKernel
+    from swarmnode.extensions.native.triton.kernel_choice import KernelChoice, KernelEnvironment, Run
+    from swarmnode.extensions.native.triton.lora_kernel import LoraKernel
 
     asked: list[int] = []
 
@@ -390,7 +390,7 @@ def refusals() -> dict[str, str]:
 
 
 def with_table(inputs: Inputs, segments: tuple[Segment, ...], rows: int, block_m: int) -> Tensor:
-    from swarmnode.model.adapters import kernels
+    from swarmnode.extensions.native.triton import kernels
 
     tiles = kernels.TileTable.build(segments, rows, block_m, torch.device("cpu"))
     config = kernels.LaunchConfig(16, 32, 32, 4, 2)
@@ -414,7 +414,7 @@ def compiled(capability: int) -> dict[str, int | bool]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from swarmnode.model.adapters import kernels
+    from swarmnode.extensions.native.triton import kernels
 
     config = kernels.LaunchConfig(128, 128, 32, 4, 4)
     assert config in kernels.CONFIGS

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.model.adapters import lora_kernel
-from swarmnode.model.adapters.kernel_choice import GemmShape, KernelChoice, KernelEnvironment, Run
-from swarmnode.model.adapters.lora_kernel import available, lora_gemm_for
+from swarmnode.extensions.native.triton import lora_kernel
+from swarmnode.extensions.native.triton.kernel_choice import GemmShape, KernelChoice, KernelEnvironment, Run
+from swarmnode.extensions.native.triton.lora_kernel import available, lora_gemm_for
+from swarmnode.registry import find, names
 
 MACHINE = KernelEnvironment("GPU of the tests", "1.0", "13.0", "2.13.0", "3.9.0", "abc")
 SHAPE = GemmShape(n=8, k=8, swapped=False, rank=16, tokens=4, dtype="bfloat16", several=False)
@@ -240,8 +241,8 @@ def test_without_triton_the_reason_names_it(monkeypatch: pytest.MonkeyPatch) -> 
 def test_importing_it_imports_no_triton() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import swarmnode.model.adapters.lora_kernel, torch\n"
-        "print(swarmnode.model.adapters.lora_kernel.available(torch.device('cpu'))[1])"
+        "import swarmnode.extensions.native.triton.lora_kernel, torch\n"
+        "print(swarmnode.extensions.native.triton.lora_kernel.available(torch.device('cpu'))[1])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
@@ -254,3 +255,7 @@ def test_a_driver_that_does_not_answer_is_unknown() -> None:
     assert lora_kernel._driver((sys.executable, "-c", "print('570.86.15')")) == "570.86.15"
     assert lora_kernel._driver((sys.executable, "-c", "raise SystemExit(9)")) == "unknown"
     assert lora_kernel._driver(("no-such-command-here",)) == "unknown"
+
+
+def test_a_node_with_a_card_asks_for_it_by_name() -> None:
+    assert [find("gemm", name) for name in names("gemm")] == [lora_gemm_for]
