@@ -220,7 +220,7 @@ class Node:
                 run = prepared(
                     given.config, given.model, given.model_reason, given.paths, screen,
                     fresh=self._fresh, tasks=tasks, watch=_Watch(self._seen, self._on_round),
-                    monitors=self._monitors, demonstrations=self._demonstrations,
+                    monitors=self._monitors, demonstrations=self._demonstrations, origins=given.origins,
                 )  # fmt: skip
                 (member,) = stack.enter_context(run)
                 self._request_stop = member.request_stop

@@ -20,7 +20,7 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "monitor", "command",
-    "run", "evaluation", "check", "kernels", "gemm",
+    "run", "page", "evaluation", "check", "kernels", "gemm",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -87,6 +87,10 @@ SEAMS: Mapping[Kind, Seam] = {
             "swarm": "swarmnode.cli.swarm:app",
             "seed": "swarmnode.cli.seed:seed",
             "status": "swarmnode.cli.status:status",
+            "pause": "swarmnode.cli.control:pause",
+            "resume": "swarmnode.cli.control:resume",
+            "finish": "swarmnode.cli.control:finish",
+            "stop": "swarmnode.cli.control:stop",
             "doctor": "swarmnode.cli.doctor:doctor",
             "eval": "swarmnode.cli.evaluate:evaluate",
             "export": "swarmnode.cli.export:export",
@@ -99,6 +103,7 @@ SEAMS: Mapping[Kind, Seam] = {
         },
     ),
     "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
+    "page": Seam("node.page", {}),
     "evaluation": Seam("eval --suite", {}),
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),

@@ -21,6 +21,10 @@ SURFACE = {
     "swarm publishers": "peers --home --swarm",
     "seed": "addresses --config --home --port --set --swarm",
     "status": "--home --json",
+    "pause": "duration --home",
+    "resume": "--home",
+    "finish": "--home",
+    "stop": "--home",
     "doctor": "--config --home --json --preset --set",
     "eval": "--base --best --config --greedy --home --json --limit --model --passing-reward --policy --preset"
     " --run --samples --set --shots --suite --task",

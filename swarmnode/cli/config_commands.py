@@ -32,7 +32,7 @@ def show(
     values = {key: tree[key.partition(".")[0]][key.partition(".")[2]] for key in settings.origins}
     if json:
         found = {key: {"value": values[key], "origin": origin} for key, origin in settings.origins.items()}
-        typer.echo(msgspec.json.encode(found).decode())
+        typer.echo(msgspec.json.encode(found, enc_hook=str).decode())
         return
     widest = max(map(len, settings.origins))
     for key, origin in settings.origins.items():

@@ -95,7 +95,15 @@ def join(
         },
     )
     run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
-    leave(run_it(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh))
+    ending = run_it(
+        settings.config,
+        settings.model,
+        settings.model_reason,
+        settings.paths,
+        fresh=fresh,
+        origins=settings.origins,
+    )
+    leave(ending)
 
 
 def leave(ending: Ending) -> NoReturn:

@@ -9,17 +9,14 @@ from rich.console import Console
 from swarmnode.cli.settings import Home, Json
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.machine.storage import Paths, resolve_paths
-from swarmnode.node.building.node_process import IdentityLock, ask_status, read_running
+from swarmnode.node.building.node_process import IdentityLock, RunningNode, ask_status, read_running
 from swarmnode.node.showing.panel import render
 
 
 def status(home: Home = None, json: Json = False) -> None:
     """Show what the running node does, learns, hears and waits for; all of it for each of its policies."""
     paths = resolve_paths(home)
-    running = [note for place in paths.policies() if (note := read_running(place.running)) is not None]
-    if not running:
-        raise _not_running(paths)
-    answers = [ask_status(note, paths) for note in running]
+    answers = [ask_status(note, paths) for note in running_nodes(paths)]
     found = [answer for answer in answers if not isinstance(answer, SwarmnodeError)]
     if not found:
         raise next(answer for answer in answers if isinstance(answer, SwarmnodeError))
@@ -29,6 +26,14 @@ def status(home: Home = None, json: Json = False) -> None:
         return
     for one in found:
         Console().print(render(one, (), (), time.time()))
+
+
+def running_nodes(paths: Paths) -> list[RunningNode]:
+    """Returns the notes of all policies that run here. Raises SwarmnodeError if none does."""
+    running = [note for place in paths.policies() if (note := read_running(place.running)) is not None]
+    if not running:
+        raise _not_running(paths)
+    return running
 
 
 def _not_running(paths: Paths) -> SwarmnodeError:

@@ -233,26 +233,15 @@ class Exchange:
                 self._ledger.let_go(Reason(rejected.reason))
 
     def stats(self) -> ExchangeStats:
-        ledger = self._ledger
+        reputation = self._ledger.reputation
         return ExchangeStats(
-            headers_seen=ledger.headers_seen,
-            headers_accepted=ledger.headers_accepted,
+            **self._ledger.counted(),
             headers_waiting=len(self._pool),
             headers_overflowed=self._gossip.overflowed,
-            fetched=ledger.fetched,
-            accepted=ledger.accepted,
-            drawn=ledger.drawn,
             buffered=len(self._buffer),
-            dropped={str(reason): count for reason, count in ledger.dropped.items()},
-            accepted_by_peer=ledger.reputation.accepted_by_peer(),
-            banned_peers=ledger.reputation.banned_peers(),
-            published=ledger.published,
-            unpublished={str(reason): count for reason, count in ledger.unpublished.items()},
-            served=ledger.served,
+            accepted_by_peer=reputation.accepted_by_peer(),
+            banned_peers=reputation.banned_peers(),
             pulled=self._bodies.holder.pulled,
-            through_holders=ledger.through_holders,
-            bytes_in=ledger.bytes_in,
-            bytes_out=ledger.bytes_out,
             upload_bytes_per_s=self._settings.upload_bytes_per_s,
             judgements_stuck=self._fetcher.judgements_stuck,
             help=self._publisher.helping.stats(),

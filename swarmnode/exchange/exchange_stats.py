@@ -1,10 +1,12 @@
 """The figures of an exchange, for the screen, the metrics and the log.
 
-Ledger, Helping, buffer, pool -> [ExchangeStats] -> NodeStatus
+Ledger (ExchangeCounts), Helping, buffer, pool -> [ExchangeStats] -> NodeStatus
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import msgspec
 
@@ -24,40 +26,51 @@ class HelpStats(msgspec.Struct, frozen=True):
     """Requests of others that were not heard: too many, too old, or not of our swarm or tasks."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeStats:
+@dataclass(kw_only=True)
+class ExchangeCounts:
+    """Counters of an exchange since it was made."""
+
+    headers_seen: int = 0
+    """Gossip messages that reached us, whatever became of them."""
+    headers_accepted: int = 0
+    fetched: int = 0
+    """Bodies received from peers."""
+    accepted: int = 0
+    """Groups that passed every check here."""
+    drawn: int = 0
+    """Groups handed to the trainer."""
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    """Dropped messages, counted by reason (drop_reasons.py)."""
+    published: int = 0
+    """Own groups announced."""
+    unpublished: Counter[str] = field(default_factory=Counter[str])
+    """Own groups not announced, by reason."""
+    served: int = 0
+    """Bodies given to peers."""
+    through_holders: int = 0
+    """Bodies received from a peer other than their author."""
+    bytes_in: int = 0
+    """Headers and bodies received, as their authors sent them (without gossip's own overhead)."""
+    bytes_out: int = 0
+
+    def counted(self) -> dict[str, Any]:
+        """Returns a copy of the counters by name."""
+        counts = {one.name: getattr(self, one.name) for one in fields(ExchangeCounts)}
+        return counts | {"dropped": self.dropped.copy(), "unpublished": self.unpublished.copy()}
+
+
+@dataclass(kw_only=True)
+class ExchangeStats(ExchangeCounts):
     """Figures of an exchange since it was made, and of what it holds now."""
 
-    headers_seen: int
-    """Gossip messages that reached us, whatever became of them."""
-    headers_accepted: int
     headers_waiting: int
     headers_overflowed: int
     """Lost because we read too slowly."""
-    fetched: int
-    """Bodies received from peers."""
-    accepted: int
-    """Groups that passed every check here."""
-    drawn: int
-    """Groups handed to the trainer."""
     buffered: int
-    dropped: Mapping[str, int]
-    """Dropped messages, counted by reason (limits.py)."""
     accepted_by_peer: Mapping[str, int]
     banned_peers: tuple[str, ...]
-    published: int
-    """Own groups announced."""
-    unpublished: Mapping[str, int]
-    """Own groups not announced, by reason."""
-    served: int
-    """Bodies given to peers."""
     pulled: int
     """Bodies of others that we fetched because somebody asked us for them."""
-    through_holders: int
-    """Bodies received from a peer other than their author."""
-    bytes_in: int
-    """Headers and bodies received, as their authors sent them (without gossip's own overhead)."""
-    bytes_out: int
     upload_bytes_per_s: float
     """Most that bodies may take of the upload, as it is set."""
     judgements_stuck: int

@@ -27,6 +27,7 @@ class View:
     peers_wanted: int
     waited_s: float
     longest_wait_s: float
+    paused: bool = False
 
     @property
     def done(self) -> bool:
@@ -49,6 +50,11 @@ class SaveCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class RunRound:
     number: int
 
@@ -58,7 +64,7 @@ class Stop:
     reason: str
 
 
-Action = WaitForPeers | Evaluate | SaveCheckpoint | RunRound | Stop
+Action = WaitForPeers | Evaluate | SaveCheckpoint | Pause | RunRound | Stop
 
 
 def next_action(view: View) -> Action:
@@ -73,6 +79,7 @@ def next_action(view: View) -> Action:
         or _evaluate(view)
         or _save(view)
         or _finish(view)
+        or _pause(view)
         or RunRound(view.round + 1)
     )
 
@@ -113,6 +120,13 @@ def _finish(view: View) -> Action | None:
             " rounds=) or start over (--fresh, fresh=True)"
         )
     return Stop(f"{view.round} rounds are done")
+
+
+def _pause(view: View) -> Action | None:
+    """Between two rounds, and with a checkpoint: a pause may last."""
+    if not view.paused:
+        return None
+    return SaveCheckpoint() if _unsaved(view) else Pause()
 
 
 def _unsaved(view: View) -> bool:

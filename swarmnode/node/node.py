@@ -35,10 +35,12 @@ from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.catching_up import told as told_of_catching_up
+from swarmnode.node.control import RunControl
 from swarmnode.node.drought import Drought, advice, after, after_help, never_right, story
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
     Evaluate,
+    Pause,
     RunRound,
     SaveCheckpoint,
     Stop,
@@ -66,7 +68,7 @@ COLLECT_DEADLINE_S = 5.0
 not come by then is replaced by own groups."""
 
 
-KeepCompletions = Callable[[int, Sequence[RolloutGroup], Sequence[RolloutGroup]], None]
+KeepRollouts = Callable[[int, Sequence[RolloutGroup], Sequence[RolloutGroup]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,11 @@ class NodeLoop:
         policy: int = 0,
         neighbours: Collection[str] = (),
         pipeline: Callable[[], PipelineStatus] | None = None,
-        keep_completions: KeepCompletions | None = None,
+        keep_rollouts: KeepRollouts | None = None,
     ) -> None:
         """`run`: its name. `policy` is its number in this process, `neighbours` are the peer ids of the
         others there. `pipeline`: how the larger model is doing that this node holds a part of.
-        `keep_completions`: called with the number of each round, its own groups, and those of others."""
+        `keep_rollouts`: called with the number of each round, its own groups, and those of others."""
         self._config = config
         self._learner = learner
         self._watcher = watcher
@@ -113,7 +115,9 @@ class NodeLoop:
         self._network = network
         self._overlap = overlap
         self._pipeline = pipeline
-        self._keep_completions = keep_completions
+        self._keep_rollouts = keep_rollouts
+        self.control = RunControl(learner.interrupt)
+        """What people ask of this node."""
         self._ahead: RoundRollouts | BaseException | None = None
         """The next round's rollouts, generated while the last one was trained on, or the error of it."""
         self._counters = Counters()
@@ -122,7 +126,6 @@ class NodeLoop:
         self._catching_up = CatchingUp()
         self._droughts: dict[str, Drought] = {}
         self._begun_at = 0
-        self._stopping = False
         self._started = self._collected_at = time.monotonic()
         self._stack = AsyncExitStack()
         self._workers = Workers()
@@ -149,8 +152,7 @@ class NodeLoop:
 
     def request_stop(self) -> None:
         """Finish what can be finished quickly, save, and return from `run`."""
-        self._stopping = True
-        self._learner.interrupt()
+        self.control.ask("stop")
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -187,11 +189,14 @@ class NodeLoop:
                         await self._evaluate()
                     case SaveCheckpoint():
                         await self._save()
+                    case Pause():
+                        self._board.enter("paused", self.control.until)
+                        await asyncio.sleep(TICK_S)
                     case RunRound(number):
                         await self._round(number)
                     case Stop(reason):
                         break
-            if 0 < self._begun_at == self._counters.round and not self._stopping:
+            if 0 < self._begun_at == self._counters.round and not self.control.ending:
                 logger.warning("%s", reason)
             await self._finish_saving()
             self._board.enter("stopped", reason)
@@ -228,7 +233,7 @@ class NodeLoop:
             round=self._counters.round,
             begun_at=self._begun_at,
             rounds_limit=config.node.rounds,
-            stopping=self._stopping,
+            stopping=self.control.ending,
             evaluated_round=self._counters.evaluated_round,
             saved_round=self._saving.tried_round,
             saved_evaluation=self._saving.tried_evaluation,
@@ -238,6 +243,7 @@ class NodeLoop:
             peers_wanted=config.network.wait_for_peers if waits else 0,
             waited_s=time.monotonic() - self._started,
             longest_wait_s=config.network.wait_for_peers_s,
+            paused=self.control.paused,
         )
 
     # ---- one round ----
@@ -278,7 +284,8 @@ class NodeLoop:
         """Train on this round; beside it, generate the next one if there will be one."""
         content = f"{len(own)} own + {len(external)} external groups"
         share = self._gauge.share
-        if not self._overlap or self._stopping or number == self._config.node.rounds:
+        last = self.control.ending or self.control.paused or number == self._config.node.rounds
+        if not self._overlap or last:
             self._board.enter("training", content)
             return await self._workers.learn(self._learner.train, own, external, share)
         self._board.enter("training and generating", content)
@@ -310,8 +317,8 @@ class NodeLoop:
         self._count(number, rollouts, external, seconds)
         self._board.trained(rollouts, external, report, seconds)
         self._refresh_sharing()
-        if self._keep_completions is not None:
-            self._keep_completions(number, rollouts.groups, external)
+        if self._keep_rollouts is not None:
+            self._keep_rollouts(number, rollouts.groups, external)
         self._watcher.round_done(self.status)
 
     def _rng(self, number: int) -> random.Random:
@@ -322,6 +329,7 @@ class NodeLoop:
         wanted = self._gauge.groups(groups_wanted(self._config))
         if self._network is None or wanted == 0:
             return ()
+        self._board.enter("collecting", "groups of others")
         version = self._learner.policy_version
         deadline_s = longest_wait_s(time.monotonic() - self._collected_at, COLLECT_DEADLINE_S)
         groups = await self._network.exchange.collect(wanted, version, deadline_s)

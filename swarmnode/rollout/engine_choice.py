@@ -40,7 +40,6 @@ def make_engine(
     eos_token_ids: Sequence[int],
     max_slots: int = 256,
     max_length: int | None = None,
-    device: torch.device | str | None = None,
     *,
     kind: str = "auto",
     source: str | None = None,
@@ -61,7 +60,7 @@ def make_engine(
     'embedded engine: qwen2 runs in our own decode loop, at least as fast as vLLM on a CPU.'
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    place = torch.device(device) if device is not None else base.device
+    place: torch.device = base.device
     versions = ONE_POLICY_VERSIONS if policies == 1 else versions_needed(policies)
     options = EngineOptions(
         base, eos_token_ids, max_slots, max_length, place, source, lora_rank, policies, versions
@@ -74,9 +73,8 @@ def make_engine(
         except (EngineError, ModelError) as error:
             if kind != "auto" or record is by_preference(place.type)[-1]:
                 raise
-            broken[record.name] = failure = (
-                f"{record.name} does not start here ({_first_line(error.message)})"
-            )
+            first_line = error.message.strip().partition("\n")[0].rstrip(".: ")
+            broken[record.name] = failure = f"{record.name} does not start here ({first_line})"
             logger.warning(
                 "%s: another engine takes its place; --engine %s ends with the whole error",
                 failure,
@@ -108,22 +106,18 @@ def choose(
     if kind == "auto":
         chosen = _fastest(place.type, base.config.model_type, refuses, dict(broken or {}))
     else:
-        chosen = EngineChoice(record_of(kind), "it was asked for")
-        _refuse(chosen.record, refuses(chosen.record), chosen.record.missing(place.type))
+        record = record_of(kind)
+        if (problem := refuses(record)) is not None:
+            raise EngineError(f"the {record.name} engine cannot run this model: {problem}", hint=USE_AUTO)
+        if (missing := record.missing(place.type)) is not None:
+            raise EngineError(f"the {record.name} engine cannot be had: {missing}", hint=record.install)
+        chosen = EngineChoice(record, "it was asked for")
     if policies > 1 and not chosen.record.several_policies:
         raise EngineError(
             f"{policies} policies cannot share an engine for one ({chosen.record.name}: {chosen.reason})",
             hint="run a `swarmnode join` for each, without --policies and with a --home of its own",
         )
     return chosen
-
-
-def _refuse(record: EngineRecord, problem: str | None, missing: str | None) -> None:
-    """Raises EngineError for an engine that was asked for and cannot be had."""
-    if problem is not None:
-        raise EngineError(f"the {record.name} engine cannot run this model: {problem}", hint=USE_AUTO)
-    if missing is not None:
-        raise EngineError(f"the {record.name} engine cannot be had: {missing}", hint=record.install)
 
 
 def _fastest(
@@ -144,7 +138,3 @@ def _fastest(
 
 def _and(against: Mapping[str, str]) -> str:
     return " and ".join(against[name] for name in ours("engine") if name in against)
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0].rstrip(".: ")

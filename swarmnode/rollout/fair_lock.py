@@ -24,8 +24,7 @@ class FairLock:
     2
     """
 
-    def __init__(self, longest_s: float = LONGEST_TURN_S) -> None:
-        self._longest_s = longest_s
+    def __init__(self) -> None:
         self._changed = Condition()
         self._line: deque[object] = deque()
         """Whose turn it is, and those who wait behind."""
@@ -42,10 +41,10 @@ class FairLock:
             while self._line[0] is not ticket:
                 first = self._line[0]
                 # The line moves at every turn; only one that never ends is waited for in vain.
-                if not self._changed.wait(self._longest_s) and self._line[0] is first:
+                if not self._changed.wait(LONGEST_TURN_S) and self._line[0] is first:
                     self._line.remove(ticket)
                     raise EngineError(
-                        f"the rollout engine has not answered for {self._longest_s:.0f} s",
+                        f"the rollout engine has not answered for {LONGEST_TURN_S:.0f} s",
                         hint="see the log; start again, the last checkpoint is where it goes on",
                     )
 

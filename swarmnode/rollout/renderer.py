@@ -17,20 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.chat import Turn
 from swarmnode.errors import ModelError
-from swarmnode.types import (
-    CHAT_MARK,
-    FinishReason,
-    Message,
-    Stretch,
-    messages_of,
-    tools_of,
-)
+from swarmnode.types import CHAT_MARK, FinishReason, Message, Stretch, messages_of, tools_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 logger = logging.getLogger(__name__)
+
+MOST_TOKENS_OF_A_CHARACTER = 4
+"""Tokens of the longest character in UTF-8, one for each byte."""
 
 
 class Renderer:
@@ -194,6 +190,23 @@ class Renderer:
         return str(
             self._tokenizer.decode(text_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Returns the text of each token, special ones spelt out. A character of several tokens stands at its
+        last one."""
+        found, before, waiting = list[str](), list[int](), list[int]()
+        for token in token_ids:
+            waiting.append(token)
+            text = self._spelt([*before, *waiting])[len(self._spelt(before)) :]
+            if text.endswith("\ufffd") and len(waiting) < MOST_TOKENS_OF_A_CHARACTER:
+                found.append("")
+                continue
+            found.append(text)
+            before, waiting = waiting, []
+        return found
+
+    def _spelt(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)) if token_ids else ""
 
     def encode_completion(self, text: str, finish: FinishReason) -> tuple[int, ...]:
         """Returns the token ids of an answer known only as text, with EOS if its author stopped by itself."""

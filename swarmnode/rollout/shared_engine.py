@@ -29,8 +29,8 @@ from swarmnode.rollout.engine import (
     Request,
 )
 from swarmnode.rollout.fair_lock import FairLock
+from swarmnode.rollout.member_state import FIRST_SERIAL, MemberRow, MemberState, fair_shares
 from swarmnode.rollout.request_queue import with_live_version
-from swarmnode.rollout.shared_member import FIRST_SERIAL, Member, MemberRow, fair_shares
 
 MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
 """Modes of an update. Not "keep": a request that names its version stays on it, and here every request names
@@ -76,12 +76,12 @@ class SharedEngine:
         """Steps of the engine below, failed ones included."""
         self.engine = engine
         self._expected = members
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, MemberState] = {}
         self.turns = FairLock()
         """Each call of a member has the engine to itself."""
         self.serials = count(FIRST_SERIAL)
         self._numbers = count()
-        self._rows: dict[str, Member] = {}
+        self._rows: dict[str, MemberState] = {}
         """Whose is what the engine works on, by its id there."""
 
     @property
@@ -95,12 +95,12 @@ class SharedEngine:
         if name in self._members or len(self._members) == self._expected:
             raise EngineError(f"no place for {name}: this engine is shared by {self._expected} policies")
         base = PolicyUpdate(next(self.serials), {}, 1.0)
-        member = self._members[name] = Member(name, self.capabilities.max_length, base, version=0)
+        member = self._members[name] = MemberState(name, self.capabilities.max_length, base, version=0)
         return SharedMember(self, member)
 
     # What members ask for; the caller holds `turns`.
 
-    def step(self, caller: Member) -> None:
+    def step(self, caller: MemberState) -> None:
         """Steps the engine once, after waiting requests took the free rows."""
         started = time.perf_counter()
         with self._failing_for_all(caller):
@@ -122,7 +122,7 @@ class SharedEngine:
                 self._rows |= {request.request_id: member for request in started}
                 self.engine.submit(started)
 
-    def load(self, member: Member, serial: int) -> None:
+    def load(self, member: MemberState, serial: int) -> None:
         """Loads a version again before a request asks for it: the engine forgets versions that no request
         uses."""
         if serial != BASE_VERSION and serial not in self.engine.stats().live_versions:
@@ -130,7 +130,7 @@ class SharedEngine:
             self.engine.set_policy(member.policies[serial].update, "keep")
             member.counters.swap_s += time.perf_counter() - started
 
-    def take_back(self, member: Member, rows: Sequence[MemberRow]) -> list[Output]:
+    def take_back(self, member: MemberState, rows: Sequence[MemberRow]) -> list[Output]:
         """Takes rows out of the engine, with their tokens so far, in this order."""
         if not rows:
             return []
@@ -145,7 +145,7 @@ class SharedEngine:
         self.engine.check(replace(request, version=BASE_VERSION if request.version == BASE_VERSION else None))
 
     @contextmanager
-    def _failing_for_all(self, caller: Member) -> Iterator[None]:
+    def _failing_for_all(self, caller: MemberState) -> Iterator[None]:
         """Context that tells all members with requests in flight of an error: the caller now, others in their
         next step."""
         try:
@@ -158,14 +158,14 @@ class SharedEngine:
         finally:
             self.steps += 1
 
-    def all_are(self, condition: Callable[[Member], bool]) -> bool:
+    def all_are(self, condition: Callable[[MemberState], bool]) -> bool:
         return len(self._members) == self._expected and all(map(condition, self._members.values()))
 
 
 class SharedMember:
     """The `Engine` of one member. One thread at a time, as with any engine; members do not see each other."""
 
-    def __init__(self, shared: SharedEngine, member: Member) -> None:
+    def __init__(self, shared: SharedEngine, member: MemberState) -> None:
         self.capabilities: Capabilities = shared.capabilities
         self._shared = shared
         self._member = member

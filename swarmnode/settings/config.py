@@ -4,7 +4,7 @@ files, environment, command line -> config_layers.py -> [config] -> everybody
 """
 
 import re
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
 from typing import Annotated, Any, Literal, get_origin
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -440,6 +441,21 @@ class PipelineConfig(Section):
     """Tasks that the search for a plan simulates, about a second of CPU. All members must agree."""
 
 
+SHORTEST_PASSWORD = 8
+
+
+def is_loopback(host: str) -> bool:
+    """Returns True for a name or an address that only this machine reaches.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class NodeConfig(Section):
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Seed of draws, sampling and adapter. Unset: from the peer id, so that nodes ask different questions."""
@@ -463,15 +479,33 @@ class NodeConfig(Section):
     monitors: tuple[str, ...] = ()
     """Trackers that get the numbers of every round, besides state/logs/metrics.jsonl: tensorboard, trackio,
     wandb, or one of your own as mymodule:name."""
+    page: Annotated[str, named("page")] = "web"
+    """Page of a running node, for people, commands and Prometheus: web, or one of your own as
+    mymodule:name."""
     http: str = "127.0.0.1"
-    """Address of the status page (/healthz, /status, /metrics)."""
+    """Address that the page listens on. Any other than this machine's own needs node.http_password."""
+    http_password: SecretStr = SecretStr("")
+    """Password of the page, for any user name. Best set as the variable SWARMNODE_NODE__HTTP_PASSWORD."""
     http_port: int = Field(default=0, ge=0, le=65535)
-    """Port of the status page. 0: any free one; `swarmnode status` finds it. Policy k adds k."""
+    """Port of the page. 0: any free one; `swarmnode status` finds it. Policy k adds k."""
 
     @field_validator("monitors")
     @classmethod
     def _monitors_are_known_or_can_be_imported(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(known("monitor", name) for name in names)
+
+    @model_validator(mode="after")
+    def _a_page_for_other_machines_has_a_password(self) -> "NodeConfig":
+        password = self.http_password.get_secret_value()
+        if password and len(password) < SHORTEST_PASSWORD:
+            raise PydanticCustomError(
+                SECRET, "node.http_password needs {least} characters or more", {"least": SHORTEST_PASSWORD}
+            )
+        if not password and not is_loopback(self.http):
+            raise PydanticCustomError(
+                SECRET, "other machines can reach node.http: set node.http_password, or leave it at 127.0.0.1"
+            )
+        return self
 
 
 class Config(Section):

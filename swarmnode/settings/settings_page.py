@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from swarmnode.settings.config import SECTIONS, Section
@@ -68,7 +69,7 @@ def _shown(value: Any) -> str:
         return "unset"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if isinstance(value, str | tuple | dict) and not value:
+    if isinstance(value, str | tuple | dict | SecretStr) and not value:
         return "empty"
     if isinstance(value, tuple):
         return ", ".join(f"`{one}`" for one in value)  # pyright: ignore[reportUnknownVariableType]
@@ -92,5 +93,5 @@ def _kind(annotation: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if isinstance(annotation, UnionType):
         return " or ".join(_kind(one) for one in get_args(annotation) if one is not NoneType)
-    words = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
+    words = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text", SecretStr: "text"}
     return words.get(annotation) or {tuple: "list of texts", dict: "table"}[get_origin(annotation)]

@@ -38,38 +38,27 @@ as there every draw runs from its beginning to its end before anything else does
 import difflib
 import hashlib
 import inspect
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from swarmnode import registry
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
-from swarmnode.tasks.judging.rewards import (
-    Reward,
-    judge_groups,
-    load_reward,
-    with_weights,
-)
-from swarmnode.tasks.source_file import load_source, where
-from swarmnode.tasks.task import Isolated, Task
-from swarmnode.tasks.task_source import task_source
-
-if TYPE_CHECKING:
-    from swarmnode.tasks.specs import TaskSpec
 from swarmnode.tasks.digests import digest_of_texts, sources_beside
 from swarmnode.tasks.file_task import Draw, FileTask
+from swarmnode.tasks.judging.rewards import Reward, judge_groups, load_reward, with_weights
 from swarmnode.tasks.kinds.conventions import adapted
 from swarmnode.tasks.kinds.imported import find_attribute, task_of
 from swarmnode.tasks.kinds.puzzles import PUZZLES
 from swarmnode.tasks.play.environment_task import environment_around
 from swarmnode.tasks.play.tools import listed
+from swarmnode.tasks.source_file import load_source, where
 from swarmnode.tasks.specs import TaskKind, TaskSpec, parse_spec
-
-logger = logging.getLogger(__name__)
+from swarmnode.tasks.task import Isolated, Task
+from swarmnode.tasks.task_source import task_source
 
 BUILTIN: Mapping[str, Task] = {task.name: task for task in (*BUILTIN_TASKS, *PUZZLES)}
 """Tasks that need nothing but their name."""

@@ -12,10 +12,10 @@ may answer back, plays them by `conversation_rules`.
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import comb
-from typing import TYPE_CHECKING
 
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.conversations import NO_CONVERSATIONS, ConversationRules
 from swarmnode.rollout.schedule.open_group import Answered
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
 from swarmnode.rollout.schedule.partial_settings import PartialSettings
@@ -29,9 +29,6 @@ from swarmnode.tasks.task import (
 )
 from swarmnode.training.records import Evaluation, PassAt
 from swarmnode.types import Example, Scores, mean_or_none, total_reward
-
-if TYPE_CHECKING:
-    from swarmnode.rollout.schedule.conversations import ConversationRules
 
 EVAL_SEED = 7_654_321
 """Every node evaluates on the same held-out draw, so that rewards can be compared."""
@@ -51,10 +48,10 @@ def evaluate(
     passing_reward: float = PASSING_REWARD,
     seed: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
-    conversations: "ConversationRules | None" = None,
+    conversations: ConversationRules = NO_CONVERSATIONS,
 ) -> Evaluation | None:
     """Sample `samples` completions for each held-out example of each task and score them: `examples` of each,
-    or all of its own evaluation set. None when stopped early. `conversations`: None where no task answers
+    or all of its own evaluation set. None when stopped early. `conversations`: none where no task answers
     back."""
     drawn = [example for task in tasks.values() for example in measured_with(task, examples)]
     rewards: dict[str, list[list[float]]] = {name: [] for name in tasks}
@@ -139,7 +136,7 @@ def collect(
     *,
     seed: int,
     should_stop: Callable[[], bool] = lambda: False,
-    conversations: "ConversationRules | None" = None,
+    conversations: ConversationRules = NO_CONVERSATIONS,
 ) -> Generator[Answered, None, None]:
     """Sample `group_size` completions of each example; yield each group when its last one has finished.
 
@@ -154,21 +151,11 @@ def collect(
     yield from rollouts.round(iter(examples), should_stop=should_stop)
 
 
-def conversation_rules(tasks: Mapping[str, Task], config: Config) -> "ConversationRules | None":
-    """Returns the rules by which conversations with the tasks that answer back are played. None: no task
-    does."""
+def conversation_rules(tasks: Mapping[str, Task], config: Config) -> ConversationRules:
+    """Returns the rules by which conversations with the tasks that answer back are played."""
     environments = {name: task for name, task in tasks.items() if is_environment(task)}
-    if not environments:
-        return None
-    from swarmnode.rollout.schedule.conversations import ConversationRules
-
-    limits = config.tasks
-    return ConversationRules(
-        environments,
-        limits.max_turns,
-        limits.turn_timeout_s,
-        config.rollout.max_turn_tokens,
-    )
+    limits, max_turn_tokens = config.tasks, config.rollout.max_turn_tokens
+    return ConversationRules(environments, limits.max_turns, limits.turn_timeout_s, max_turn_tokens)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -187,7 +187,8 @@ def test_a_script_is_followed_by_monitors_and_its_rewards_are_measured_one_by_on
     logs = options["home"] / "state" / "logs"
     lines = [json.loads(line) for line in (logs / "metrics.jsonl").read_text().splitlines()]
     assert [line["progress.round"] for line in lines if line["event"] == "round"] == [1, 2]
-    kept = [json.loads(line) for line in (logs / "completions.jsonl").read_text().splitlines()]
+    (rollouts,) = (options["home"] / "data" / "checkpoints").glob("*/rollouts.jsonl")
+    kept = [json.loads(line) for line in rollouts.read_text().splitlines()]
     assert {one["round"] for one in kept} == {1, 2} and {one["author"] for one in kept} == {"own"}
     for one in kept:
         assert one["reward"] == one["rewards"]["length"] + 0.5 * one["rewards"]["short*0.5"]

@@ -9,7 +9,7 @@ now". The hash is checked before a body is looked into, so it does not matter wh
 more than it would ask of us: its own limits need not refuse us.
 
 An author that we are not connected to is dialled; when that takes long, peers that we are connected to are
-asked meanwhile (routes.py). Where dialling failed they are asked first, for some minutes.
+asked meanwhile (body_routes.py). Where dialling failed they are asked first, for some minutes.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, Rejected, RequestTimeout
+from swarmnode.exchange.bodies.body_routes import BodyRoutes
 from swarmnode.exchange.bodies.body_store import BodyStore
 from swarmnode.exchange.bodies.holder import PULL_S, Holder
-from swarmnode.exchange.bodies.routes import Routes
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.shelf import Shelf
@@ -84,7 +84,7 @@ class BodyTransfer:
         self.own = BodyStore(max_bytes=settings.store_bytes, max_bodies=MAX_OWN_BODIES)
         self.foreign = BodyStore(max_bytes=settings.store_bytes // FOREIGN_PART, max_bodies=MAX_OWN_BODIES)
         self.holder = Holder(self._pull)
-        self.routes = Routes()
+        self.routes = BodyRoutes()
         self._upload = TokenBucket(
             rate_per_s=settings.upload_bytes_per_s, burst=settings.upload_bytes_per_s * UPLOAD_BURST_S
         )
@@ -165,20 +165,11 @@ class BodyTransfer:
     async def fetch_from(self, peer: str, announcement: Announcement, *, timeout_s: float) -> bytes:
         """Return the body of a header as this peer has it, its hash checked. Raises Rejected (unavailable,
         timeout) and HostDown."""
-        header = announcement.header
-        held = self._held(header.body_hash)
+        held = self._held(announcement.header.body_hash)
         if held is not None:
             return held
-        try:
-            body = await self._request(
-                peer, announcement.author, header.body_hash, header.body_bytes, timeout_s
-            )
-        except RequestTimeout as error:
-            raise Rejected(Reason.TIMEOUT) from error
-        if body is None:
-            raise Rejected(Reason.UNAVAILABLE)
-        self._ledger.fetched += 1
-        self._ledger.bytes_in += len(body)
+        search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
+        body = self._fetched(search, await self._ask(peer, search, timeout_s))
         self._ledger.reputation.gave(peer, len(body))
         return body
 
@@ -193,7 +184,10 @@ class BodyTransfer:
         if not self.routes.connected:
             await self._look_again()
         search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
-        body = await self._find(search)
+        return self._fetched(search, await self._find(search))
+
+    def _fetched(self, search: "_Search", body: bytes | None) -> bytes:
+        """Counts and returns the body that a search found. Raises Rejected, HostDown."""
         if body is None and search.host_down is not None:
             raise search.host_down
         if body is None:

@@ -147,7 +147,7 @@ class Fetcher:
         self._drop_stale_groups()
         while self.drawable(groups) < self._within_reach(groups):
             self._progress.clear()
-            patience_s = None if self._something_is_coming() else self._settings.patience_s
+            patience_s = None if self._fetching or self._candidates() else self._settings.patience_s
             try:
                 async with asyncio.timeout(patience_s):
                     await self._progress.wait()
@@ -177,9 +177,6 @@ class Fetcher:
         self._gave_at = {author: at for author, at in self._gave_at.items() if now - at <= RECENT_S}
         heard = (author for author in self._pool.waiting if author in givers)
         return {*self._gave_at, *self._buffer.by_author, *heard}
-
-    def _something_is_coming(self) -> bool:
-        return bool(self._fetching) or bool(self._candidates())
 
     async def run(self) -> None:
         """Fetch until cancelled."""
@@ -319,19 +316,6 @@ class Fetcher:
             and not reputation.is_banned(author, now)
         )
 
-    async def judged(
-        self,
-        announcement: Announcement,
-        body: bytes,
-        took: Callable[[float], None],
-    ) -> CheckedBody:
-        """Return what a body holds, drawn again, read and scored here. `took` is called with the seconds that
-        this took. Raises Rejected."""
-        (found,) = await self.judged_together([(announcement, body)], took, payer=announcement.author)
-        if isinstance(found, Rejected):
-            raise found
-        return found
-
     async def judged_together(
         self,
         groups: Sequence[tuple[Announcement, bytes]],
@@ -339,9 +323,9 @@ class Fetcher:
         *,
         payer: str | None,
     ) -> list[CheckedBody | Rejected]:
-        """Return what came of the first of these headers and bodies, of as many as LOOK_S has room for. The
-        seconds come out of the judge's time for `payer`; None: they are our own. Raises Rejected where the
-        judge gives nothing at all."""
+        """Returns what came of the first of these headers and bodies, as many as LOOK_S has room for: drawn
+        again, read and scored here. `took` is called with the seconds of that, which come out of the judge's
+        time for `payer`; None: they are our own. Raises Rejected where the judge gives nothing at all."""
 
         def judged(seconds: float) -> None:
             took(seconds)
@@ -376,7 +360,9 @@ class Fetcher:
         try:
             body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
             took_s = _now_s() - began
-            checked = await self.judged(announcement, body, took)
+            (checked,) = await self.judged_together([(announcement, body)], took, payer=author)
+            if isinstance(checked, Rejected):
+                raise checked
             self._accept(announcement, body, checked)
             reputation.did_deliver(author, took_s)
         except Rejected as rejected:

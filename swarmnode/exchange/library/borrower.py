@@ -19,8 +19,9 @@ Nothing waits for any of this: rounds take what is there.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
 from swarmnode.exchange.bodies.body_transfer import HASH_BYTES, BodyTransfer
@@ -169,12 +170,11 @@ class Borrower:
             begun, self._wants_more, self._done = _now_s(), False, False
             await self._ask_around(until=begun + LOOK_FOR_S)
             self._done = True
-            while _now_s() < begun + AGAIN_S or not self._has_reason():  # noqa: ASYNC110  time passes by itself
-                await asyncio.sleep(LOOK_EVERY_S)
+            await _until(partial(self._may_search_again, begun))
         self._done = True
 
-    def _has_reason(self) -> bool:
-        return self._wants_more or not self._lenders
+    def _may_search_again(self, begun: float) -> bool:
+        return _now_s() >= begun + AGAIN_S and (self._wants_more or not self._lenders)
 
     async def _ask_around(self, *, until: float) -> None:
         """One search: ask at most MAX_LENDERS peers."""
@@ -320,7 +320,7 @@ class Borrower:
     async def _judge_what_waits(self, lender: "_Lender") -> None:
         """Everything that was fetched of a peer: in one thread, as long as that is quick."""
         while lender.waiting and not self._context.is_banned(lender.peer):
-            await self._until_it_may_be_judged(lender)
+            await _until(lambda: self._fetcher.may_be_judged(lender.peer))
             for (announcement, body), found in await self._judged(lender.waiting, payer=lender.peer):
                 if not isinstance(found, Rejected) and found.fingerprint in self._contents:
                     found = Rejected(Reason.COPIED, "the same answers came under another name")
@@ -388,18 +388,12 @@ class Borrower:
         return looked_at or self._taken >= MAX_BORROWED or self._taken_bytes >= MAX_BORROWED_BYTES
 
     async def _until_there_is_room(self) -> None:
-        while len(self._ready) >= MAX_READY:  # noqa: ASYNC110  rounds have no event to wait for
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    async def _until_it_may_be_judged(self, lender: "_Lender") -> None:
-        while not self._fetcher.may_be_judged(lender.peer):  # noqa: ASYNC110  time passes by itself
-            await asyncio.sleep(LOOK_EVERY_S)
+        await _until(lambda: len(self._ready) < MAX_READY)
 
     async def _until_it_may_be_asked(self, lender: "_Lender") -> None:
-        """Wait for its allowance: it need not refuse us."""
+        """Waits for its allowance: it need not refuse us."""
         reputation = self._ledger.reputation
-        while not reputation.may_be_asked(lender.peer, self._context.clock()):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_EVERY_S)
+        await _until(lambda: reputation.may_be_asked(lender.peer, self._context.clock()))
 
 
 @dataclass(slots=True)
@@ -474,6 +468,11 @@ def _teaches(group: RolloutGroup) -> bool:
     """Return True if an answer of it was worth more than nothing, or than another."""
     rewards = [reward for reward in group.rewards if reward is not None]
     return bool(rewards) and (max(rewards) > 0 or max(rewards) > min(rewards))
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  time passes by itself, and rounds have no event to wait for
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _now_s() -> float:

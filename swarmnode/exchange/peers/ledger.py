@@ -4,10 +4,10 @@ gossip, bodies, exchange -> [Ledger] -> Reputation;   ExchangeStats -> status, m
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 
 from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.exchange_stats import ExchangeCounts
 from swarmnode.exchange.peers.reputation import BAN_BELOW, Reputation
 from swarmnode.identity.memorable_name import memorable_name
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _KNOWN = frozenset(Reason)
 
 
-class Ledger:
+class Ledger(ExchangeCounts):
     """Counters and reputations, brought together."""
 
     def __init__(
@@ -27,21 +27,10 @@ class Ledger:
         on_ban: Callable[[str], None] = lambda peer: None,
     ) -> None:
         """`on_ban` is called with each peer that gets banned."""
+        super().__init__()
         self.reputation = reputation
         self._on_ban = on_ban
         self._clock = clock
-        self.dropped: Counter[str] = Counter()
-        self.unpublished: Counter[str] = Counter()
-        self.headers_seen = 0
-        self.headers_accepted = 0
-        self.fetched = 0
-        self.accepted = 0
-        self.drawn = 0
-        self.published = 0
-        self.served = 0
-        self.through_holders = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
 
     def drop(self, reason: str, peer: str, detail: str = "") -> None:
         """Count something that was not used, and take its price from the peer it came from."""

@@ -11,7 +11,7 @@ what must outlive it: subscriptions, served protocols and the peers to dial agai
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Container, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -205,40 +205,30 @@ class P2pdHost:
         return queue
 
     async def serve(self, protocol: str, handler: Handler, *, max_request_bytes: int) -> None:
-        control = self._supervisor.control
-        if protocol not in self._incoming.services:
-            await control.handle_streams(protocol, self._listener)
-            self._supervisor.check_current(control)
+        await self._take_streams(protocol, self._incoming.services)
         self._incoming.services[protocol] = Service(protocol, handler, max_request_bytes)
 
     async def request(
         self, peer_id: str, protocol: str, data: bytes, *, timeout_s: float = 10.0, max_response_bytes: int
     ) -> bytes:
-        self._gate.check(check_peer_id(peer_id))
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._stream(peer_id, protocol, timeout_s) as (reader, writer),
-            ):
-                response = await ask(reader, writer, data, max_response_bytes=max_response_bytes)
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await self._open(peer_id, protocol, timeout_s)
+                try:
+                    response = await ask(reader, writer, data, max_response_bytes=max_response_bytes)
+                finally:
+                    writer.transport.abort()
                 self._gate.traffic.handed(peer_id, len(response))
                 return response
         except TimeoutError as error:
             raise RequestTimeout(f"{peer_id} did not answer within {timeout_s:g} s") from error
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
-        control = self._supervisor.control
-        if protocol not in self._incoming.handlers:
-            await control.handle_streams(protocol, self._listener)
-            self._supervisor.check_current(control)
+        await self._take_streams(protocol, self._incoming.handlers)
         self._incoming.handlers[protocol] = handler
 
     async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> SocketStream:
-        self._gate.check(check_peer_id(peer_id))
-        try:
-            stream = await self._supervisor.control.open_stream(peer_id, protocol, timeout_s)
-        except DaemonRefused as error:
-            raise PeerUnreachable(f"no {protocol} stream to {peer_id}: {_reason(error)}") from error
+        stream = await self._open(peer_id, protocol, timeout_s)
         self._gate.traffic.expects(peer_id, STREAMED_BYTES)
         return SocketStream(peer_id, *stream, received=partial(self._gate.traffic.handed, peer_id))
 
@@ -256,6 +246,12 @@ class P2pdHost:
         others = [provider for provider in providers if provider.peer_id != self._peer_id][:limit]
         found = (address for peer in others for address in _full_addresses(peer))
         return tuple(address for address in found if self._uses_relays or not is_relayed(address))
+
+    async def _take_streams(self, protocol: str, served: Container[str]) -> None:
+        control = self._supervisor.control
+        if protocol not in served:
+            await control.handle_streams(protocol, self._listener)
+            self._supervisor.check_current(control)
 
     @property
     def _listener(self) -> Path:
@@ -388,16 +384,12 @@ class P2pdHost:
             self._skipped.note(SkipCause.GOSSIP_SIZE, oversized_story(frame.sender, len(frame.data)))
         queue.put(message)
 
-    @asynccontextmanager
-    async def _stream(self, peer_id: str, protocol: str, timeout_s: float) -> AsyncGenerator[Stream, None]:
+    async def _open(self, peer_id: str, protocol: str, timeout_s: float) -> Stream:
+        self._gate.check(check_peer_id(peer_id))
         try:
-            reader, writer = await self._supervisor.control.open_stream(peer_id, protocol, timeout_s)
+            return await self._supervisor.control.open_stream(peer_id, protocol, timeout_s)
         except DaemonRefused as error:
             raise PeerUnreachable(f"no {protocol} stream to {peer_id}: {_reason(error)}") from error
-        try:
-            yield reader, writer
-        finally:
-            writer.transport.abort()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._supervisor.status.state == "closed":

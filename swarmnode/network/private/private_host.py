@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Container
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import msgspec
@@ -22,7 +22,7 @@ from swarmnode.network.message_queue import MessageQueue
 from swarmnode.network.private.private_swarm import MAX_NEWS_BYTES, PrivateSwarm, SwarmUpdate
 from swarmnode.network.private.sealed_stream import SealedStream, accepted, opened
 from swarmnode.network.private.swarm_key import NONCE_BYTES, SEAL_BYTES, SwarmKey
-from swarmnode.network.rpc import READ_TIMEOUT_S
+from swarmnode.network.rpc import READ_TIMEOUT_S, Service
 from swarmnode.network.streams import ByteStream, StreamHandler, StreamHost
 
 logger = logging.getLogger(__name__)
@@ -51,14 +51,6 @@ NEWS_EVERY_S = 5.0
 MAX_PROVED = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """The handler and bound of a served protocol, as `serve` got them."""
-
-    handler: Handler
-    max_request_bytes: int
-
-
 class PrivateHost:
     """A `StreamHost` around another one, which it starts and stops."""
 
@@ -72,7 +64,7 @@ class PrivateHost:
         self._exit = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._listening: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._services: dict[str, _Served] = {}
+        self._services: dict[str, Service] = {}
         self._stream_handlers: dict[str, StreamHandler] = {}
         self._proved: dict[str, None] = {}
         """Who proved the key that holds. libp2p vouches for a peer id, so once is enough."""
@@ -146,8 +138,8 @@ class PrivateHost:
         return queue
 
     async def serve(self, protocol: str, handler: Handler, *, max_request_bytes: int) -> None:
-        served = _Served(handler, max_request_bytes)
-        await self._serve(self._swarm.key, protocol, served)
+        served = Service(protocol, handler, max_request_bytes)
+        await self._serve(self._swarm.key, served)
         self._services[protocol] = served
 
     async def request(
@@ -293,7 +285,7 @@ class PrivateHost:
                     raise Rejected("not_a_member")
                 return msgspec.msgpack.encode(news)
 
-            await self._serve(key, GREETING, _Served(welcome, MAX_GREETING_BYTES))
+            await self._serve(key, Service(GREETING, welcome, MAX_GREETING_BYTES))
 
     async def _move(self) -> None:
         """Moves to the names of another key. Tried again if the host was down."""
@@ -301,8 +293,8 @@ class PrivateHost:
         self._proved.clear()
         self._seen_s.clear()
         await self._serve_greetings()
-        for protocol, served in tuple(self._services.items()):
-            await self._serve(key, protocol, served)
+        for served in tuple(self._services.values()):
+            await self._serve(key, served)
         for protocol, handler in tuple(self._stream_handlers.items()):
             await self._serve_streams(key, protocol, handler)
         for queue in tuple(self._listening):
@@ -351,7 +343,9 @@ class PrivateHost:
         self._has_proved(message.sender, key)
         return Message(topic, message.sender, data)
 
-    async def _serve(self, key: SwarmKey, protocol: str, served: _Served) -> None:
+    async def _serve(self, key: SwarmKey, served: Service) -> None:
+        protocol = served.protocol
+
         async def handler(peer_id: str, sealed: bytes) -> bytes:
             """Returns the sealed response, or nothing to a peer without the key."""
             if peer_id in self._swarm.removed or (key != self._swarm.key and protocol != GREETING):

@@ -27,7 +27,8 @@ from swarmnode.node.building.task_processes import tasks_for_strangers
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.board import Watcher, Watchers
-from swarmnode.node.showing.monitors import CompletionLog, Monitor, MonitorFeed, run_info
+from swarmnode.node.showing.monitors import Monitor, MonitorFeed, run_info
+from swarmnode.node.showing.rollout_log import FILE, RolloutLog
 from swarmnode.node.showing.screen import Screen
 from swarmnode.registry import find
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
@@ -101,7 +102,9 @@ def build_members(
             overlap=overlap.on,
             policy=seat.number,
             neighbours=[other.key.peer_id for other in seats if other is not seat],
-            keep_completions=CompletionLog(logs / "completions.jsonl", learner.credit, seat.seed).keep,
+            keep_rollouts=RolloutLog(
+                store.folder / FILE, learner.credit, seat.seed, local.renderer.pieces
+            ).keep,
         )
         network = partial(build_network, tasks=tasks_of_others, local=local, neighbourhood=neighbourhood)
         leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)

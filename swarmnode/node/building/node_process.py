@@ -25,7 +25,8 @@ from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Self
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import msgspec
 import psutil
@@ -99,11 +100,13 @@ class RunningNode(msgspec.Struct, frozen=True):
     http_host: str
     http_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     addresses: tuple[str, ...] = ()
+    token: str = ""
+    """The secret by which commands of this machine ask the page for something."""
 
 
 def write_running(path: Path, note: RunningNode) -> None:
-    """Leave the note. Raises OSError."""
-    replace_file(path, msgspec.json.encode(note))
+    """Leave the note, for nobody but ourselves to read. Raises OSError."""
+    replace_file(path, msgspec.json.encode(note), mode=0o600)
 
 
 def read_running(path: Path) -> RunningNode | None:
@@ -117,12 +120,31 @@ def read_running(path: Path) -> RunningNode | None:
 
 def ask_status(note: RunningNode, paths: Paths) -> "NodeStatus | SwarmnodeError":
     """Return what the status page of a running node says, or why it says nothing: it may just have ended."""
-    url = f"http://{note.http_host}:{note.http_port}/status"
     try:
-        with urlopen(url, timeout=STATUS_TIMEOUT_S) as answer:  # a URL of our own making, on this machine
-            return msgspec.json.decode(answer.read(), type=NodeStatus)
-    except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
-        return SwarmnodeError(f"no node answers at {url}: {error}", hint=f"see {paths.logs}/node.log")
+        return msgspec.json.decode(ask_page(note, "/status", paths), type=NodeStatus)
+    except SwarmnodeError as error:
+        return error
+    except msgspec.DecodeError as error:
+        return SwarmnodeError(f"the node is of another version: {error}", hint="stop it and start it again")
+
+
+def ask_page(note: RunningNode, path: str, paths: Paths, content: object = None) -> bytes:
+    """Return what the page of a running node answers; with `content`, to a POST of it as JSON. Raises
+    SwarmnodeError if nobody answers, or the node refuses."""
+    host = f"[{note.http_host}]" if ":" in note.http_host else note.http_host
+    url = f"http://{host}:{note.http_port}{path}"
+    headers = {"X-Swarmnode-Token": note.token, "Content-Type": "application/json"}
+    body = None if content is None else msgspec.json.encode(content)
+    try:
+        with urlopen(Request(url, body, headers), timeout=STATUS_TIMEOUT_S) as answer:
+            return answer.read()
+    except HTTPError as error:
+        raise SwarmnodeError(
+            f"the node refuses: {error.read(1000).decode(errors='replace').strip()}"
+        ) from None
+    except (OSError, HTTPException, ValueError) as error:
+        hint = f"see {paths.logs}/node.log"
+        raise SwarmnodeError(f"no node answers at {url}: {error}", hint=hint) from error
 
 
 def remove_running(path: Path) -> None:

@@ -11,7 +11,7 @@ They share the loaded base model, one rollout engine and one training batch, and
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +43,8 @@ class Seat:
     key: NodeKey
     seed: int
     tasks: Mapping[str, Task]
+    origins: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where each setting comes from."""
 
     @property
     def label(self) -> str:

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.identity.key_file import load_or_create
@@ -46,9 +47,10 @@ from swarmnode.node.building.policies import (
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.board import Watcher, policy_label
-from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.monitors import Monitor, make_monitors
 from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, joins_from, swarm_of
+from swarmnode.node.showing.page import Page, PageSource, open_page
+from swarmnode.node.showing.rollout_log import FILE
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config import Config
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
@@ -81,10 +83,19 @@ class Company:
             member.request_stop()
 
 
-def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool) -> Ending:
-    """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
+def run_node(
+    config: Config,
+    model: str,
+    model_reason: str,
+    paths: Paths,
+    *,
+    fresh: bool,
+    origins: Mapping[str, str],
+) -> Ending:
+    """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print. `origins`:
+    where each setting comes from."""
     screen = Screen(paths.logs / "node.log")
-    with prepared(config, model, model_reason, paths, screen, fresh=fresh) as members:
+    with prepared(config, model, model_reason, paths, screen, fresh=fresh, origins=origins) as members:
         seats = [member.seat for member in members]
         if len(members) > 1:
             return ending(seats, asyncio.run(serve_several(members)))
@@ -105,16 +116,18 @@ def prepared(
     watch: Watcher | None = None,
     monitors: Sequence[Monitor] = (),
     demonstrations: Demonstrations | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> Generator[list[PolicyNode]]:
     """The policies of a run, loaded and ready to be served; what they hold is given back at the end.
 
     `tasks`: instead of those that the settings name. `watch`: told beside the screen. `monitors`: beside
-    those that the settings name. `demonstrations`: besides those that the tasks bring. Raises
-    SwarmnodeError.
+    those that the settings name. `demonstrations`: besides those that the tasks bring. `origins`: where each
+    setting comes from. Raises SwarmnodeError.
     """
     with ExitStack() as stack:
         stack.enter_context(screen)
         seats = _take_seats(stack, config, model, paths, tasks)
+        seats = [replace(seat, origins=origins or {}) for seat in seats]
         # Each policy has its own: what is not installed is said before a model is loaded for nothing.
         told = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
         logger.info("model %s: %s", model, model_reason)
@@ -190,16 +203,15 @@ def _who(seat: Seat) -> str:
 
 async def serve(member: PolicyNode, company: Company) -> Summary:
     """One policy's node from its start to its end."""
-    settings, paths = member.seat.config.node, member.seat.paths
+    paths = member.seat.paths
     try:
         async with AsyncExitStack() as stack:
             async with company.starting:
                 node = member.built(introduced(member.seat, company.addresses))
                 await stack.enter_async_context(node)
-                page = StatusServer(lambda: node.status, settings.http, settings.http_port)
-                port = stack.enter_context(page).port
+                page = stack.enter_context(open_page(_page_source(member.seat, node)))
                 node.serves(page.address)
-                _announce(node, port, member.seat, company)
+                _announce(node, page, member.seat, company)
             if company.takes_signals:
                 stop_on_signals(member.request_stop)
             try:
@@ -213,6 +225,11 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
         raise error from (group if len(group.exceptions) > 1 else error.__cause__)
     finally:
         remove_running(paths.running)
+
+
+def _page_source(seat: Seat, node: NodeLoop) -> PageSource:
+    rollouts = seat.paths.checkpoints / node.status.run / FILE if node.status.run else None
+    return PageSource(lambda: node.status, node.control, seat.config, seat.origins, seat.paths.logs, rollouts)
 
 
 async def serve_several(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:
@@ -239,10 +256,10 @@ async def _serve_beside_others(member: PolicyNode, company: Company) -> Summary:
         member.leave()
 
 
-def leave_note(status: NodeStatus, seat: Seat, http_port: int) -> None:
+def leave_note(status: NodeStatus, seat: Seat, page: Page) -> None:
     """Writes the note by which `swarmnode status` finds this node, and the port that it takes next time."""
     paths, addresses = seat.paths, status.network.addresses
-    note = RunningNode(os.getpid(), status.peer_id, seat.config.node.http, http_port, addresses)
+    note = RunningNode(os.getpid(), status.peer_id, seat.config.node.http, page.port, addresses, page.token)
     try:
         write_running(paths.running, note)
         remember_port(paths, addresses)
@@ -250,11 +267,12 @@ def leave_note(status: NodeStatus, seat: Seat, http_port: int) -> None:
         logger.warning("`swarmnode status` will not find this node: cannot write %s (%s)", paths.state, error)
 
 
-def _announce(node: NodeLoop, http_port: int, seat: Seat, company: Company) -> None:
+def _announce(node: NodeLoop, page: Page, seat: Seat, company: Company) -> None:
     """Leave a note for `swarmnode status`, and tell the person and the other policies how to reach it."""
     status, config = node.status, seat.config
     addresses = status.network.addresses
-    leave_note(status, seat, http_port)
+    leave_note(status, seat, page)
+    logger.info("the page of this node: %s", page.address)
     if (address := local_address(seat, addresses)) is not None and addresses:
         company.addresses.append(address)
     # Whoever has joined one of several policies finds the others through it.

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -34,9 +35,10 @@ from swarmnode.node.building.assemble import ANYWHERE, build_discovery, build_ho
 from swarmnode.node.building.node_process import IdentityLock, remove_running, stop_on_signals
 from swarmnode.node.building.policies import Seat, check_status_port, choose_port, plain_error
 from swarmnode.node.building.run import forget_earlier_runs, leave_note
+from swarmnode.node.control import RunControl
 from swarmnode.node.showing.board import StatusBoard
-from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.node_status import NodeStatus, Sharing, invitation, joins_from, swarm_of
+from swarmnode.node.showing.page import PageSource, open_page
 from swarmnode.node.showing.screen import Screen
 from swarmnode.node.workers import supervise
 from swarmnode.settings.config import Config, NetworkConfig
@@ -198,8 +200,10 @@ async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
     )
     try:
         async with node:
-            with StatusServer(lambda: node.status, config.node.http, config.node.http_port) as page:
-                leave_note(node.status, seat, page.port)
+            stop = partial(asyncio.get_running_loop().call_soon_threadsafe, node.request_stop)
+            control = RunControl(stop, ("stop",))
+            with open_page(PageSource(lambda: node.status, control, config, {}, paths.logs)) as page:
+                leave_note(node.status, seat, page)
                 # Before anybody is told that we are there: whoever reads the address may stop us at once.
                 stop_on_signals(node.request_stop, "stopping: peers are told goodbye")
                 _announce(node.status, tell)

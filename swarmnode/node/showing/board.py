@@ -10,7 +10,9 @@ Watchers are told after every round: monitors.py always, a panel on a terminal, 
 import logging
 import os
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from statistics import fmean
 from typing import Protocol, TextIO
@@ -23,11 +25,13 @@ from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_stats import ExchangeStats
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.network.host import Host
+from swarmnode.network.multiaddr import is_relayed, scope_of
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.network.reach.relaying import RELAY_IN_WORDS
 from swarmnode.node.catching_up import CatchingUp
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.showing.node_status import (
+    ConnectedPeer,
     LibraryStatus,
     Network,
     NodeStatus,
@@ -48,6 +52,11 @@ from swarmnode.training.rules.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
 
 logger = logging.getLogger(__name__)
+
+MOST_EARLIER = 24
+"""Phases that are remembered."""
+MOST_PEERS = 64
+"""Peers that a status names one by one."""
 
 policy_label: ContextVar[str] = ContextVar("policy_label", default="")
 """The policy's label before every line of the story that is about one of several policies; empty with one."""
@@ -95,7 +104,10 @@ class StatusBoard:
     def enter(self, name: str, detail: str = "") -> None:
         """Say what is being done; the clock of a phase runs on while its name stays the same."""
         since = self.status.phase.since if self.status.phase.name == name else time.time()
-        self._set(phase=Phase(name, since, detail))
+        earlier = self.status.earlier
+        if self.status.phase.name != name:
+            earlier = (*earlier, self.status.phase)[-MOST_EARLIER:]
+        self._set(phase=Phase(name, since, detail), earlier=earlier)
 
     def counted(self, counters: Counters, policy_version: int) -> None:
         """Take over the numbers that continue over restarts."""
@@ -119,6 +131,10 @@ class StatusBoard:
             own=_mean_reward(rollouts.groups),
             external=_mean_reward(external),
             own_std=mean_or_none(spreads),
+            own_tasks=_by_task(rollouts.groups),
+            external_tasks=_by_task(external),
+            groups=len(rollouts.groups),
+            without_gradient=dict(Counter(_why_flat(one) for one in rollouts.groups if not one.has_gradient)),
             parts={name: fmean(values) for name, values in parts.items()},
             parts_std={name: spread_of(values) for name, values in parts.items()},
         )
@@ -230,18 +246,19 @@ class StatusBoard:
 
         A change of the verdict on who can reach us is told in the log, once."""
         state = host.status()
-        peers: Sequence[str] = ()
+        ends: Mapping[str, Sequence[str]] = {}
         addresses = self.status.network.addresses
         if state.state == "up":
             try:
-                peers, addresses = await host.peers(), await host.addresses()
+                ends, addresses = await host.far_ends(), await host.addresses()
             except NetworkError as error:
                 logger.debug("the network did not answer: %s", error)
-        self.peers_outside = len(set(peers) - self._neighbours)
+        self.peers_outside = len(ends.keys() - self._neighbours)
         network = Network(
-            state.state, state.since, state.restarts, state.detail, len(peers), addresses,
+            state.state, state.since, state.restarts, state.detail, len(ends), addresses,
             state.memory_restarts, dict(state.skipped), reach or Reach(), private=state.private,
             relay=RELAY_IN_WORDS if state.relays_for_others else "",
+            connected=tuple(ConnectedPeer(peer, _distance(ends[peer])) for peer in sorted(ends)[:MOST_PEERS]),
         )  # fmt: skip
         before = self.status.network.reach.verdict
         short = short_invitation(self.status.swarm, network)
@@ -283,6 +300,31 @@ class Starving:
             f"others announce groups and none came for {STARVED_AFTER_S:.0f} s: nobody who is connected to"
             " you and to them hands them on; join a seed of this version, or forward a port (see `doctor`)"
         )
+
+
+def _distance(ends: Sequence[str]) -> str:
+    """Returns how far away the nearest end of a peer is; what is no address says nothing."""
+    found = set[str]()
+    for end in ends:
+        with suppress(NetworkError):
+            found.add("relayed" if is_relayed(end) else scope_of(end))
+    return next((one for one in ("machine", "lan", "public", "relayed") if one in found), "")
+
+
+def _by_task(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    means: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        if (mean := group.reward_mean) is not None:
+            means[group.example.key.task].append(mean)
+    return {task: fmean(found) for task, found in means.items()}
+
+
+def _why_flat(group: RolloutGroup) -> str:
+    """Returns why a group without a gradient has none, by the first reward of it."""
+    known = [reward for reward in group.rewards if reward is not None]
+    if not known:
+        return "unscored"
+    return "all_zero" if known[0] <= 0 else "all_full" if known[0] >= 1 else "all_equal"
 
 
 def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:

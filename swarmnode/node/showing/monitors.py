@@ -1,7 +1,6 @@
 """The numbers of a run go to a file, always, and to the trackers that somebody asks for.
 
 node.py -> StatusBoard -> [MonitorFeed] -> a thread for each [Monitor] -> metrics.jsonl | TensorBoard | ...
-node.py -> scored groups -> [CompletionLog] -> completions.jsonl
 
 A monitor is an object with the three methods of `Monitor`. `node.monitors` names ours, or one of your own as
 `mymodule:name`; a script passes objects. Each has a thread of its own: one that hangs, raises or finds a full
@@ -13,10 +12,9 @@ import importlib
 import json
 import logging
 import queue
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +24,8 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 from swarmnode.errors import ConfigError
 from swarmnode.machine.installing import how_to_install
 from swarmnode.node.showing.node_status import NodeStatus, Summary, measurements, summary_of
-from swarmnode.printable import printable_lines
 from swarmnode.registry import find
 from swarmnode.settings.config import SECTIONS, Config
-from swarmnode.types import CHAT_MARK, RolloutGroup, total_reward
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +35,6 @@ MOST_WAITING = 256
 """Rounds that wait for a monitor that is slow; what comes on top is lost to it."""
 PATIENCE_S = 30.0
 """Longest wait at the end for monitors that still have something to write."""
-SHOWN_GROUPS = 4
-"""Groups of our own, and of others, of which a round's log has a completion each."""
-SHOWN_CHARS = 4000
-"""Longest prompt or answer in that log; what is cut off says so."""
 
 Event = Literal["round", "evaluation"]
 
@@ -338,60 +330,3 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
         path.replace(path.with_suffix(".1.jsonl"))
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
-
-
-# ---- samples of completions ----
-
-Credit = Callable[[RolloutGroup], "Sequence[float | None] | None"]
-"""The advantages of a group; None: it has no gradient."""
-
-
-class CompletionLog:
-    """Keeps a few completions of each round, for people who want to see what is rewarded."""
-
-    def __init__(self, path: Path, credit: Credit, seed: int) -> None:
-        self._path, self._credit, self._seed = path, credit, seed
-        self._failing = False
-
-    def keep(self, round: int, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
-        """Append one completion each of up to SHOWN_GROUPS own groups, and as many of others. A full disk is
-        said once."""
-        try:
-            for record in self._sampled(round, own, external):
-                append_line(self._path, record)
-            self._failing = False
-        except OSError as error:
-            if not self._failing:
-                logger.warning("no completions are kept: cannot write %s (%s)", self._path, error.strerror)
-            self._failing = True
-
-    def _sampled(
-        self, round: int, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
-    ) -> Iterator[Mapping[str, Any]]:
-        chance = random.Random(f"{self._seed}:{round}:shown")
-        for groups, author in ((own, "own"), (external, None)):
-            for group in chance.sample(groups, min(SHOWN_GROUPS, len(groups))):
-                place = chance.randrange(len(group.completions))
-                completion, scores = group.completions[place], group.scores[place]
-                credit = self._credit(group)
-                yield {
-                    "round": round,
-                    "author": author or _legible(group.author),
-                    "task": group.example.key.task,
-                    "prompt": _legible(group.example.prompt),
-                    "completion": _legible(completion.text),
-                    "reward": total_reward(scores),
-                    "rewards": dict(scores),
-                    "advantage": None if credit is None else credit[place],
-                    "policy_version": group.policy_version,
-                    "finish": completion.finish,
-                }
-
-
-def _legible(text: str) -> str:
-    """The text with its lines, and nothing in it that steers a terminal, whoever wrote it. A conversation is
-    the JSON of its messages."""
-    text = text.removeprefix(CHAT_MARK)
-    surplus = len(text) - SHOWN_CHARS
-    shown = printable_lines(text[:SHOWN_CHARS], max_lines=SHOWN_CHARS)
-    return f"{shown}... ({surplus} more characters)" if surplus > 0 else shown

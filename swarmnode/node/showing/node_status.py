@@ -66,6 +66,15 @@ class Rewards(msgspec.Struct, frozen=True):
     """Mean reward of the groups of others that it took."""
     own_std: float | None = None
     """Standard deviation of the rewards within a group of ours, mean over the groups."""
+    own_tasks: dict[str, float] = {}
+    """Mean reward of our own groups of the last round, by task."""
+    external_tasks: dict[str, float] = {}
+    """The same of the groups of others."""
+    groups: int = 0
+    """Our own groups of the last round."""
+    without_gradient: dict[str, int] = {}
+    """Those of them that teach nothing, by why: equal rewards of zero or less (all_zero), of one or more
+    (all_full), in between (all_equal), or none (unscored)."""
     parts: dict[str, float] = {}
     """Mean of each reward over our own answers of the last round, before its weight, by name."""
     parts_std: dict[str, float] = {}
@@ -94,6 +103,13 @@ class Speed(msgspec.Struct, frozen=True):
     """Wall time of the whole round."""
 
 
+class ConnectedPeer(msgspec.Struct, frozen=True):
+    peer: str
+    """Its peer id."""
+    distance: str
+    """machine, lan, public or relayed; empty: not known."""
+
+
 class Network(msgspec.Struct, frozen=True):
     state: str = "off"
     """starting, up, restarting, closed, or off: there is no network."""
@@ -119,6 +135,8 @@ class Network(msgspec.Struct, frozen=True):
     """Only who has the swarm's key takes part."""
     relay: str = ""
     """Its limits as a relay for peers that nobody can dial, in words. Empty: it is none."""
+    connected: tuple[ConnectedPeer, ...] = ()
+    """Up to 64 of the connected peers, each with its distance: machine, lan, public or relayed."""
 
 
 class Sharing(msgspec.Struct, frozen=True):
@@ -268,6 +286,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """When this start was, in seconds since the epoch."""
     phase: Phase
     """Its present work."""
+    earlier: tuple[Phase, ...] = ()
+    """Its work before, the newest last."""
     learns: bool = True
     """False: it only connects others (`swarmnode seed`). What is about a policy means nothing then."""
     policy: int = 0

@@ -63,6 +63,10 @@ class ConversationRules:
         return replace(request, sampling=sampling, goes_on=turn < self.most_turns(example))
 
 
+NO_CONVERSATIONS = ConversationRules({}, max_turns=1, turn_timeout_s=0.0)
+"""Rules of a policy none of whose tasks answers back."""
+
+
 def continued(
     member: OpenCompletion, observed: Observed, token_ids: Sequence[int], max_tokens: int
 ) -> OpenCompletion:
@@ -107,7 +111,8 @@ class Conversations:
     ) -> None:
         """`budget`: the most tokens of a completion, by its example and its place in the group. Raises
         ModelError if the policy's chat template can hold no conversation."""
-        renderer.observation_ids(({"role": "tool", "content": "7"},))
+        if rules.environments:
+            renderer.observation_ids(({"role": "tool", "content": "7"},))
         self.rules = rules
         self._renderer = renderer
         self._budget = budget

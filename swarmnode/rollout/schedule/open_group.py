@@ -7,7 +7,6 @@ tasks -> Example -> [OpenGroup] <-> partial_rollouts.py <-> engine
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,14 +14,7 @@ from typing import Literal
 from swarmnode.chat import Turn, transcript, turns_of
 from swarmnode.rollout.engine import NOTHING, Output, Request, Sampled, SamplingParams
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.types import (
-    Completion,
-    Example,
-    ExampleKey,
-    Message,
-)
-
-logger = logging.getLogger(__name__)
+from swarmnode.types import Completion, Example, ExampleKey, Message
 
 EndReason = Literal["stop", "length"]
 """Reason why a completion is whole; an aborted one goes on."""

@@ -32,7 +32,7 @@ from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.concurrency_control import ConcurrencyControl
-from swarmnode.rollout.schedule.conversations import ConversationRules, Conversations
+from swarmnode.rollout.schedule.conversations import NO_CONVERSATIONS, ConversationRules, Conversations
 from swarmnode.rollout.schedule.departure_order import DepartureOrder, due_in_rounds, leaves_room
 from swarmnode.rollout.schedule.group_pool import GroupPool
 from swarmnode.rollout.schedule.length_estimates import LengthEstimates
@@ -76,12 +76,12 @@ class PartialRollouts:
         *,
         seed: int | None,
         sampling_of: SamplingOf | None = None,
-        conversations: ConversationRules | None = None,
+        conversations: ConversationRules = NO_CONVERSATIONS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`seed` and the name of a completion make its sampling seed; None seeds nothing, which is cheaper on
         vLLM (it draws for seeded rows one by one). `sampling_of` replaces `sampling` for single completions:
-        benchmarks force lengths with it. `conversations`: None where no task answers back. `clock` measures
+        benchmarks force lengths with it. `conversations`: none where no task answers back. `clock` measures
         steps and how long an environment takes."""
         self._engine = engine
         self._renderer = renderer
@@ -102,9 +102,7 @@ class PartialRollouts:
         self._turns = DepartureOrder()
         self._serials = count()
         self._in_engine = RequestsInFlight()
-        self._conversations = None
-        if conversations is not None:
-            self._conversations = Conversations(conversations, renderer, self._budget, clock=clock)
+        self._conversations = Conversations(conversations, renderer, self._budget, clock=clock)
         self._version = engine.policy_version
         self._only_decodes = False  # the next step starts nothing and computes nothing again
         self._silent_steps = 0
@@ -204,10 +202,9 @@ class PartialRollouts:
         groups = [self._revived(example, members) for example, members in found if example is not None]
         self.park()
         self._pool = GroupPool(groups)
-        if self._conversations is not None:
-            self._conversations.forget_all()
-            for group in groups:
-                self._conversations.revive(group)
+        self._conversations.forget_all()
+        for group in groups:
+            self._conversations.revive(group)
         self._lengths = kept.lengths
         self._turns = DepartureOrder(len(groups) if kept.may_stay_behind is None else kept.may_stay_behind)
         self._tally.dropped_not_redrawable += len(found) - len(groups)
@@ -290,7 +287,7 @@ class PartialRollouts:
     @property
     def _in_flight(self) -> int:
         """Number of requests in the engine and of those whose environment is asked."""
-        return len(self._in_engine) + len(self._conversations or ())
+        return len(self._in_engine) + len(self._conversations)
 
     def _begin(self, examples: Iterator[Example], places: int) -> bool:
         """Queues the next new group. Returns False if none may begin now, or there is none."""
@@ -366,7 +363,7 @@ class PartialRollouts:
 
     def _finish(self, output: Output) -> None:
         group, place = self._in_engine.take(output)
-        if self._conversations is None or not self._conversations.turn_over(group, place):
+        if not self._conversations.turn_over(group, place):
             self._ended(group, place)
 
     def _ended(self, group: OpenGroup, place: int) -> None:
@@ -388,21 +385,19 @@ class PartialRollouts:
 
     def _withdraw(self, group: OpenGroup) -> None:
         """Gives up all requests and questions of a group."""
-        if self._conversations is not None:
-            self._conversations.forget(group)
+        self._conversations.forget(group)
         asked = [name for place in group.unfinished if (name := group.request_id(place)) in self._in_engine]
         for output in self._engine.abort(asked):
             self._in_engine.take(output)
 
     def _request(self, group: OpenGroup, place: int) -> Request:
         request = group.request(place, self._sampling(group.example, place))
-        if self._conversations is None or not self._answers_back(group):
+        if not self._answers_back(group):
             return request
         return self._conversations.rules.bounded(request, group.example, group.members[place].turns)
 
     def _answers_back(self, group: OpenGroup) -> bool:
-        talks = self._conversations
-        return talks is not None and talks.rules.environment_of(group.example) is not None
+        return self._conversations.rules.environment_of(group.example) is not None
 
     def _budget(self, example: Example, place: int) -> int:
         return self._sampling_of(example, place).max_tokens

@@ -120,7 +120,7 @@ def _group(group: OpenGroup, in_engine: Mapping[str, Sampled]) -> _Group:
 
 
 def _member(sampled: Sampled, member: OpenCompletion) -> _Member:
-    spans = tuple((span.version, span.start, span.end, span.kv) for span in sampled.spans)
+    spans: tuple[_Span, ...] = tuple((span.version, span.start, span.end, span.kv) for span in sampled.spans)
     observed = tuple(
         tuple((message["role"], message["content"]) for message in messages) for messages in member.observed
     )

@@ -14,15 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
 
-from swarmnode.errors import (
-    TaskError,
-)
+from swarmnode.errors import TaskError
 from swarmnode.tasks.drawing.curriculum import at_level
-from swarmnode.tasks.task import (
-    MAX_SEED,
-    Task,
-    draw_train,
-)
+from swarmnode.tasks.task import MAX_SEED, Task, draw_train
 from swarmnode.types import Example
 
 # ---- the examples of a round ----

@@ -153,7 +153,7 @@ class HttpJudge:
         if not self.config.model:
             return self._group(prompts[0], completions, rows[0], deadline) if completions else []
         asked = [
-            partial(self._one, _asked(prompt), final_answer(said), row, deadline)
+            partial(self._one, _as_text(prompt), final_answer(said), row, deadline)
             for prompt, said, row in zip(prompts, completions, rows, strict=True)
         ]
         with ThreadPoolExecutor(self.config.concurrency) as threads:
@@ -340,7 +340,7 @@ def filled_in(template: str, words: Mapping[str, str]) -> str:
     return _PLACE.sub(word, template)
 
 
-def _asked(prompt: Any) -> str:
+def _as_text(prompt: Any) -> str:
     """Returns a prompt as text; messages stand one below the other."""
     return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
 

@@ -65,17 +65,19 @@ class OwnJudge:
         self._has_judged: set[str] = set()
         self._told: set[str] = set()
         self._lock = threading.Lock()
-        self.tasks: Mapping[str, Task] = {name: _judged(task, self) for name, task in tasks.items()}
-        processes = [task.workers for task in tasks.values() if isinstance(task, Isolated)]
-        self.width = sum(processes) + (len(processes) < len(tasks))
+        self.tasks: Mapping[str, Task] = {
+            name: JudgedEnvironment(task, self) if is_environment(task) else JudgedTask(task, self)
+            for name, task in tasks.items()
+        }
+        self._isolated = [task for task in tasks.values() if isinstance(task, Isolated)]
+        self.width = sum(task.workers for task in self._isolated) + (len(self._isolated) < len(tasks))
         """Groups that can be judged at the same time."""
 
     def stop(self) -> None:
         """Makes every judgement return at once, for good. Thread-safe."""
         if not self.stopped.done():
             self.stopped.set_result(None)
-        for task in self.tasks.values():
-            assert isinstance(task, JudgedTask)
+        for task in self._isolated:
             task.interrupt()
 
     def was_judged(self, name: str) -> None:
@@ -168,10 +170,6 @@ class JudgedTask:
         self._judge.was_judged(self.name)
         return list(scores)
 
-    def interrupt(self) -> None:
-        if isinstance(self.task, Isolated):
-            self.task.interrupt()
-
     def _scored(self, example: Example, completions: Sequence[str]) -> tuple[Scores, ...]:
         judge = partial(score_strictly, self.task, example, completions)
         # Built-in tasks end by themselves, and an isolated one has its deadline.
@@ -218,7 +216,3 @@ class JudgedEnvironment(JudgedTask):
     def broke_off(self) -> None:
         """Counts an example whose conversations have all broken off. Raises TaskError after too many."""
         self._judge.has_failed(self.name, self.failure)
-
-
-def _judged(task: Task, judge: OwnJudge) -> JudgedTask:
-    return JudgedEnvironment(task, judge) if is_environment(task) else JudgedTask(task, judge)

@@ -19,7 +19,6 @@ cannot be decoded.
 """
 
 import asyncio
-import importlib
 import inspect
 import json
 import logging
@@ -40,9 +39,11 @@ from pydantic import ValidationError
 from swarmnode.errors import TaskError
 from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
+from swarmnode.tasks.arguments import accepted
 from swarmnode.tasks.judging.http_judge import HttpJudge
 from swarmnode.tasks.judging.plain_rewards import builtin
 from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
+from swarmnode.tasks.kinds.imported import import_module
 from swarmnode.tasks.source_file import load_source, traceback_of, where
 from swarmnode.tasks.task import is_held_out
 from swarmnode.types import WEIGHT_MARK, Example, Message, messages_of
@@ -256,12 +257,7 @@ def _module(origin: str) -> ModuleType:
     package, _, module = origin.partition(".")
     if package == "rewards" and module in _MODULES:
         return builtin(module)
-    try:
-        return importlib.import_module(origin)
-    except ImportError as error:
-        raise TaskError(
-            f"cannot import {origin}: {error}", hint="is it installed in this environment?"
-        ) from error
+    return import_module(origin)
 
 
 def call_reward(
@@ -297,11 +293,11 @@ def call_reward(
         **{name: list(values) for name, values in columns.items()},
         **(instead or {}),
     }
-    accepted = _accepted(reward, arguments)
+    given = _taken(reward, arguments)
     if _insists_on_ids(reward):
-        accepted["completion_ids"] = [pieces_of(text) for text in completions]
+        given["completion_ids"] = [pieces_of(text) for text in completions]
     try:
-        result = reward(**accepted)
+        result = reward(**given)
         if inspect.isawaitable(result):
             result = _wait(result)
         values = _listed(result, len(completions))
@@ -372,7 +368,7 @@ def _parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:
         raise TaskError(f"reward {reward!r:.80} cannot be called: {error}") from error
 
 
-def _accepted(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _taken(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments that the function takes. Raises TaskError if it needs one that we do not have."""
     parameters = _parameters(reward).values()
     keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -383,9 +379,7 @@ def _accepted(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 f"reward {_name(reward)} needs {parameter.name!r}, which the example does not have",
                 hint=f"its columns are: {columns}",
             )
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return dict(arguments)
-    return {p.name: arguments[p.name] for p in keywords if p.name in arguments}
+    return accepted(reward, arguments)
 
 
 def _wait(awaitable: Awaitable[Any]) -> Any:
@@ -444,7 +438,7 @@ def _name(reward: Reward) -> str:
 def _say_that_it_is_not_kept(called: str, name: str) -> None:
     logger.warning(
         "a reward calls %s(%r): that is kept nowhere; a second reward that returns it, of weight 0"
-        " (tasks.reward_weights), is in every metric and in completions.jsonl",
+        " (tasks.reward_weights), is in every metric and in rollouts.jsonl",
         called,
         name[:80],
     )

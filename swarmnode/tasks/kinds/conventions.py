@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.arguments import accepted
 from swarmnode.tasks.judging.plain_rewards import final_answer
 from swarmnode.types import Message
 
@@ -89,8 +90,6 @@ def adapted(function: Any, convention: str | None = None) -> Any:
 
 
 def _verl(function: Any) -> tuple[Any, Judged]:
-    accepts = _accepts(function)
-
     def one(text: str, row: Columns) -> Any:
         model = row.get("reward_model")
         nested: Any = cast(Columns, model).get("ground_truth") if isinstance(model, Mapping) else None
@@ -100,7 +99,7 @@ def _verl(function: Any) -> tuple[Any, Judged]:
             "ground_truth": _first(row.get("ground_truth"), nested, row.get("answer")),
             "extra_info": row.get("extra_info", dict(row)),
         }
-        return _score(function(**{name: value for name, value in given.items() if accepts(name)}))
+        return _score(function(**accepted(function, given)))
 
     def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> list[Any]:
         return [one(text, row) for text, row in zip(texts, rows, strict=True)]
@@ -199,9 +198,3 @@ def _arguments(function: Any) -> list[str]:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return []
-
-
-def _accepts(function: Any) -> Callable[[str], bool]:
-    parameters = inspect.signature(function).parameters
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return lambda name: anything or name in parameters

@@ -10,12 +10,7 @@ from typing import Any
 from swarmnode.chat import Turn
 from swarmnode.tasks.digests import judged_version
 from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations, HasDemonstrations
-from swarmnode.tasks.judging.rewards import (
-    Reward,
-    are_exchangeable,
-    judge_groups,
-    score_with,
-)
+from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups, score_with
 from swarmnode.tasks.play.conversation_scores import as_turns, score_turns
 from swarmnode.tasks.task import (
     Task,

@@ -16,12 +16,7 @@ from typing import Any, cast
 from swarmnode.errors import TaskError
 from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
 from swarmnode.tasks.file_task import Draw, FileTask
-from swarmnode.tasks.judging.rewards import (
-    Reward,
-    load_reward,
-    named_rewards,
-    with_weights,
-)
+from swarmnode.tasks.judging.rewards import Reward, load_reward, named_rewards, with_weights
 from swarmnode.tasks.kinds.data import digest_of, drawn, packed_rows, prompts_of, without
 from swarmnode.tasks.kinds.rewarded_task import rewarded
 from swarmnode.tasks.kinds.rows_in_memory import TRAINING_SPLIT, rows_of, split
@@ -30,11 +25,7 @@ from swarmnode.tasks.play.environment_task import environment_around
 from swarmnode.tasks.play.tools import listed
 from swarmnode.tasks.rows import columns_of
 from swarmnode.tasks.specs import TaskKind, TaskSpec
-from swarmnode.tasks.task import (
-    EVALUATION_SEED,
-    Task,
-    is_task,
-)
+from swarmnode.tasks.task import EVALUATION_SEED, Task, is_task
 
 Rows = Iterable[Any]
 """Examples as plain data, in the forms that `examples(seed)` may yield: a list, a set of `datasets`, a data

@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.play.episodes import (
-    called,
-    is_stepwise,
-)
+from swarmnode.tasks.play.episodes import called, is_stepwise
 from swarmnode.tasks.play.tools import Tool, tools_from
 from swarmnode.tasks.task import MAX_INDEX
 
@@ -89,12 +86,7 @@ def judge_themselves(parts: EnvironmentParts) -> bool:
                 f"{type(one).__name__} is no environment: it has no reset()",
                 hint="write def reset(self, **columns); what it returns stands at the end of the prompt",
             )
-    return bool(made) and all(map(judges_itself, made))
-
-
-def judges_itself(environment: Any) -> bool:
-    """Returns True if an environment gives a reward by itself."""
-    return is_stepwise(environment) or hasattr(environment, "get_reward")
+    return bool(made) and all(is_stepwise(one) or hasattr(one, "get_reward") for one in made)
 
 
 def _without_arguments(factory: Callable[..., Any]) -> Callable[[], Any]:

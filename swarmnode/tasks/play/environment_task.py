@@ -20,18 +20,9 @@ from swarmnode.tasks.play.environment_parts import (
     EnvironmentParts,
     blank_rows,
     judge_themselves,
-    judges_itself,
     parts_of,
 )
-from swarmnode.tasks.play.episodes import (
-    Episode,
-    StepEpisode,
-    ToolEpisode,
-    begin,
-    called,
-    close,
-    own_tools,
-)
+from swarmnode.tasks.play.episodes import Episode, StepEpisode, ToolEpisode, begin, called, close, own_tools
 from swarmnode.tasks.play.live_episodes import EpisodeKey, LiveEpisodes, place_of
 from swarmnode.tasks.play.tools import tools_from
 from swarmnode.tasks.task import Task, evaluation_size_of, holds_out
@@ -87,7 +78,10 @@ class EnvironmentTask:
             episode = self._episode(example, turns[:-1])
             if episode is None:
                 raise JudgementLost(f"an episode of {self.name} is gone, and cannot be played again")
-            return self._heard(episode, example, turns)
+            observed = episode.hear(turns[-1].said)
+            if self.parts.factories:
+                self.live.put(_place(example, turns), observed or (), episode)
+            return observed
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """Returns the rewards' scores of these transcripts, and none for an episode that is gone."""
@@ -108,18 +102,15 @@ class EnvironmentTask:
             if episode is None:
                 scores.append(self.scored.get(place, {}))
                 continue
-            own = episode.reward() if judges_itself(episode.environment) else None
+            own = episode.reward()
             scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
             close(episode)
-            self._remember(place, scores[-1])
+            self.scored[place] = scores[-1]
+            if len(self.scored) > MAX_SCORED:
+                self.scored.popitem(last=False)
         if self.live.of_one_example:
             self.live.end_all()
         return scores
-
-    def _remember(self, place: EpisodeKey, scores: Mapping[str, float | None]) -> None:
-        self.scored[place] = scores
-        if len(self.scored) > MAX_SCORED:
-            self.scored.popitem(last=False)
 
     # ---- episodes ----
 
@@ -179,12 +170,6 @@ class EnvironmentTask:
             if (episode.hear(turn.said) or ()) != turn.observed:
                 return None
         return episode
-
-    def _heard(self, episode: Episode, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
-        observed = episode.hear(turns[-1].said)
-        if self.parts.factories:
-            self.live.put(_place(example, turns), observed or (), episode)
-        return observed
 
     def _played(self, example: Example, turns: Sequence[Turn]) -> Episode | None:
         """Returns the episode with all these turns played, ready to be scored. An action that no step has

@@ -23,6 +23,7 @@ from numbers import Real
 from typing import Any, Protocol, cast, get_type_hints
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.arguments import accepted
 from swarmnode.tasks.play.tool_calls import ToolCall, read_turn
 from swarmnode.tasks.play.tools import Tool, parameters_of, tools_from
 from swarmnode.tasks.source_file import where
@@ -178,17 +179,6 @@ def heard(tool: Callable[..., Any], **arguments: Any) -> str:
         return text_of(waited(tool(**arguments)))
     except (Exception, SystemExit) as error:  # noqa: BLE001  for the policy to read, as TRL has it
         return bounded(f"error: {error}" if str(error) else f"error: {type(error).__name__}")
-
-
-def accepted(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the columns that a function takes by name."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
-        return dict(columns)
-    return {one.name: columns[one.name] for one in parameters if one.name in columns}
 
 
 def action_of(environment: Any) -> Callable[[str], Any]:

@@ -21,7 +21,7 @@ from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.drawing.draw_digest import written_down
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes import worker_messages as wire
-from swarmnode.tasks.processes.task_process import KnownTask, TaskProcess
+from swarmnode.tasks.processes.task_process import KnownTask, ProcessOptions, TaskProcess
 from swarmnode.tasks.processes.worker_pool import WorkerPool
 from swarmnode.tasks.source_file import read_source
 from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
@@ -74,7 +74,8 @@ class IsolatedTask(Isolated):
             drawn = self._process.ask(wire.Draw(seed, start, count))
             assert isinstance(drawn, wire.Drawn)
             for index, row in enumerate(drawn.rows, start):
-                yield self._example(seed, index, row)
+                key = ExampleKey(self.name, self.version, seed, index)
+                yield Example(key, row.prompt, row.columns, row.conversational)
             if drawn.failure is not None:
                 raise TaskError(drawn.failure.message, hint=drawn.failure.hint)
             if len(drawn.rows) < count:
@@ -124,10 +125,8 @@ class IsolatedTask(Isolated):
 
     def for_strangers(self, timeout_s: float, turn_timeout_s: float | None = None) -> "IsolatedTask":
         load = msgspec.structs.replace(self._load, strangers=True)
-        pool = _pool_of(
-            load, timeout_s, 1, known=self._known, load_wait_s=timeout_s, turn_timeout_s=turn_timeout_s
-        )
-        return IsolatedTask(pool, load, self._known)
+        options = ProcessOptions(timeout_s, turn_timeout_s, load_wait_s=timeout_s)
+        return IsolatedTask(_pool_of(load, options, 1, self._known), load, self._known)
 
     @property
     def spec(self) -> str:
@@ -153,10 +152,6 @@ class IsolatedTask(Isolated):
             f"{self.name} draws other examples each time it is started",
             hint="draw from random.Random(seed) only; `swarmnode task check` tells more",
         )
-
-    def _example(self, seed: int, index: int, row: wire.DrawnExample) -> Example:
-        key = ExampleKey(self.name, self.version, seed, index)
-        return Example(key, row.prompt, row.columns, row.conversational)
 
 
 def parts_of(completions: Sequence[str], most: int) -> list[Sequence[str]]:
@@ -185,7 +180,7 @@ def isolate(
     it. Built-in tasks are ours and end: they stay in this process, unless `builtin`. `unconfined`: programs
     of its rewards run without a sandbox if there is none. `workers`: most processes (None: MOST_WORKERS, or
     one if it is large). `memory_mb`: most memory of each. `home`: the node's folder (None: from the
-    environment). `options`: those of TaskProcess."""
+    environment). `options`: further ones of ProcessOptions."""
     asked = parse_spec(spec)
     if asked.kind != TaskKind.BUILTIN:
         asked = absolute(asked)
@@ -196,17 +191,15 @@ def isolate(
     else:
         return load_task(spec)
     known = KnownTask()
-    pool = _pool_of(load, timeout_s, workers, known=known, **options)
+    pool = _pool_of(load, ProcessOptions(timeout_s, **options), workers, known)
     pool.start()
     return IsolatedTask(pool, load, known)
 
 
-def _pool_of(
-    load: wire.Load, timeout_s: float, workers: int | None, *, known: KnownTask, **options: Any
-) -> WorkerPool:
+def _pool_of(load: wire.Load, options: ProcessOptions, workers: int | None, known: KnownTask) -> WorkerPool:
     """Returns the pool of a task's processes, none of them started."""
     count = MOST_WORKERS if workers is None else workers
-    processes = [TaskProcess(load, timeout_s, known=known, **options) for _ in range(count)]
+    processes = [TaskProcess(load, options, known) for _ in range(count)]
     return WorkerPool(
         processes, may_grow=lambda: workers is not None or processes[0].resident_bytes < SMALL_BYTES
     )

@@ -68,43 +68,42 @@ class KnownTask:
     loaded: wire.Loaded | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """Deadlines of a task's process, and choices about its start."""
+
+    timeout_s: float
+    """Deadline of any request but a turn's and that to load the task."""
+    turn_timeout_s: float | None = None
+    """Deadline of an environment's answer to one turn. None: `timeout_s`."""
+    load_timeout_s: float | None = RELOAD_S
+    """Longest that loading the task may take. None: no limit."""
+    load_wait_s: float | None = None
+    """Longest that one request waits while the task is loaded. None: no limit."""
+    random_hashes: bool = False
+    """True if strings hash differently in each process, for tasks whose authors can mend code that depends on
+    it."""
+    printed: Callable[[str], None] | None = None
+    """Gets each line that the task prints. None: lines are logged."""
+
+
 class TaskProcess:
     """A process of one task. It starts on the first request, and again after it died. `ask` may be called by
     several threads, which wait for each other; `close` by any."""
 
-    def __init__(
-        self,
-        load: wire.Load,
-        timeout_s: float,
-        *,
-        load_timeout_s: float | None = RELOAD_S,
-        load_wait_s: float | None = None,
-        random_hashes: bool = False,
-        printed: Callable[[str], None] | None = None,
-        known: KnownTask | None = None,
-        turn_timeout_s: float | None = None,
-    ) -> None:
-        """`load_wait_s`: longest wait of one request while the file is loaded; None: without limit.
-        `random_hashes`: strings hash differently in each process (for tasks whose authors can mend code that
-        depends on it). `printed`: gets each line that the task prints; None: lines are logged. `known`: the
-        task as loaded before; loading another is an error. `turn_timeout_s`: deadline of an environment's
-        answer to one turn; None: that of any request."""
+    def __init__(self, load: wire.Load, options: ProcessOptions, known: KnownTask) -> None:
+        """`known`: the task as it was loaded before; loading another is an error."""
         spec = parse_spec(load.spec)
         self.name, self._path = spec.short, spec.path
         self._same_hashes = spec.kind not in OWN_KINDS and task_source(spec.kind).same_hashes
         self._load = load
-        self._timeout_s = timeout_s
-        self._turn_timeout_s = timeout_s if turn_timeout_s is None else turn_timeout_s
-        self._load_timeout_s = load_timeout_s
-        self._load_wait_s = load_wait_s
-        self._random_hashes = random_hashes
-        self._printed = printed or partial(logger.info, "%s prints: %s", self.name)
+        self._options = options
         self._turn = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._reader: wire.MessageReader | None = None
         self._trace: IO[bytes] | None = None
         self._loaded: wire.Loaded | None = None
-        self._known = known or KnownTask()
+        self._known = known
         self._spawned = 0.0
         self._interrupts = 0
         self._killed = False
@@ -160,7 +159,7 @@ class TaskProcess:
         if self._loaded is None:
             if self._child is None:
                 self._spawn()
-                limit = self._load_timeout_s
+                limit = self._options.load_timeout_s
                 self._send(
                     wire.Order(self._load, None), None if limit is None else self._spawned + limit + GRACE_S
                 )
@@ -168,7 +167,7 @@ class TaskProcess:
         return self._loaded
 
     def _reply_to_load(self) -> wire.Loaded:
-        limit, wait_s = self._load_timeout_s, self._load_wait_s
+        limit, wait_s = self._options.load_timeout_s, self._options.load_wait_s
         last = math.inf if limit is None else self._spawned + limit
         deadline = last if wait_s is None else min(last, time.monotonic() + wait_s)
         try:
@@ -243,7 +242,8 @@ class TaskProcess:
         return JudgementOverran(f"{what} did not return within {limit:g} s", hint=self._where())
 
     def _limit_s(self, request: wire.Request) -> float:
-        return self._turn_timeout_s if isinstance(request, wire.Observe) else self._timeout_s
+        turn_s = self._options.turn_timeout_s if isinstance(request, wire.Observe) else None
+        return self._options.timeout_s if turn_s is None else turn_s
 
     def _where(self) -> str:
         """Returns the line that the task's code was at when it was given up, as a hint."""
@@ -258,7 +258,7 @@ class TaskProcess:
         ours, theirs = socket.socketpair()
         self._trace = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         files = theirs.fileno(), self._trace.fileno()
-        hashes = ("-R",) if self._random_hashes and not self._same_hashes else ()
+        hashes = ("-R",) if self._options.random_hashes and not self._same_hashes else ()
         numbers = map(str, (*files, os.getpid()))
         try:
             self._child = subprocess.Popen(
@@ -278,7 +278,8 @@ class TaskProcess:
             theirs.close()
         self._reader = wire.MessageReader(ours)
         output = cast(BufferedReader, self._child.stdout)
-        threading.Thread(target=pass_on, args=(output, self._printed), daemon=True).start()
+        printed = self._options.printed or partial(logger.info, "%s prints: %s", self.name)
+        threading.Thread(target=pass_on, args=(output, printed), daemon=True).start()
         self._spawned = time.monotonic()
         self._killed = self._closed
         if self._closed:

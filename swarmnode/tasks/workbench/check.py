@@ -130,8 +130,8 @@ def check_task(
         findings = [failure] if failure else list(_judge_draws(task, load, examples, draw_s))
         scores_per_s, score_findings = _judge_scores(task, examples[:SCORED_EXAMPLES])
         episode, episode_findings = _judge_episode(task, load, examples)
-        rights = [] if scores_per_s is None else _rights(task, examples[:SCORED_EXAMPLES])
-        lets_through = _lets_through(task, rights)
+        scored = [] if scores_per_s is None else examples[:SCORED_EXAMPLES]
+        lets_through, right_findings = _judge_rights(task, scored)
         prompts = [example.prompt for example in examples]
         seeds = Counter(example.key.seed for example in examples)
         return TaskReport(
@@ -144,13 +144,7 @@ def check_task(
             scores_per_s=scores_per_s,
             sample=examples[0] if examples else None,
             lets_through=lets_through,
-            findings=(
-                *findings,
-                *score_findings,
-                *episode_findings,
-                *_careless(lets_through),
-                *_reads_no_question(task, rights),
-            ),
+            findings=(*findings, *score_findings, *episode_findings, *right_findings),
             episode=episode,
             rows=seeds[SEEDS[0]] if 0 < seeds[SEEDS[0]] < EXAMPLES_PER_SEED else None,
         )
@@ -300,52 +294,44 @@ def _judge_episode(
     return EpisodeReport(first.turns, first.scores, difference), found
 
 
-def _rights(task: Task, examples: Sequence[Example]) -> list[tuple[Example, str]]:
-    """Returns examples with their right answers, as far as these are known and the judge does not fail."""
-    try:
-        found = [(example, find_right(task, example)) for example in examples]
-    except (TaskError, JudgementLost):
-        return []
-    return [(example, right) for example, right in found if right is not None]
-
-
-def _lets_through(task: Task, rights: Sequence[tuple[Example, str]]) -> dict[str, float] | None:
-    """Returns the share of right answers with full marks, by injection. None: no right answer is known, or
-    the judge failed."""
+def _judge_rights(
+    task: Task, examples: Sequence[Example]
+) -> tuple[dict[str, float] | None, list[TaskFinding]]:
+    """Returns the share of right answers that keep full marks, by injection, and findings on right answers.
+    None: no right answer is known, or the judge failed."""
     passed: Counter[str] = Counter()
     try:
+        found = [(example, find_right(task, example)) for example in examples]
+        rights = [(example, right) for example, right in found if right is not None]
         for example, right in rights:
             passed.update(name for name, full in passed_with(task, example, right).items() if full)
+        pairs = zip(rights, [*rights[1:], *rights[:1]], strict=True)
+        rewards = [
+            rewards_of(task, example, [right, other])
+            for (example, right), (_, other) in pairs
+            if other != right
+        ]
     except (TaskError, JudgementLost):
-        return None
-    return {name: passed[name] / len(rights) for name in INJECTIONS} if rights else None
-
-
-def _reads_no_question(task: Task, rights: Sequence[tuple[Example, str]]) -> Iterator[TaskFinding]:
-    """Yields a warning if every right answer also has full marks on a question with another answer."""
-    pairs = zip(rights, [*rights[1:], *rights[:1]], strict=True)
-    tried = [(example, right, other) for (example, right), (_, other) in pairs if other != right]
-    try:
-        rewards = [rewards_of(task, example, [right, other]) for example, right, other in tried]
-    except (TaskError, JudgementLost):
-        return
-    alike = (own is not None and other is not None and other >= own for own, other in rewards)
-    if rewards and all(alike):
-        yield TaskFinding(
-            "warning",
-            READS_NO_QUESTION,
-            "compare with the example's answer: any answer of its kind counts now",
+        return None, []
+    findings: list[TaskFinding] = []
+    if passed:
+        findings.append(
+            TaskFinding(
+                "warning",
+                "right answers have full marks with text in them that nobody asked for",
+                "strangers can teach what a reward lets through: read all of the answer where you can"
+                " (rewards/README.md has strict ones)",
+            )
         )
-
-
-def _careless(lets_through: Mapping[str, float] | None) -> Iterator[TaskFinding]:
-    if lets_through is not None and any(lets_through.values()):
-        yield TaskFinding(
-            "warning",
-            "right answers have full marks with text in them that nobody asked for",
-            "strangers can teach what a reward lets through: read all of the answer where you can"
-            " (rewards/README.md has strict ones)",
+    if rewards and all(own is not None and other is not None and other >= own for own, other in rewards):
+        findings.append(
+            TaskFinding(
+                "warning",
+                READS_NO_QUESTION,
+                "compare with the example's answer: any answer of its kind counts now",
+            )
         )
+    return {name: passed[name] / len(rights) for name in INJECTIONS} if rights else None, findings
 
 
 def _probes(example: Example) -> list[str]:

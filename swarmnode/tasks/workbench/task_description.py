@@ -14,14 +14,7 @@ from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.tasks.processes.isolated_task import isolate
-from swarmnode.tasks.task import (
-    Isolated,
-    Task,
-    holds_out,
-    is_environment,
-    is_exchangeable,
-    score_strictly,
-)
+from swarmnode.tasks.task import Isolated, Task, holds_out, is_environment, is_exchangeable, score_strictly
 from swarmnode.types import tools_of
 
 

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointStore:
-    """The checkpoints of one policy: its folder holds nothing else. One process writes, others may read."""
+    """The checkpoints of one policy, in a folder of its run. One process writes, others may read."""
 
     def __init__(self, root: Path, base_name: str, fingerprint: str, *, keep: int = 3, run: str = "") -> None:
         """`keep`: how many of the newest stay. The best one stays besides. `run`: the name of the folder

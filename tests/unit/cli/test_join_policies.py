@@ -15,9 +15,9 @@ from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import RunningNode, write_running
 from swarmnode.node.commands.local_swarm import SwarmPlan, run_local_swarm
-from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.node_status import NodeStatus, Phase
 from swarmnode.settings.config_layers import load_settings
+from tests.shown_page import shown_page
 
 STATUS = NodeStatus(
     peer_id="peer", name="otter", swarm="commons", model="tiny", version="1", pid=1, started_at=0.0,
@@ -39,7 +39,7 @@ def stack() -> Iterator[ExitStack]:
 
 def shows(stack: ExitStack, place: Paths, status: NodeStatus) -> None:
     """A policy with a note and a page."""
-    server = stack.enter_context(StatusServer(lambda: status, "127.0.0.1", 0))
+    server = stack.enter_context(shown_page(lambda: status))
     leaves_a_note(place, server.port)
 
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from swarmnode.node.lifecycle import (
     Evaluate,
+    Pause,
     RunRound,
     SaveCheckpoint,
     Stop,
@@ -34,6 +35,14 @@ NEW = replace(VIEW, round=0, evaluated_round=None)
 def test_a_new_node_measures_itself_before_its_first_round() -> None:
     assert next_action(NEW) == Evaluate()
     assert next_action(replace(NEW, evaluated_round=0)) == RunRound(1)
+
+
+def test_a_paused_node_begins_no_round_but_ends_and_saves_as_ever() -> None:
+    paused = replace(VIEW, paused=True)
+    assert next_action(paused) == SaveCheckpoint()
+    assert next_action(replace(paused, saved_round=3)) == Pause()
+    assert next_action(replace(paused, saved_round=3, stopping=True)) == Stop("stopped on request")
+    assert next_action(replace(paused, saved_round=3, rounds_limit=3, evaluated_round=3)) != Pause()
 
 
 def test_a_node_alone_starts_at_once() -> None:

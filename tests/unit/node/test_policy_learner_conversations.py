@@ -107,7 +107,7 @@ def test_the_settings_bound_a_conversation_and_other_tasks_have_none() -> None:
     config, echo = load_config(environ={}, assignments=list(bounds)).config, Echo()
     tasks = {"echo": echo, "sum": FakeTask()}
     assert conversation_rules(tasks, config) == ConversationRules({"echo": echo}, 3, 5.0, 12)
-    assert conversation_rules({"sum": FakeTask()}, config) is None
+    assert not conversation_rules({"sum": FakeTask()}, config).environments
 
 
 def test_a_task_that_answers_can_be_tried(learner: PolicyLearner) -> None:

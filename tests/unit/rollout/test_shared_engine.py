@@ -19,10 +19,10 @@ from swarmnode.rollout.engine import (
     Sampled,
     SamplingParams,
 )
+from swarmnode.rollout.member_state import FIRST_SERIAL
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
 from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.rollout.shared_engine import SharedEngine, versions_needed
-from swarmnode.rollout.shared_member import FIRST_SERIAL
 from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Span
 from tests.unit.rollout.schedule.test_partial_rollouts import LONGEST, RENDERER, stream

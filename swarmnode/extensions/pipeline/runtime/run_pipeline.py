@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from swarmnode.errors import CheckpointError, ModelError
@@ -42,10 +43,11 @@ from swarmnode.node.building.node_process import remove_running, stop_on_signals
 from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
 from swarmnode.node.building.run import leave_note, take_identity
 from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
+from swarmnode.node.control import RunControl
 from swarmnode.node.showing.board import Watcher, Watchers
-from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info
 from swarmnode.node.showing.node_status import Summary, invitation
+from swarmnode.node.showing.page import Page, PageSource, open_page
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config import Config
 from swarmnode.tasks.task import Task
@@ -59,16 +61,18 @@ CACHE_SHARE = 0.25
 KEPT_STEPS = 3
 
 
-def run_pipeline(config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool) -> Ending:
+def run_pipeline(
+    config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool, origins: Mapping[str, str]
+) -> Ending:
     """Runs a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
-    print."""
+    print. `origins`: where each setting comes from."""
     check(config)
     check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / "node.log"))
         key = take_identity(stack, paths)
         tasks = start_tasks(stack, config.tasks, paths.home)
-        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks)
+        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks, origins)
         check_addresses(config.network)
         check_status_port(config.node)
         whole = _open(config, model, paths, screen)
@@ -91,11 +95,14 @@ async def _outcomes(
 
 
 async def _serve(node: PipelineNode, seat: Seat) -> Summary:
-    settings = seat.config.node
     try:
         async with node:
-            with StatusServer(lambda: node.status, settings.http, settings.http_port) as page:
-                _announce(node, page.port, seat)
+            stop = partial(asyncio.get_running_loop().call_soon_threadsafe, node.request_stop)
+            control = RunControl(stop, ("stop",))
+            with open_page(
+                PageSource(lambda: node.status, control, seat.config, seat.origins, seat.paths.logs)
+            ) as page:
+                _announce(node, page, seat)
                 stop_on_signals(node.request_stop)
                 return await node.run()
     except BaseExceptionGroup as group:
@@ -104,10 +111,11 @@ async def _serve(node: PipelineNode, seat: Seat) -> Summary:
         remove_running(seat.paths.running)
 
 
-def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
+def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
     """Leave a note for `swarmnode status`, and log how another machine becomes a member."""
     status = node.status
-    leave_note(status, seat, http_port)
+    leave_note(status, seat, page)
+    logger.info("the page of this node: %s", page.address)
     if (command := invitation(status)) is not None:
         logger.info("another machine becomes a member of pipeline %s with:", seat.config.pipeline.name)
         logger.info("  %s --pipeline %s, and the same model and settings", command, seat.config.pipeline.name)

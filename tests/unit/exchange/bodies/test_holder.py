@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
+from swarmnode.exchange.bodies.body_routes import DIAL_AGAIN_S, BodyRoutes
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, MAX_REQUEST_BYTES
 from swarmnode.exchange.bodies.holder import MAX_ANNOUNCED_PER_AUTHOR, MAX_TRIES, Holder
-from swarmnode.exchange.bodies.routes import DIAL_AGAIN_S, Routes
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.limits import TAKEN_PER_GIVEN
 from swarmnode.exchange.peers import connection_gate
@@ -255,7 +255,7 @@ async def test_a_silent_author_does_not_keep_the_bodies_of_others_waiting(compos
 
 
 def test_an_author_that_could_not_be_dialled_is_tried_again_after_a_while() -> None:
-    routes = Routes()
+    routes = BodyRoutes()
     assert routes.is_direct("author", now=0.0)
     routes.cannot_dial("author", now=0.0)
     assert not routes.is_direct("author", now=DIAL_AGAIN_S - 1)
@@ -263,14 +263,14 @@ def test_an_author_that_could_not_be_dialled_is_tried_again_after_a_while() -> N
 
 
 def test_a_connected_author_is_always_asked_itself() -> None:
-    routes = Routes()
+    routes = BodyRoutes()
     routes.cannot_dial("author", now=0.0)
     routes.connected = frozenset({"author"})
     assert routes.is_direct("author", now=1.0) and routes.leads_to("author")
 
 
 def test_who_gave_the_last_body_of_an_author_is_asked_first_and_who_never_gives_last() -> None:
-    routes, rng = Routes(), random.Random(0)
+    routes, rng = BodyRoutes(), random.Random(0)
     routes.connected = frozenset({"a", "b", "c", "author"})
     routes.led_to("author", "c", rather_than=["a"])
     assert routes.holders("author", rng) == ["c", "b", "a"]

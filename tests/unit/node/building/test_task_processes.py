@@ -30,7 +30,7 @@ def reward(completions, **columns):
 def test_programs_do_without_a_sandbox_only_where_somebody_said_so(
     tmp_path: Path, said: Literal["required", "optional"], allowed: float
 ) -> None:
-    path = tmp_path / "member_requests.py"
+    path = tmp_path / "asking.py"
     path.write_text(TASK)
     with ExitStack() as stack:
         own = start_tasks(stack, TasksConfig(names=(str(path),), sandbox=said))

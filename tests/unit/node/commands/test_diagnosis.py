@@ -24,10 +24,10 @@ from swarmnode.node.commands.diagnosis import (
     policy_findings,
     reach_findings,
 )
-from swarmnode.node.showing.http import StatusServer
 from swarmnode.node.showing.node_status import Network, NodeStatus, Phase
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
+from tests.shown_page import shown_page
 
 SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
 LARGE = "Qwen/Qwen2.5-7B-Instruct"
@@ -181,7 +181,7 @@ def test_the_node_that_runs_here_is_asked_who_reaches_it(tmp_path: Path) -> None
         phase=Phase("generating", 0.0),
         network=Network(reach=reach),
     )
-    with StatusServer(lambda: status, "127.0.0.1", 0) as page:
+    with shown_page(lambda: status) as page:
         write_running(paths.running, RunningNode(os.getpid(), "p", "127.0.0.1", page.port, ()))
         (found,) = reach_findings(paths)
     assert (found.verdict, found.text) == ("note", "nobody can reach you")

@@ -13,7 +13,6 @@ from swarmnode.errors import ConfigError
 from swarmnode.node.showing import monitors as monitors_module
 from swarmnode.node.showing.monitors import (
     MOST_WAITING,
-    CompletionLog,
     JsonlMonitor,
     MonitorFeed,
     TensorBoardMonitor,
@@ -28,7 +27,6 @@ from swarmnode.node.showing.screen import Screen
 from swarmnode.registry import SEAMS
 from swarmnode.settings.config import Config, NodeConfig
 from swarmnode.settings.config_layers import load_config
-from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 from tests.monitored import Remembers, run_in
 
 PATIENCE_S = 60.0
@@ -305,56 +303,6 @@ def test_trackio_keeps_a_run_in_its_database(tmp_path: Path, monkeypatch: pytest
     followed(TrackioMonitor(), tmp_path)
     (run,) = SQLiteStorage.get_runs("swarmnode-commons")
     assert len(SQLiteStorage.get_logs("swarmnode-commons", run)) == 5
-
-
-# ---- samples of completions ----
-
-
-def answered(author: str, number: int, text: str = "an answer") -> RolloutGroup:
-    example = Example(ExampleKey("sums", "1", 0, number), f"{number} + 1 =\nThink.")
-    completion = Completion(text, (1, 2), None, one_span(3, 2), "stop")
-    scores = ({"correct": 1.0, "format*0.5": 0.5}, {"correct": 0.0, "format*0.5": None})
-    return RolloutGroup(example, (completion, completion), scores, author, 3)
-
-
-def kept_in(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_a_few_completions_of_each_round_are_kept_with_what_they_were_worth(tmp_path: Path) -> None:
-    log = CompletionLog(tmp_path / "completions.jsonl", lambda group: [0.9, -0.9], seed=0)
-    own, external = [answered("me", n) for n in range(20)], [answered("12D3KooWother", n) for n in range(2)]
-    log.keep(7, own, external)
-    kept = kept_in(tmp_path / "completions.jsonl")
-    assert [one["author"] for one in kept] == ["own"] * 4 + ["12D3KooWother"] * 2
-    assert len({one["prompt"] for one in kept[:4]}) == 4
-    for one in kept:
-        right = one["rewards"]["correct"] == 1.0
-        assert one["round"] == 7 and one["policy_version"] == 3 and one["task"] == "sums"
-        assert (one["reward"], one["advantage"]) == ((1.25, 0.9) if right else (0.0, -0.9))
-        assert one["prompt"].endswith("+ 1 =\nThink.") and one["completion"] == "an answer"
-
-
-def test_the_text_of_strangers_is_kept_short_and_steers_no_terminal(
-    tmp_path: Path,
-) -> None:
-    log = CompletionLog(tmp_path / "completions.jsonl", lambda group: None, seed=0)
-    odd = "one\ntwo\x1b[2J\u202e" + "\n" * 300 + "x" * 100_000
-    log.keep(1, [], [answered("\x1b]0;owned\x07", 1, odd)])
-    (one,) = kept_in(tmp_path / "completions.jsonl")
-    assert one["completion"].startswith("one\ntwo\\x1b[2J\\u202e\n")
-    assert "more characters" in one["completion"] and len(one["completion"]) < 5000
-    assert "\x1b" not in one["author"] and one["advantage"] is None
-
-
-def test_completions_that_cannot_be_kept_stop_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "logs").write_text("a file where a folder should be")
-    log = CompletionLog(tmp_path / "logs" / "completions.jsonl", lambda group: None, seed=0)
-    for number in (1, 2):
-        log.keep(number, [answered("me", 1)], [])
-    assert caplog.text.count("no completions are kept") == 1
 
 
 class NeedsMore(Remembers):

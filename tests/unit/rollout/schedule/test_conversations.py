@@ -260,7 +260,8 @@ class Speechless(Letters):
 
 
 def test_a_policy_that_can_hold_no_conversation_is_found_out_before_it_is_asked() -> None:
-    rules, mute = ConversationRules({}, max_turns=2, turn_timeout_s=1.0), cast(Renderer, Speechless())
+    rules = ConversationRules({"two tools": TwoTools()}, max_turns=2, turn_timeout_s=1.0)
+    mute = cast(Renderer, Speechless())
     settings = PartialSettings("sync", groups=1, group_size=1, max_lag=1)
     with pytest.raises(ModelError, match="leaves out"):
         PartialRollouts(FakeEngine(SKILLED), mute, settings, SamplingParams(9), seed=0, conversations=rules)

@@ -1,6 +1,6 @@
 """Ways to bodies: from an author directly, or through a peer that we are connected to.
 
-ConnectionGate -> [Routes.connected];   BodyTransfer.fetch -> [Routes.is_direct, .holders] -> whom to ask
+ConnectionGate -> [BodyRoutes.connected];   BodyTransfer.fetch -> [.is_direct, .holders] -> whom to ask
 
 Most of those who run this at home cannot be dialled. Which way works is learned from what was tried, and
 tried again after some minutes: routers are restarted, and machines are carried about.
@@ -18,7 +18,7 @@ MAX_AUTHORS = 4096
 """Authors whose way is remembered; those asked for least recently are forgotten first."""
 
 
-class Routes:
+class BodyRoutes:
     """Whom to ask for the bodies of an author."""
 
     def __init__(self) -> None:

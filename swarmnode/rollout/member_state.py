@@ -50,7 +50,7 @@ class MemberRow:
         return replace(self.request, request_id=self.name, version=self.serial)
 
 
-class Member:
+class MemberState:
     """The bookkeeping of one member. The caller holds the shared engine's lock."""
 
     def __init__(self, name: str, max_length: int, base: PolicyUpdate, version: int) -> None:
@@ -227,7 +227,7 @@ class Member:
         return {self._named[version] for version in asked if version in self._named}
 
 
-def fair_shares(members: Iterable[Member], free: int) -> dict[Member, int]:
+def fair_shares(members: Iterable[MemberState], free: int) -> dict[MemberState, int]:
     """Returns free rows by member: one after the other goes to the member with the fewest that still waits
     for one, and among equals to the one that has waited longest. With fewer rows than members, only the first
     would get any otherwise."""

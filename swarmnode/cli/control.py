@@ -1,0 +1,71 @@
+"""`swarmnode pause`, `resume`, `finish` and `stop`: ask the node that runs on this machine for something.
+
+command line -> [pause, resume, finish, stop] -> node_process.py: ask_page -> the page -> RunControl
+"""
+
+import re
+from typing import Annotated
+
+import msgspec
+import typer
+
+from swarmnode.cli.settings import Home
+from swarmnode.cli.status import running_nodes
+from swarmnode.errors import ConfigError
+from swarmnode.identity.memorable_name import memorable_name
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import ask_page
+from swarmnode.node.control import Request
+
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
+
+
+class _Answer(msgspec.Struct):
+    answer: str
+
+
+def pause(
+    duration: Annotated[
+        str | None, typer.Argument(help="How long, such as 30m, 2h or 1d; until it is resumed if not set.")
+    ] = None,
+    home: Home = None,
+) -> None:
+    """Begin no round behind the one that runs. The node saves, stays in its swarm and gives what it has."""
+    _ask(home, "pause", None if duration is None else seconds_of(duration))
+
+
+def resume(home: Home = None) -> None:
+    """Go on after a pause."""
+    _ask(home, "resume")
+
+
+def finish(home: Home = None) -> None:
+    """End the run when the round that runs is done, with a checkpoint."""
+    _ask(home, "finish")
+
+
+def stop(home: Home = None) -> None:
+    """End the run now, with a checkpoint; unfinished answers are part of it."""
+    _ask(home, "stop")
+
+
+def seconds_of(duration: str) -> float:
+    """Returns the length of a duration. Raises ConfigError for what is none.
+
+    >>> seconds_of("2h"), seconds_of("1.5m")
+    (7200.0, 90.0)
+    """
+    found = DURATION.fullmatch(duration)
+    if found is None:
+        raise ConfigError(f"{duration!r} is no duration", hint="write 90s, 30m, 2h or 1d")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def _ask(home: Home, request: Request, for_s: float | None = None) -> None:
+    """Asks every policy of the node."""
+    paths = resolve_paths(home)
+    for note in running_nodes(paths):
+        found = ask_page(note, "/control", paths, {"request": request, "for_s": for_s})
+        told = msgspec.json.decode(found, type=_Answer).answer
+        typer.echo(f"{memorable_name(note.peer_id)} {told}")

@@ -1,0 +1,53 @@
+"""The page of a running node, as the heart knows it: what it shows, and whom it asks.
+
+run.py, seed_node.py, run_pipeline.py -> [open_page] -> registry.py -> extensions/page/page_server.py
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from swarmnode.node.control import RunControl
+from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.registry import find
+from swarmnode.settings.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class PageSource:
+    """A node as its page sees it. The page runs in a thread of its own and changes nothing but `control`."""
+
+    status: Callable[[], NodeStatus]
+    control: RunControl
+    config: Config
+    origins: Mapping[str, str]
+    """Where each setting comes from, by its full name."""
+    logs: Path
+    """The folder of metrics.jsonl."""
+    rollouts: Path | None = None
+    """The file of the run's rollouts (rollout_log.py). None: the node keeps none."""
+
+
+class Page(Protocol):
+    """A page that is being served."""
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def address(self) -> str:
+        """Where a browser on this machine finds it."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """The secret of this start, by which commands of this machine ask for something."""
+        ...
+
+
+def open_page(source: PageSource) -> AbstractContextManager[Page]:
+    """Returns the page of a node; it is served within the `with` block. Raises PortInUse there."""
+    make = cast(Callable[[PageSource], AbstractContextManager[Page]], find("page", source.config.node.page))
+    return make(source)
