@@ -3,16 +3,19 @@
 run.py, seed_node.py, run_pipeline.py -> [open_page] -> registry.py -> extensions/page/page_server.py
 """
 
+import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 from swarmnode.node.control import RunControl
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.registry import find
+from swarmnode.registry import find, names
 from swarmnode.settings.config import Config
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,19 @@ class Page(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class NoPage:
+    """The page of an installation without any: nobody can ask this node."""
+
+    port: int = 0
+    address: str = ""
+    token: str = ""
+
+
 def open_page(source: PageSource) -> AbstractContextManager[Page]:
     """Returns the page of a node; it is served within the `with` block. Raises PortInUse there."""
+    if not names("page"):
+        logger.warning("no page is installed: `swarmnode status` and others cannot ask this node")
+        return nullcontext(NoPage())
     make = cast(Callable[[PageSource], AbstractContextManager[Page]], find("page", source.config.node.page))
     return make(source)
