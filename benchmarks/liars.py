@@ -3,11 +3,11 @@
 ATTACKS (swarmnode/testing/attackers.py) x WORLDS x defences -> runs of sapo.py -> reward against alone
 
 Worlds (sapo_worlds.py): `step`, whose policies need the steps that no judge reads, and `lax`, whose judge
-takes anything before the answer. Defences: both as shipped; `mended` without measuring authors
-(exchange.teachers); `measured` without mending (exchange.mend); `open` without either. The honest five alone,
-and among themselves with nobody lying, are what is compared with. All at one learning rate; what is known of
-a run is kept (sapo_store.py), so that the same command goes on where it was. By default, attacks that need no
-time to unfold are compared over their first rounds only; `--table` is the whole of it, in hours.
+takes anything before the answer. Defences: both as shipped; `mended` without measuring authors; `measured`
+without mending; `open` without either (sapo_own_rules.py). The honest five alone, and among themselves with
+nobody lying, are what is compared with. All at one learning rate; what is known of a run is kept
+(sapo_store.py), so that the same command goes on where it was. By default, attacks that need no time to
+unfold are compared over their first rounds only; `--table` is the whole of it, in hours.
 
     python benchmarks/liars.py [--quick] [--json FILE] [--markdown FILE] [--seeds 1] [--minutes 9]
                                [--attacks wrong_steps,...] [--worlds step,lax] [--table]

@@ -33,12 +33,12 @@ from pipeline_emulated import EmulatedCompute, EmulatedLinks, links_of
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from swarmnode.extensions.pipeline.execution.idle import IdleRollouts, IdleStats
-from swarmnode.extensions.pipeline.execution.idle_budget import IdleSettings
-from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
+from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
+from swarmnode.extensions.pipeline.idle.idle_budget import IdleSettings
+from swarmnode.extensions.pipeline.idle.idle_rollouts import IdleRollouts, IdleStats
 from swarmnode.extensions.pipeline.replication.gradient_exchange import SoloExchange
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest

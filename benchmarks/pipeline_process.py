@@ -29,8 +29,8 @@ import torch
 from pipeline_emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, IterationReport, MemberSettings
+from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.replication.gradient_exchange import AveragingSettings
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
@@ -55,7 +55,7 @@ MESSAGE_BYTES = MICRO_BATCH_TOKENS * WIDTH * 2 + 400
 """What a micro-batch is on its way: hidden states in fp16, and a head."""
 SETTINGS = MemberSettings(activations="fp16", gradients="fp16")
 PRELOADED = (
-    "swarmnode.extensions.pipeline.execution.member",
+    "swarmnode.extensions.pipeline.execution.pipeline_member",
     "swarmnode.network.daemon.p2pd_host",
     "transformers.models.llama.modeling_llama",
 )

@@ -23,7 +23,7 @@ from swarmnode.extensions.pipeline.wire.codec import Encoded, decode, encode
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, ForwardHop, Message
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.extensions.pipeline.wire.transport import TensorTransport
+from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
 from swarmnode.identity import key_file
 from swarmnode.network.daemon.p2pd_host import P2pdHost
 

@@ -18,6 +18,22 @@ class BookInFull(BookRule):
     adapts = False
 
 
+class BookUnmended(BookRule):
+    """Keeps right answers of strangers as they are."""
+
+    mends = False
+
+
+class BookUnmeasured(BookRule):
+    """Lets everybody fill the book whose answers our judge gives full marks."""
+
+    measures_teachers = False
+
+
+class BookOpen(BookUnmended, BookUnmeasured):
+    """Takes what anybody sends that our judge calls right."""
+
+
 class _Changed(Rule):
     changes: ClassVar[dict[str, Any]]
 

@@ -24,6 +24,7 @@ from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.run import Company, prepared, serve
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline, load_checkpoint, with_room
+from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.monitors import Monitor, checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.node.showing.screen import Screen
@@ -137,10 +138,10 @@ class Node:
         _check_alone(self._settings.config)
         self._task, self._rewards = task, rewards
         self._demonstrations = Demonstrations(demonstrations)
-        self._on_round = on_round or _ignored
+        self._on_round = on_round or (lambda status: None)
         self._fresh = fresh
         self._log = log
-        self._request_stop: Callable[[], None] = _nothing
+        self._request_stop: Callable[[], None] | None = None
         self._stopping = False
         self._running = threading.Lock()
         self._policy: tuple[int | None, TrainedPolicy] | None = None
@@ -196,7 +197,8 @@ class Node:
     def stop(self) -> None:
         """Ends the run in order, with a checkpoint. May be called from any thread and from `on_round`."""
         self._stopping = True
-        self._request_stop()
+        if self._request_stop is not None:
+            self._request_stop()
 
     def _seen(self, status: NodeStatus) -> None:
         self.status = status
@@ -231,7 +233,7 @@ class Node:
             # It says what to do; where in the node it was noticed is of no use to a script.
             raise error.with_traceback(None) from None
         finally:
-            self._request_stop, self._fresh, self._stopping = _nothing, False, False
+            self._request_stop, self._fresh, self._stopping = None, False, False
             self._running.release()
 
 
@@ -450,15 +452,10 @@ class _Watch:
     def __init__(self, seen: RoundCallback, on_round: RoundCallback) -> None:
         self._seen, self._on_round = seen, on_round
 
-    def round_done(self, status: NodeStatus) -> None:
+    def see(self, event: Occasion, status: NodeStatus) -> None:
         self._seen(status)
-        self._on_round(status)
-
-    def evaluated(self, status: NodeStatus) -> None:
-        self._seen(status)
-
-    def tick(self, status: NodeStatus) -> None:
-        self._seen(status)
+        if event == "round":
+            self._on_round(status)
 
     def close(self) -> None:
         pass
@@ -481,18 +478,6 @@ def _interrupts(stop: Callable[[], None], wanted: bool) -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _ignored(status: NodeStatus) -> None:
-    """Ignores a status: the default of `on_round`."""
-
-
-def _unseen(done: int, total: int, what: str) -> None:
-    """Ignores the progress of loading a model."""
-
-
-def _nothing() -> None:
-    """Does nothing: `stop` of a node that does not run."""
 
 
 def _names(task: GivenTask | None) -> dict[str, Any]:
@@ -547,7 +532,7 @@ def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
         settings.paths,
         base=base,
         best=best,
-        progress=_unseen,
+        progress=lambda done, total, what: None,
         purpose="load",
     )
     config = with_room(settings.config, local, checkpoint)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import GroupLesson, Lessons, Rule, as_they_are
 from swarmnode.types import RolloutGroup
 
@@ -30,8 +31,16 @@ def best_of(group: RolloutGroup) -> GroupLesson:
     )
 
 
+class TrustingBook(BookRule):
+    """A book that takes right answers of strangers as they are, whoever sent them."""
+
+    mends = False
+    measures_teachers = False
+
+
 class NoRule:
     """It has no lessons."""
 
 
 OWN_RULE = f"{__name__}:{OnlyTheBest.__name__}"
+TRUSTING = f"{__name__}:{TrustingBook.__name__}"

@@ -13,7 +13,7 @@ from time import time
 import msgspec
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.membership.control import (
+from swarmnode.extensions.pipeline.membership.membership_messages import (
     Introduce,
     Ping,
     Presence,

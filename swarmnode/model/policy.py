@@ -3,9 +3,6 @@
 base_model -> [Policy] -> rollout engine (PolicyUpdate), trainer (parameters), checkpoint (adapter)
                  ^
                  +-- [find_targets] (which layers LoRA changes)
-                           |
-                           v
-outline, settings -> [look_ahead] -> assemble.py (refuses before weights are loaded), doctor.py
 
 PEFT is the container and the file format.
 
@@ -28,13 +25,11 @@ from torch import nn
 from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.model.adapters.lora import LoraGemm
 from swarmnode.model.adapters.lora_patch import FusedLora
-from swarmnode.model.base_model import LoadedModel, load_outline
+from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.dense_patch import fuse_layers
-from swarmnode.models import find_model
 from swarmnode.rollout.decode.adapters.adapter import linear_modules
 from swarmnode.rollout.engine import PolicyUpdate
-from swarmnode.rollout.engine_choice import EngineChoice, choose
-from swarmnode.settings.config import Config, PolicyConfig
+from swarmnode.settings.config import PolicyConfig
 
 FIRST_ADAPTER = "default"
 """PEFT's own name for an adapter that stands alone."""
@@ -274,32 +269,3 @@ def _means_experts(model: Any, name: str) -> bool:
     except ValueError:
         return True  # One of two that are stacked together.
     return bool(config.target_parameters)
-
-
-# ---- what a model's configuration alone decides ----
-
-
-@dataclass(frozen=True, slots=True)
-class LookAhead:
-    """The choices for a model that is not loaded yet."""
-
-    engine: EngineChoice
-    targets: LoraTargets
-
-
-def look_ahead(config: Config, source: str, *, policies: int = 1) -> LookAhead | None:
-    """Returns the engine and the LoRA layers for a model that is not loaded yet. None: its structure shows
-    only once it is loaded. Raises EngineError or ModelError, with advice, for settings that this model cannot
-    have."""
-    outline = load_outline(source, config.policy)
-    if outline is None:
-        return None
-    engine = choose(
-        config.rollout.engine,
-        outline.model,
-        outline.device,
-        find_model(source),
-        policies=policies,
-        quantized=outline.is_quantized,
-    )
-    return LookAhead(engine, find_targets(outline.model, config.policy.lora_targets))

@@ -200,7 +200,7 @@ class NodeLoop:
                 logger.warning("%s", reason)
             await self._finish_saving()
             self._board.enter("stopped", reason)
-        self._watcher.tick(self.status)
+        self._watcher.see("tick", self.status)
         return summarise(self.status, self._counters, reason)
 
     @asynccontextmanager
@@ -319,7 +319,7 @@ class NodeLoop:
         self._refresh_sharing()
         if self._keep_rollouts is not None:
             self._keep_rollouts(number, rollouts.groups, external)
-        self._watcher.round_done(self.status)
+        self._watcher.see("round", self.status)
 
     def _rng(self, number: int) -> random.Random:
         return random.Random(f"{self._seed}:{number}:own")
@@ -445,7 +445,7 @@ class NodeLoop:
         logger.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
         self._say_what_is_not_measured(result)
         self._board.evaluated(counters, result.per_task)
-        self._watcher.evaluated(self.status)
+        self._watcher.see("evaluation", self.status)
 
     def _say_what_is_not_measured(self, result: Evaluation) -> None:
         """Say once of each task that nothing of it is held out: its reward stays unknown."""
@@ -502,7 +502,7 @@ class NodeLoop:
         """Keep the screen and the number of peers up to date."""
         while True:
             await self._look()
-            self._watcher.tick(self.status)
+            self._watcher.see("tick", self.status)
             await asyncio.sleep(TICK_S)
 
     async def _look(self) -> None:

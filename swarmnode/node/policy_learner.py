@@ -78,9 +78,8 @@ class PolicyLearner(RolloutLearner):
         self._tasks_of_others = tasks_of_others or self._tasks
         self.mender: Mender | None = None
         """Cuts right answers of strangers to what they need. None: there was no such answer yet."""
-        mend = None if config.exchange.mend == "off" else self._mend
-        self._rule: Rule = make_rule(sharing_rule(config), seed, mend)
-        if config.exchange.teachers == "measured":
+        self._rule: Rule = make_rule(sharing_rule(config), seed, self._mend)
+        if self._rule.measures_teachers:
             longest = config.rollout.max_tokens
             self._rule.measure_by(Gradients(self._forward, policy, renderer.prompt_ids, max_tokens=longest))
         self._trainer = Trainer(

@@ -287,30 +287,18 @@ class RolloutLearner(ABC):
 
     def _generation(self) -> Generation:
         engine, rollouts = self.engine.stats(), self._rollouts.stats()
-        return Generation(
-            engine=self.engine.capabilities.name,
-            mode=self._config.rollout.mode,
-            running=engine.running,
-            waiting=engine.waiting,
-            groups_in_flight=rollouts.groups_in_flight,
-            surplus_groups=rollouts.surplus_groups,
-            concurrency=rollouts.concurrency,
-            step_base_s=rollouts.step_base_s,
-            step_per_request_s=rollouts.step_per_request_s,
-            idle_share=rollouts.idle_share,
-            mean_tokens_produced=rollouts.mean_tokens_produced,
-            mean_tokens_trained=rollouts.mean_tokens_trained,
-            resumed=rollouts.resumed_requests,
-            reprefilled_tokens=engine.reprefilled_tokens,
-            kept_tokens=engine.kept_tokens,
-            unjudged_groups=self._judge.lost,
-            score_wait_s=self._score_wait_s,
-            stale_groups_dropped=rollouts.dropped_stale,
-            live_versions=len(engine.live_versions),
-            swaps=engine.swaps,
-            swap_s=engine.swap_s,
-            kv_use=engine.kv_use,
-        )
+        found = {
+            **msgspec.to_builtins(engine),
+            **msgspec.to_builtins(rollouts),
+            "engine": self.engine.capabilities.name,
+            "mode": self._config.rollout.mode,
+            "live_versions": len(engine.live_versions),
+            "resumed": rollouts.resumed_requests,
+            "stale_groups_dropped": rollouts.dropped_stale,
+            "unjudged_groups": self._judge.lost,
+            "score_wait_s": self._score_wait_s,
+        }
+        return msgspec.convert(found, Generation)
 
 
 def scored(answered: Answered, tasks: Mapping[str, Task], author: str, version: int) -> RolloutGroup:
@@ -357,15 +345,12 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
     the scheduler has to keep everything that much younger. Who is not `alone` on the engine cannot measure
     what its own requests cost there: then it keeps those of one round in flight.
     """
-    concurrency = config.concurrency
-    if concurrency is None and not alone:
-        concurrency = config.groups * config.group_size
     return PartialSettings(
         mode=config.mode,
         groups=config.groups,
         group_size=config.group_size,
         max_lag=config.max_lag - versions_ahead,
-        concurrency=concurrency,
+        concurrency=None if alone else config.groups * config.group_size,
     )
 
 

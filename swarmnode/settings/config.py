@@ -314,9 +314,6 @@ class RolloutConfig(Section):
     mode: Literal["refill", "april", "sync"] = "refill"
     """End of a round. refill: as soon as its groups are complete, the rest goes on into the next round.
     april: as the paper has it (ask for more, stop, resume). sync: waits for everything."""
-    concurrency: int | None = Field(default=None, ge=1)
-    """Sequences kept in flight in mode refill. Unset: from the measured cost of a step; of several policies
-    each keeps those of one round."""
     max_lag: int = Field(default=8, ge=0)
     """Oldest policy version that a trained token of our own may have, counted back from the newest. 0: none
     but the newest."""
@@ -342,32 +339,15 @@ class ExchangeConfig(Section):
     successes: the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows
     sapo and takes the others as successes; with enabled=false book is own_book, and the others but own_book
     are plain GRPO."""
-    mend: Literal["auto", "off"] = "auto"
-    """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
-    them: text that was put in goes. off: they enter as they are."""
     help: float = Field(default=0.125, ge=0, le=0.5)
     """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs
     was right: one at least where anybody asks. 0: none. A pipeline has none."""
-    teachers: Literal["measured", "all"] = "measured"
-    """Authors who may fill the book. measured: an author's answers wait until their gradients agree with
-    those of our own finds; all: everybody with answers that our judge gives full marks."""
-    buffer_groups: int = Field(default=256, ge=1, le=65536)
-    """Accepted external groups kept for later rounds."""
     library: bool = True
     """Keep the groups that the book of rule=book has answers of, as their authors signed them, for whoever
     asks; and at a start, and again when nothing is ever right, ask several peers for theirs, and catch up by
     replaying them. Off: neither."""
     upload_mb_per_s: float = Field(default=2.0, ge=1.1)
     """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
-
-    @field_validator("rule", mode="before")
-    @classmethod
-    def _rule_is_no_example(cls, name: Any) -> Any:
-        if name in ("rescue", "hacpo"):
-            raise ValueError(
-                f"an example now: with examples/ on PYTHONPATH it is rules.{name}:{name.capitalize()}"
-            )
-        return name
 
 
 class TrainingConfig(Section):
@@ -479,8 +459,8 @@ class NodeConfig(Section):
     monitors: tuple[str, ...] = ()
     """Trackers that get the numbers of every round, besides state/logs/metrics.jsonl: tensorboard, trackio,
     wandb, or one of your own as mymodule:name."""
-    page: Annotated[str, named("page")] = "web"
-    """Page of a running node, for people, commands and Prometheus: web, or one of your own as
+    page: Annotated[str, named("page", "off")] = "web"
+    """Page of a running node, for people, commands and Prometheus: web, off, or one of your own as
     mymodule:name."""
     http: str = "127.0.0.1"
     """Address that the page listens on. Any other than this machine's own needs node.http_password."""

@@ -93,10 +93,9 @@ def merge_layers(layers: Iterable[ConfigLayer]) -> LoadedConfig:
     tree: dict[str, dict[str, Any]] = {}
     for layer in layers:
         for key, value in layer.values.items():
+            _require_current(key, value, layer.origin)
             if key in NO_LONGER_SETTINGS:
-                _require_what_holds_now(key, value, layer.origin)
                 continue
-            _require_known(key, layer.origin)
             section, _, name = key.partition(".")
             tree.setdefault(section, {})[name] = value
             origins[key] = layer.origin
@@ -201,15 +200,14 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def _require_known(key: str, origin: str) -> None:
-    if key not in KEYS:
+def _require_current(key: str, value: Any, origin: str) -> None:
+    """Raises ConfigError for an unknown setting, and for one of before that says what does not hold now."""
+    for former in (key, f"{key}={value}"):
+        holds, instead = NO_LONGER_SETTINGS.get(former, (value, ""))
+        if value != holds:
+            raise ConfigError(f"{former} is no longer a setting ({origin})", hint=f"take it out: {instead}")
+    if key not in KEYS and key not in NO_LONGER_SETTINGS:
         raise ConfigError(f"unknown setting {key!r} ({origin})", hint=_closest(key))
-
-
-def _require_what_holds_now(key: str, value: Any, origin: str) -> None:
-    holds, instead = NO_LONGER_SETTINGS[key]
-    if value != holds:
-        raise ConfigError(f"{key} is no longer a setting ({origin})", hint=f"take it out: {instead}")
 
 
 def _closest(key: str) -> str:

@@ -86,15 +86,21 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
 
 NO_LONGER_SETTINGS: Mapping[str, tuple[Any, str]] = {
     "exchange.adapt": (True, "less is taken while it works against us, unless a rule has adapts = False"),
+    "exchange.buffer_groups": (256, "room for 256 groups, or for 32 rounds where that is more"),
     "exchange.book_size": (2000, "the book holds 2000 answers"),
     "exchange.book_replayed": (64, "a round replays 64 answers; a rule of your own may say replayed = 128"),
     "exchange.book_weight": (4.0, "the advantage of a replayed answer is 4"),
+    "exchange.mend": ("auto", "answers of strangers are cut; a rule of your own may say mends = False"),
     "exchange.max_age": (8, "external groups are trained on for 8 policy versions"),
+    "exchange.rule=hacpo": (None, "an example now: with examples/ on PYTHONPATH it is rules.hacpo:Hacpo"),
+    "exchange.rule=rescue": (None, "an example now: with examples/ on PYTHONPATH it is rules.rescue:Rescue"),
     "exchange.shaped": (False, "a rule of your own may give Lessons(shaped=True)"),
     "exchange.shards": (1, "all headers of a swarm are on one topic"),
+    "exchange.teachers": ("measured", "a rule of your own may say measures_teachers = False"),
     "pipeline.depth": (None, "rollouts take the paths that they are trained along"),
     "pipeline.step_timeout_s": (60.0, "members wait 60 s for each other"),
     "rollout.budget": ("fixed", "every example gets rollout.group_size answers"),
+    "rollout.concurrency": (None, "it follows from the cost of a step; rollout.slots bounds it"),
     "rollout.over_provision": (2.0, "mode april asks for twice as many groups as are wanted"),
     "training.correction": ("tis", "tokens of another version are weighted by truncated importance sampling"),
     "training.correction_cap": (2.0, "tokens of another version have weights of 2 at most"),
@@ -111,5 +117,5 @@ NO_LONGER_SETTINGS: Mapping[str, tuple[Any, str]] = {
         "the adapter has none; training.kl_coef keeps it near the base",
     ),
 }
-"""A setting of earlier versions -> the value that holds now, and where what it did has gone. A file that says
-that value is read as if it did not."""
+"""A setting of earlier versions, or one value of a setting -> the value that holds now, and where what it did
+has gone. A file that says that value is read as if it did not."""

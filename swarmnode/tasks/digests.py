@@ -52,7 +52,7 @@ def source_of(function: Function) -> str:
         value = waiting.pop(0)
         if id(value) in found:
             continue
-        if isinstance(value, partial) or inspect.ismethod(value):
+        if _is_bound(value):
             found[id(value)] = type(value).__name__
             waiting += _carried(value)
         elif isinstance(value, ModuleType):
@@ -126,6 +126,10 @@ def _attributes(value: object) -> Iterator[Any]:
     """Yields names and values of a user's object. Objects of ours state their identity themselves."""
     if not type(value).__module__.startswith("swarmnode."):
         yield from (part for pair in sorted(getattr(value, "__dict__", {}).items()) for part in pair)
+
+
+def _is_bound(value: object) -> bool:
+    return isinstance(value, partial) or inspect.ismethod(value)
 
 
 def _is_code(value: object) -> bool:

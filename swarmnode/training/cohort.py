@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Condition
 from typing import Generic, TypeVar
 
@@ -96,14 +95,6 @@ class Cohort(Generic[Work, Result]):
                 if late := self.missed[member]:
                     logger.info("%s was late for %d common training rounds", member, late)
             self._changed.notify_all()
-
-    def of(self, member: str) -> Callable[[Work], Result]:
-        """`train` as this member calls it."""
-        return partial(self.train, member)
-
-    def leaving(self, member: str) -> Callable[[], None]:
-        """`leave` as this member calls it."""
-        return partial(self.leave, member)
 
     def _wait_to_begin(self, meeting: _Meeting[Work, Result]) -> bool:
         """Wait until this meeting may begin, and lead it (True); or until somebody else has held it."""

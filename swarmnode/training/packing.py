@@ -22,7 +22,6 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.model.layout import PackedLayout, packed_layout
-from swarmnode.training.losses import Advantage, group_advantages, standardised
 from swarmnode.training.rules.gradient_agreement import Source
 from swarmnode.types import RolloutGroup, Span, Stretch, sampled_places
 
@@ -120,25 +119,6 @@ class MicroBatch:
         return self.layout.arguments(self.input_ids_BT)
 
 
-def to_samples(
-    group: RolloutGroup,
-    prompt_ids: tuple[int, ...],
-    *,
-    rewards: Sequence[float | None] | None = None,
-    advantage: Advantage = standardised,
-    policy: int = 0,
-) -> list[TrainingSample] | None:
-    """Trainable completions of a group, or None when the group has no gradient (all rewards equal).
-
-    `rewards` are the shaped ones where there are any, `advantage` is that of the loss. Aborted, empty and
-    unscored completions are left out; their group-mates keep their advantages.
-    """
-    advantages = group_advantages(group.rewards if rewards is None else rewards, advantage)
-    if advantages is None:
-        return None
-    return credited_samples(group, prompt_ids, advantages, policy=policy)
-
-
 def credited_samples(
     group: RolloutGroup,
     prompt_ids: tuple[int, ...],
@@ -146,7 +126,8 @@ def credited_samples(
     *,
     policy: int = 0,
 ) -> list[TrainingSample]:
-    """Trainable completions of a group with these advantages; those with None are left out."""
+    """Returns the trainable completions of a group with these advantages. Aborted and empty ones are left
+    out, and those whose advantage is None; their group-mates keep theirs."""
     return [
         TrainingSample(prompt_ids, c.token_ids, advantage, c.logprobs, c.spans, policy, given=c.given)
         for c, advantage in zip(group.completions, advantages, strict=True)

@@ -44,7 +44,7 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     teaching: int = 0
     """Authors whose answers are learnt from."""
     waiting: int = 0
-    """Authors whose answers wait until they agree with what we found ourselves (exchange.teachers)."""
+    """Authors whose answers wait until they agree with what we found ourselves (rules/teachers.py)."""
     doubted: tuple[str, ...] = ()
     """Waiting authors that were measured; they are fetched from as newcomers are."""
     tokens: int = 0

@@ -1,6 +1,6 @@
 """The samples that one policy is trained on in one round, and the measurements of that round.
 
-RolloutGroup, or a rule's Lessons -> [group_samples, lesson_samples, replayed_samples] -> TrainingSample
+a rule's Lessons -> [lesson_samples, replayed_samples] -> TrainingSample
         -> Trainer.prepare -> [RoundOfPolicy] -> take_step -> [MeasuredRound] -> TrainReport
 
 Samples are completions with the advantage that their reward gives them. `prepare` and `take_step` are in
@@ -22,10 +22,10 @@ from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import LossOutput, StepSize, group_advantages, loss_of
 from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
-from swarmnode.training.packing import TrainingSample, completion_tokens, credited_samples, to_samples
+from swarmnode.training.packing import TrainingSample, completion_tokens, credited_samples
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.gradient_agreement import Agreement
-from swarmnode.training.rules.lessons import GroupLesson, Replay
+from swarmnode.training.rules.lessons import GroupLesson, Lessons, Replay
 from swarmnode.types import RolloutGroup, in_turns, mean_or_none
 
 
@@ -60,16 +60,8 @@ class MeasuredRound:
     """(own or external, has a gradient) -> groups."""
     learning_rate: float | None = None
     replayed: int = 0
-    book: int = 0
-    book_foreign: int = 0
-    mended: int = 0
-    refused: int = 0
-    pass_rates: dict[str, float] = field(default_factory=dict[str, float])
-    """What the rule told of its book and of our running pass rates (lessons.py)."""
-    teaching: int = 0
-    waiting: int = 0
-    doubted: tuple[str, ...] = ()
-    """The same of authors (teachers.py)."""
+    lessons: Lessons = field(default_factory=lambda: Lessons((), ()))
+    """The rule's lessons, with its news of its book, of authors and of our running pass rates."""
     norms: list[float] = field(default_factory=list[float])
     steps: list[StepSums] = field(default_factory=list[StepSums])
     """Steps that were taken."""
@@ -87,14 +79,14 @@ class MeasuredRound:
             zero_advantage_own=self.groups["own", False],
             zero_advantage_external=self.groups["external", False],
             replayed=self.replayed,
-            book=self.book,
-            book_foreign=self.book_foreign,
-            mended=self.mended,
-            refused=self.refused,
-            pass_rates=self.pass_rates,
-            teaching=self.teaching,
-            waiting=self.waiting,
-            doubted=self.doubted,
+            book=self.lessons.book,
+            book_foreign=self.lessons.book_foreign,
+            mended=self.lessons.mended,
+            refused=self.lessons.refused,
+            pass_rates=dict(self.lessons.pass_rates),
+            teaching=self.lessons.teaching,
+            waiting=self.lessons.waiting,
+            doubted=self.lessons.doubted,
             tokens=tokens,
             optimizer_steps=len(self.steps),
             learning_rate=self.learning_rate,
@@ -176,24 +168,8 @@ class SampleRules:
     policy: int = 0
 
 
-def group_samples(
-    group: RolloutGroup,
-    prompt_ids: tuple[int, ...],
-    config: TrainingConfig,
-    *,
-    policy: int = 0,
-) -> list[TrainingSample] | None:
-    """Samples of a group, or None where all its completions are equally good."""
-    if not group.has_gradient:
-        return None
-    advantage = loss_of(config.loss).advantage
-    return to_samples(group, prompt_ids, rewards=group.rewards, advantage=advantage, policy=policy)
-
-
 def credit_of(group: RolloutGroup, config: TrainingConfig) -> list[float | None] | None:
-    """The advantages by which `group_samples` makes samples of a group."""
-    if not group.has_gradient:
-        return None
+    """Returns the advantages of a group's completions by the loss. None: all of them are equally good."""
     return group_advantages(group.rewards, loss_of(config.loss).advantage)
 
 
@@ -208,14 +184,10 @@ def lesson_samples(
     reward under them fell from 0.96 to 0.69 in ten rounds. No policy would say such an answer, and what is
     all but impossible hardly counts so: it went to 1.00."""
     group = lesson.group
-    if not group.has_gradient and lesson.advantages is None:
+    advantages = credit_of(group, rules.config) if lesson.advantages is None else lesson.advantages
+    if advantages is None:
         return None
-    prompt_ids = rules.render(group.example.prompt)
-    if lesson.advantages is not None:
-        samples = credited_samples(group, prompt_ids, lesson.advantages, policy=rules.policy)
-    else:
-        found = group_samples(group, prompt_ids, rules.config, policy=rules.policy)
-        samples = found or []
+    samples = credited_samples(group, rules.render(group.example.prompt), advantages, policy=rules.policy)
     if lesson.gains_only:
         samples = [sample for sample in samples if sample.advantage > 0]
     if shaped or any(in_turns(completion.text) for completion in group.completions):

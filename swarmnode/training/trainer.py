@@ -40,7 +40,7 @@ from swarmnode.training.round import (
     replayed_samples,
 )
 from swarmnode.training.rules.gradient_agreement import SOURCES, Agreement, Source
-from swarmnode.training.rules.rules import GroupLesson, Lessons, Rule, Sapo
+from swarmnode.training.rules.rules import GroupLesson, Rule, Sapo
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,9 @@ class Trainer:
             group["lr"] = learning_rate
         shaped = lessons.shaped
         replayed = list(replayed_samples(lessons.replayed, self._sample_rules, shaped=shaped))
+        measured = MeasuredRound(learning_rate=learning_rate, replayed=len(replayed), lessons=lessons)
+        measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)
+        measured.groups.update(("external", group.has_gradient) for group in external)
         return RoundOfPolicy(
             self.policy,
             self.optimizer,
@@ -134,7 +137,7 @@ class Trainer:
                 replayed,
                 lessons.replay_steps,
             ),
-            _measured(external, lessons, len(replayed), learning_rate),
+            measured,
             lessons.replay_steps > 1,
             self._agreement,
         )
@@ -162,26 +165,6 @@ class Trainer:
             chance.shuffle(more)
             steps += [[*order[number::count], *more[number::count]] for number in range(count)]
         return steps
-
-
-def _measured(
-    external: Sequence[RolloutGroup], lessons: Lessons, replayed: int, learning_rate: float
-) -> MeasuredRound:
-    measured = MeasuredRound(
-        learning_rate=learning_rate,
-        replayed=replayed,
-        book=lessons.book,
-        book_foreign=lessons.book_foreign,
-        mended=lessons.mended,
-        refused=lessons.refused,
-        pass_rates=dict(lessons.pass_rates),
-        teaching=lessons.teaching,
-        waiting=lessons.waiting,
-        doubted=lessons.doubted,
-    )
-    measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)
-    measured.groups.update(("external", group.has_gradient) for group in external)
-    return measured
 
 
 def train_together(rounds: Sequence[RoundOfPolicy]) -> list[TrainReport]:

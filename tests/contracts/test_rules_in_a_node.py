@@ -28,6 +28,7 @@ from swarmnode.settings.config_layers import load_config
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book_rule import BookRule
+from swarmnode.training.rules.lessons import Rule
 from swarmnode.types import Example, ExampleKey, RolloutGroup, Scores
 from tests.own_rules import OWN_RULE
 
@@ -97,9 +98,14 @@ def make(quick_model: Path, tmp_path: Path) -> Make:
     return build
 
 
+@pytest.fixture(autouse=True)
+def everybody_may_teach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here luck is judged: what others found pulls nowhere in particular."""
+    monkeypatch.setattr(Rule, "measures_teachers", False)
+
+
 def configured(name: str, rounds: int, *more: str) -> Config:
-    # Here luck is judged: what others found pulls nowhere in particular.
-    settings = [*SETTINGS, "exchange.teachers='all'", *more, f"exchange.rule={name}", f"node.rounds={rounds}"]
+    settings = [*SETTINGS, *more, f"exchange.rule={name}", f"node.rounds={rounds}"]
     return load_config(environ={}, assignments=settings).config
 
 

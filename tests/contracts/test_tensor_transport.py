@@ -15,7 +15,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Message
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
-from swarmnode.extensions.pipeline.wire.transport import TensorTransport
+from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
 from swarmnode.identity import key_file
 from swarmnode.network.daemon.hivemind_wheel import find_daemon
 from swarmnode.network.daemon.p2pd_host import P2pdHost

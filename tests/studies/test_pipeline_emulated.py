@@ -17,7 +17,7 @@ from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.wire.hop_messages import Message, StepDone
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
-from swarmnode.extensions.pipeline.wire.transport import TensorTransport
+from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
 from swarmnode.network.memory_network import MemoryNetwork
 
 INSTANCE = Instance(

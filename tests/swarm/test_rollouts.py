@@ -18,7 +18,7 @@ LONG_ANSWERS = (
         "--set",
         "rollout.mode=refill",
         "--set",
-        "rollout.concurrency=48",
+        "rollout.slots=48",
         "--set",
         "node.checkpoint_every=1",
         "--seed",

@@ -77,7 +77,10 @@ def plan(
             typer.echo(line)
         Console().print(_occupation(figures))
     if out is not None:
-        _write(out, encode_plan(found.plan), quiet=json)
+        try:
+            replace_file(out, encode_plan(found.plan))
+        except OSError as error:
+            raise StorageError(f"cannot write {out}: {error.strerror}", hint="name another file") from error
     if figures.violations:
         raise typer.Exit(1)
 
@@ -88,15 +91,6 @@ def _effort(instance: Instance, budget: SearchBudget) -> PlacementEffort:
         return PlacementEffort()
     tasks = budget.steps * len(agents(instance)) * instance.waves * (2 * instance.path_length + 1)
     return PlacementEffort(moves=budget.steps, polish=tasks, schedule=tasks)
-
-
-def _write(path: Path, data: bytes, *, quiet: bool) -> None:
-    try:
-        replace_file(path, data)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}", hint="name another file") from error
-    if not quiet:
-        typer.echo(f"wrote {path}")
 
 
 def _summary(name: str, found: Scheduled, figures: PlanFigures) -> Iterator[str]:

@@ -16,8 +16,9 @@ Shapes: M tokens, K features in, N out, R rank, A adapters.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -107,11 +108,9 @@ def lora_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, adapter: Lo
     >>> lora_linear(x, weight, None, LoraWeights(a, b, 0.5))
     tensor([[2., 2.]])
     """
-    dtype = _autocast_dtype(x)
-    if dtype is None:
-        return _one(x, weight_NK, bias_N, adapter, None)
-    with torch.autocast(x.device.type, enabled=False):
-        return _one(x, weight_NK, bias_N, adapter, dtype)
+    cast_to = _autocast_dtype(x)
+    with _without_autocast(x.device.type):
+        return _OneAdapter.apply(x, weight_NK, bias_N, adapter.a_RK, adapter.b_NR, adapter.scaling, cast_to)  # pyright: ignore[reportReturnType]
 
 
 def lora_linear_segments(
@@ -128,37 +127,16 @@ def lora_linear_segments(
     may differ. An adapter without tokens gets no gradient (None, not zero: its optimizer state must not
     move). `weight_NK` and `bias_N` are frozen as in `lora_linear`.
     """
-    dtype = _autocast_dtype(x)
-    if dtype is None:
-        return _several(x, weight_NK, bias_N, adapters, segments, stacked, None)
-    with torch.autocast(x.device.type, enabled=False):
-        return _several(x, weight_NK, bias_N, adapters, segments, stacked, dtype)
-
-
-def _one(x: Tensor, weight: Tensor, bias: Tensor | None, adapter: LoraWeights, cast_to: Any) -> Tensor:
-    return cast(
-        Tensor, _OneAdapter.apply(x, weight, bias, adapter.a_RK, adapter.b_NR, adapter.scaling, cast_to)
-    )
-
-
-def _several(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    adapters: Sequence[LoraWeights],
-    segments: tuple[Segment, ...],
-    stacked: StackedGemm | None,
-    cast_to: torch.dtype | None,
-) -> Tensor:
     plan = _Plan(
         tuple(s for s in segments if s.adapter >= 0 and s.end > s.start),
         tuple(adapter.scaling for adapter in adapters),
         stacked,
-        cast_to,
+        _autocast_dtype(x),
     )
     # Every A and B is an input of its own: autograd then keeps gradients, and so Adam's state, apart.
     weights = [w for adapter in adapters for w in (adapter.a_RK, adapter.b_NR)]
-    return cast(Tensor, _SeveralAdapters.apply(x, weight, bias, plan, *weights))
+    with _without_autocast(x.device.type):
+        return _SeveralAdapters.apply(x, weight_NK, bias_N, plan, *weights)  # pyright: ignore[reportReturnType]
 
 
 class _OneAdapter(torch.autograd.Function):
@@ -187,10 +165,8 @@ class _OneAdapter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if torch.is_autocast_enabled(dy.device.type):
-            with torch.autocast(dy.device.type, enabled=False):
-                return _OneAdapter._gradients(ctx, dy)
-        return _OneAdapter._gradients(ctx, dy)
+        with _without_autocast(dy.device.type):
+            return _OneAdapter._gradients(ctx, dy)
 
     @staticmethod
     def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -245,10 +221,8 @@ class _SeveralAdapters(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if torch.is_autocast_enabled(dy.device.type):
-            with torch.autocast(dy.device.type, enabled=False):
-                return _SeveralAdapters._gradients(ctx, dy)
-        return _SeveralAdapters._gradients(ctx, dy)
+        with _without_autocast(dy.device.type):
+            return _SeveralAdapters._gradients(ctx, dy)
 
     @staticmethod
     def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -339,6 +313,11 @@ def _inputs(
     if cast_to is None:
         return x_MK, weight_NK, bias_N
     return x_MK.to(cast_to), weight_NK.to(cast_to), None if bias_N is None else bias_N.to(cast_to)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Returns a context in which our own casts hold. It does nothing where autocast is off."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 ANYWHERE = "0.0.0.0"
 """Listening on every interface."""
 
+LEAST_BUFFER, BUFFERED_ROUNDS = 256, 32
+"""Accepted groups of others that wait for later rounds: so many at least, and enough for so many rounds."""
+
 
 def build_network(
     seat: Seat, tasks: Mapping[str, Task], local: "LocalPolicy", neighbourhood: Neighbourhood
@@ -175,7 +178,7 @@ def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
         answers_per_group=min(2 * config.rollout.group_size, MAX_GROUP_SIZE),
         max_prompt_tokens=longest_prompt,
         max_completion_tokens=config.rollout.max_tokens,
-        buffer_groups=config.exchange.buffer_groups,
+        buffer_groups=max(LEAST_BUFFER, BUFFERED_ROUNDS * wanted),
         prefetch_groups=wanted,
         fetch_concurrency=max(4, min(wanted, 16)),
         private=config.tasks.private,

@@ -22,8 +22,9 @@ from swarmnode.machine.hardware import find_card
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import LoadedModel, load_base_model
 from swarmnode.model.demonstration.tiny import Progress, build_tiny
-from swarmnode.model.policy import Policy, look_ahead
+from swarmnode.model.policy import Policy
 from swarmnode.models import find_model
+from swarmnode.node.building.look_ahead import look_ahead
 from swarmnode.node.building.machine_memory import longest_sequence, sequence_within
 from swarmnode.node.building.policies import Seat
 from swarmnode.rollout.engine import Engine

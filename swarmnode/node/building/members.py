@@ -64,15 +64,14 @@ def build_members(
         _put_checkpoints_aside(seats, model, loaded)
     members: list[PolicyNode] = []
     shown_as = Path(model).name if Path(model).is_dir() else model
-    screens = screen.start_watchers(len(seats))
-    for seat, policy, own_screen, told in zip(seats, policies, screens, monitors, strict=True):
+    shown = [screen.start_watcher(), *([] if watch is None else [watch])]
+    for seat, policy, told in zip(seats, policies, monitors, strict=True):
         store = checkpoint_store(seat.config, model, seat.paths, loaded.base, seat.tasks)
         local, run, key, logs = replace(policy, store=store), store.folder.name, seat.key, seat.paths.logs
         about = run_info(
             seat.config, name=key.name, peer_id=key.peer_id, model=shown_as, folder=logs, run=run
         )
-        own = [MonitorFeed(about, told), own_screen]
-        watcher = Watchers(own if watch is None else [*own, watch])
+        watcher = Watchers([MonitorFeed(about, told), *shown])
         stack.callback(watcher.close)
         tasks_of_others = tasks_for_strangers(stack, seat.tasks)
         learner = make(
@@ -86,7 +85,7 @@ def build_members(
             seed=seat.seed,
             overlap=overlap,
             forward=forward,
-            train_jointly=None if cohort is None else cohort.of(seat.label),
+            train_jointly=None if cohort is None else partial(cohort.train, seat.label),
             tasks_of_others=tasks_of_others,
         )
         learner.demonstrated = demonstrations
@@ -107,7 +106,7 @@ def build_members(
             ).keep,
         )
         network = partial(build_network, tasks=tasks_of_others, local=local, neighbourhood=neighbourhood)
-        leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
+        leave = (lambda: None) if cohort is None else partial(cohort.leave, seat.label)
         members.append(PolicyNode(seat, loop, network, leave))
     return members
 

@@ -106,7 +106,7 @@ def model_findings(config: Config, model: str) -> Iterator[Finding]:
     folder = folder_of(model)
     if folder is None or any(_version(name) is None for name in ("torch", "transformers", "peft")):
         return
-    from swarmnode.model.policy import look_ahead
+    from swarmnode.node.building.look_ahead import look_ahead
 
     try:
         ahead = look_ahead(config, str(folder), policies=config.node.policies)

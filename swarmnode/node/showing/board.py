@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from statistics import fmean
-from typing import Protocol, TextIO
+from typing import Literal, Protocol, TextIO
 
 import msgspec
 
@@ -52,6 +52,8 @@ from swarmnode.training.rules.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
 
 logger = logging.getLogger(__name__)
+
+Occasion = Literal["round", "evaluation", "tick"]
 
 MOST_EARLIER = 24
 """Phases that are remembered."""
@@ -174,24 +176,15 @@ class StatusBoard:
             self._set(exchange=Sharing(trained=dict(trained)))
             return
         failed = sum(stats.dropped.get(reason, 0) for reason in (Reason.UNAVAILABLE, Reason.TIMEOUT))
-        sharing = Sharing(
-            published=stats.published,
-            headers=stats.headers_seen,
-            fetched=stats.fetched,
-            accepted=stats.accepted,
-            dropped=dict(stats.dropped),
-            buffered=stats.buffered,
-            unpublished=dict(stats.unpublished),
-            served=stats.served,
-            pulled=stats.pulled,
-            through_holders=stats.through_holders,
-            bytes_in=stats.bytes_in,
-            bytes_out=stats.bytes_out,
-            upload_mb_per_s=stats.upload_bytes_per_s / 1e6,
-            banned_peers=len(stats.banned_peers),
-            trained=dict(trained),
-            starved=self._starving.look(stats.fetched, failed, time.monotonic()),
-        )
+        found = {
+            **msgspec.to_builtins(stats),
+            "headers": stats.headers_seen,
+            "banned_peers": len(stats.banned_peers),
+            "upload_mb_per_s": stats.upload_bytes_per_s / 1e6,
+            "trained": dict(trained),
+            "starved": self._starving.look(stats.fetched, failed, time.monotonic()),
+        }
+        sharing = msgspec.convert(found, Sharing)
         if sharing.starved and not self.status.exchange.starved:
             logger.warning("%s", sharing.starved)
         self._set(exchange=sharing, help=stats.help)
@@ -335,13 +328,11 @@ def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:
 
 
 class Watcher(Protocol):
-    """Told after every round and evaluation, and on every tick (about twice a second)."""
+    """Follows the status of a node, or of all policies of a process."""
 
-    def round_done(self, status: NodeStatus) -> None: ...
-
-    def evaluated(self, status: NodeStatus) -> None: ...
-
-    def tick(self, status: NodeStatus) -> None: ...
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        """Called after every round and every evaluation, and on every tick (about twice a second)."""
+        ...
 
     def close(self) -> None: ...
 
@@ -349,20 +340,14 @@ class Watcher(Protocol):
 class PlainWatcher:
     """One line per round, without escape codes."""
 
-    def __init__(self, stream: TextIO, label: str = "") -> None:
-        """`label` says whose rounds these are, where several policies write to one stream."""
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._label = label
 
-    def round_done(self, status: NodeStatus) -> None:
-        self._stream.write(f"{time.strftime('%H:%M:%S')} {self._label}{round_line(status)}\n")
-        self._stream.flush()
-
-    def evaluated(self, status: NodeStatus) -> None:
-        pass
-
-    def tick(self, status: NodeStatus) -> None:
-        pass
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        if event == "round":
+            whose = f"policy {status.policy}: " if status.policies > 1 else ""
+            self._stream.write(f"{time.strftime('%H:%M:%S')} {whose}{round_line(status)}\n")
+            self._stream.flush()
 
     def close(self) -> None:
         self._stream.flush()
@@ -374,14 +359,8 @@ class Watchers:
     def __init__(self, members: Sequence[Watcher]) -> None:
         self._members = list(members)
 
-    def round_done(self, status: NodeStatus) -> None:
-        self._each(lambda member: member.round_done(status))
-
-    def evaluated(self, status: NodeStatus) -> None:
-        self._each(lambda member: member.evaluated(status))
-
-    def tick(self, status: NodeStatus) -> None:
-        self._each(lambda member: member.tick(status))
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        self._each(lambda member: member.see(event, status))
 
     def close(self) -> None:
         self._each(lambda member: member.close())

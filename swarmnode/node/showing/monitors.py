@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from swarmnode.errors import ConfigError
 from swarmnode.machine.installing import how_to_install
+from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.node_status import NodeStatus, Summary, measurements, summary_of
 from swarmnode.registry import find
 from swarmnode.settings.config import SECTIONS, Config
@@ -224,14 +225,12 @@ class MonitorFeed:
         """Calls of monitors that raised, or for which a monitor was too slow."""
         return sum(one.failed for one in self._told)
 
-    def round_done(self, status: NodeStatus) -> None:
-        self._log("round", status)
-
-    def evaluated(self, status: NodeStatus) -> None:
-        self._log("evaluation", status)
-
-    def tick(self, status: NodeStatus) -> None:
+    def see(self, event: Occasion, status: NodeStatus) -> None:
         self._last = status
+        if event != "tick":
+            values = {**measurements(status), "monitors.failed": float(self.failed)}
+            for one in self._told:
+                one.log(event, status.progress.round, values)
 
     def close(self) -> None:
         """Let them finish. Whoever has not within the patience is left behind."""
@@ -245,12 +244,6 @@ class MonitorFeed:
                 logger.warning("%s has not finished; it is not waited for", one.what)
             elif one.failed:
                 logger.info("%s failed %d times in this run", one.what, one.failed)
-
-    def _log(self, event: Event, status: NodeStatus) -> None:
-        self._last = status
-        values = {**measurements(status), "monitors.failed": float(self.failed)}
-        for one in self._told:
-            one.log(event, status.progress.round, values)
 
 
 class _Told:

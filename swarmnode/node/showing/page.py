@@ -17,6 +17,9 @@ from swarmnode.settings.config import Config
 
 logger = logging.getLogger(__name__)
 
+USUAL = "web"
+"""The page of extensions/page/; a node does without where that is not installed."""
+
 
 @dataclass(frozen=True, slots=True)
 class PageSource:
@@ -52,7 +55,7 @@ class Page(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NoPage:
-    """The page of an installation without any: nobody can ask this node."""
+    """Stands for the page of a node that has none."""
 
     port: int = 0
     address: str = ""
@@ -61,8 +64,9 @@ class NoPage:
 
 def open_page(source: PageSource) -> AbstractContextManager[Page]:
     """Returns the page of a node; it is served within the `with` block. Raises PortInUse there."""
-    if not names("page"):
-        logger.warning("no page is installed: `swarmnode status` and others cannot ask this node")
+    name = source.config.node.page
+    if name == "off" or (name == USUAL and name not in names("page")):
+        logger.info("this node has no page: `swarmnode status` cannot ask it")
         return nullcontext(NoPage())
-    make = cast(Callable[[PageSource], AbstractContextManager[Page]], find("page", source.config.node.page))
+    make = cast(Callable[[PageSource], AbstractContextManager[Page]], find("page", name))
     return make(source)

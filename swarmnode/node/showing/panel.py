@@ -1,18 +1,14 @@
-"""The live panel on a terminal: what the node does, learns, hears, drops and waits for.
+"""The picture of one node: what it does, learns, hears, drops and waits for.
 
-node_status.py -> [panel] -> rich        panel_layout.py (what a small terminal leaves out)
+node_status.py -> [render] -> live_panel.py, `swarmnode status`
+                  panel_layout.py: what a small terminal leaves out
 
-`render` is a pure function of a status, so a picture of it is a real one. The command with which others join
-stands above the panel once, outside any frame and in one piece, so that a terminal copies it as one line.
+`render` is a pure function of a status, so a picture of it is a real one.
 """
 
-import logging
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -21,7 +17,7 @@ from rich.text import Text
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_stats import HelpStats
 from swarmnode.network.reach.reachability import Reach
-from swarmnode.node.showing.board import policy_label, shown
+from swarmnode.node.showing.board import shown
 from swarmnode.node.showing.node_status import (
     LibraryStatus,
     NodeStatus,
@@ -39,8 +35,6 @@ from swarmnode.node.showing.reasons import in_words
 from swarmnode.printable import printable
 from swarmnode.training.records import TrainReport
 
-LOG_LINES = 6
-HISTORY_ROUNDS = 60
 SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
     "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
@@ -54,87 +48,6 @@ LABEL_ROOM = len("trained on") + 2
 LONGEST_BAR = 40
 BESIDE_BAR = 30
 """Columns that the numbers on both sides of the bar take."""
-
-
-class PanelWatcher(logging.Handler):
-    """Draws the panel in place and shows the latest log lines inside it."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(logging.INFO)
-        self._lines: deque[str] = deque(maxlen=LOG_LINES)
-        self._rewards: deque[float] = deque(maxlen=HISTORY_ROUNDS)
-        self._screen = InPlace(console)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(f"{time.strftime('%H:%M:%S')} {policy_label.get()}{record.getMessage()}")
-
-    def round_done(self, status: NodeStatus) -> None:
-        if status.reward.own is not None:
-            self._rewards.append(status.reward.own)
-        self.tick(status)
-
-    def evaluated(self, status: NodeStatus) -> None:
-        self.tick(status)
-
-    def tick(self, status: NodeStatus) -> None:
-        rewards, lines = tuple(self._rewards), tuple(self._lines)
-        self._screen.draw(lambda width, height: render(status, rewards, lines, time.time(), height), status)
-
-    def close(self) -> None:
-        self._screen.close()
-        super().close()
-
-
-class InPlace:
-    """Draws a panel again and again in the same place, on a terminal that may change its size.
-
-    A terminal that becomes narrower folds the lines that it shows, so an old frame then takes more of them
-    than were drawn, and going up by those leaves the rest behind. So at another size everything is wiped.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._begin()
-
-    def _begin(self) -> None:
-        self._size, self._command = self._console.size, ""
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
-        self._live.start()
-
-    def draw(self, picture: Callable[[int, int], RenderableType], inviting: NodeStatus | None = None) -> None:
-        """Show `picture` of the columns and lines that are left. `inviting`: the node whose invitation stands
-        above it, once."""
-        if self._console.size != self._size:
-            self._live.stop()
-            self._console.clear()
-            self._begin()
-        if inviting is not None:
-            self._command = print_invitation(self._console, inviting, self._command)
-        size = self._console.width, room_below(self._console, self._command)
-        # An empty line below: what a terminal echoes there (^C) must not fold, which would move the panel.
-        self._live.update(Group(picture(*size), Text()), refresh=True)
-
-    def close(self) -> None:
-        """Let go of the terminal; the last picture stays."""
-        self._live.stop()
-
-
-def print_invitation(console: Console, status: NodeStatus, printed: str) -> str:
-    """The command with which another machine joins, above the panel and in one piece, unless it is the one
-    `printed` last. Returns what stands there now."""
-    command = invitation(status)
-    if command is None or command == printed:
-        return printed
-    console.print(Text(f"{joins_from(status)} joins with:", style="dim"))
-    # Soft: the terminal folds the line, and so knows that it is one.
-    console.print(Text(command), soft_wrap=True)
-    return command
-
-
-def room_below(console: Console, command: str) -> int:
-    """Lines of the terminal that are left for a panel below the command, and the cursor below the panel."""
-    above = -(-len(command) // console.width)
-    return console.height - above - 1
 
 
 def render(

@@ -1,21 +1,18 @@
-"""The live panel of several policies on one base: a row for each, and one story below.
+"""The picture of several policies on one base: a row for each, and one story below.
 
-node.py of each policy -> [PoliciesPanel] -> rich
+NodeStatus of each policy -> [render_policies] -> live_panel.py
 """
 
-import logging
-import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.node.showing.board import policy_label, shown
+from swarmnode.node.showing.board import shown
 from swarmnode.node.showing.node_status import NodeStatus, invitation, printable_status, swarm_of
-from swarmnode.node.showing.panel import LOG_LINES, InPlace, age
+from swarmnode.node.showing.panel import age
 from swarmnode.node.showing.panel_layout import fit_columns, fit_rows
 from swarmnode.printable import printable
 
@@ -28,54 +25,6 @@ FRAME = 4
 """Columns that the border and its padding take."""
 NUMBER = 4
 """Columns of the policies' numbers."""
-
-
-class PoliciesPanel(logging.Handler):
-    """Draws in place what all policies do. `watcher(k)` is what policy k is told to report to."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(logging.INFO)
-        self._lines: deque[str] = deque(maxlen=LOG_LINES)
-        self._statuses: dict[int, NodeStatus] = {}
-        self._screen = InPlace(console)
-
-    def watcher(self, number: int) -> "PolicyWatcher":
-        return PolicyWatcher(self, number)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(f"{time.strftime('%H:%M:%S')} {policy_label.get()}{record.getMessage()}")
-
-    def show(self, number: int, status: NodeStatus) -> None:
-        self._statuses[number] = status
-        lines = tuple(self._lines)
-        self._screen.draw(
-            lambda width, height: render_policies(self._statuses, lines, time.time(), width, height),
-            self._statuses[min(self._statuses)],
-        )
-
-    def close(self) -> None:
-        self._screen.close()
-        super().close()
-
-
-class PolicyWatcher:
-    """A `Watcher` for one row of the panel."""
-
-    def __init__(self, panel: PoliciesPanel, number: int) -> None:
-        self._panel = panel
-        self._number = number
-
-    def round_done(self, status: NodeStatus) -> None:
-        self._panel.show(self._number, status)
-
-    def evaluated(self, status: NodeStatus) -> None:
-        self._panel.show(self._number, status)
-
-    def tick(self, status: NodeStatus) -> None:
-        self._panel.show(self._number, status)
-
-    def close(self) -> None:
-        self._panel.close()
 
 
 def render_policies(

@@ -5,7 +5,6 @@ run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
 
 import logging
 import sys
-from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from textwrap import indent
@@ -16,10 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from swarmnode.node.showing.board import PlainWatcher, Watcher, Watchers, policy_label
+from swarmnode.node.showing.live_panel import LivePanel
 from swarmnode.node.showing.monitors import MOST_LOG_BYTES
 from swarmnode.node.showing.monitors import logger as monitors_logger
-from swarmnode.node.showing.panel import PanelWatcher
-from swarmnode.node.showing.policies_panel import PoliciesPanel
 from swarmnode.printable import printable, printable_lines
 
 logger = logging.getLogger(__name__)
@@ -102,26 +100,15 @@ class Screen:
             self._end_bar()
 
     def start_watcher(self) -> Watcher:
-        """The panel, which takes over the log lines too, or plain lines."""
+        """Returns the live panel, which takes over the log lines, or plain lines: one for all policies."""
         if not self._shows or self._least > logging.INFO:
             return Watchers([])
         if not self._terminal or self._lines is None:
             return PlainWatcher(sys.stderr)
         self._logger.removeHandler(self._lines)
-        panel = PanelWatcher(self._console)
+        panel = LivePanel(self._console)
         self._add(panel, "%(message)s")
         return panel
-
-    def start_watchers(self, policies: int) -> Sequence[Watcher]:
-        """One for each of several policies: they share the panel, or the stream of lines."""
-        if policies == 1:
-            return [self.start_watcher()]
-        if not self._terminal or self._lines is None:
-            return [PlainWatcher(sys.stderr, f"policy {number}: ") for number in range(policies)]
-        self._logger.removeHandler(self._lines)
-        panel = PoliciesPanel(self._console)
-        self._add(panel, "%(message)s")
-        return [panel.watcher(number) for number in range(policies)]
 
     def _end_bar(self) -> None:
         if self._bar is not None:

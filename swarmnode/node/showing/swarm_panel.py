@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.node.showing.panel import LOG_LINES, InPlace
+from swarmnode.node.showing.live_panel import LOG_LINES, InPlace
 from swarmnode.node.showing.swarm_story import NodeStory, StoryReader, curves_of
 from swarmnode.printable import printable
 

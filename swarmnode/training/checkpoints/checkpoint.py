@@ -187,15 +187,8 @@ def write_files(snapshot: Snapshot, folder: Path) -> None:
 def add_evaluation(checkpoint: Checkpoint, snapshot: Snapshot) -> None:
     """Write into a checkpoint what was measured after it: the same policy, of the same round. Raises OSError,
     leaving it as it was."""
-    later = snapshot.state
-    state = msgspec.structs.replace(
-        checkpoint.state,
-        counters=later.counters,
-        reward=later.reward,
-        measure=later.measure,
-        task_specs=later.task_specs,
-        tasks=later.tasks,
-    )
+    before = checkpoint.state
+    state = msgspec.structs.replace(snapshot.state, settings=before.settings, digests=before.digests)
     replace_file(checkpoint.folder / STATE, _as_json(state))
     sync(checkpoint.folder)
 

@@ -133,6 +133,12 @@ class Rule(ABC):
     """Groups of others are wanted at all."""
     keeps_answers: bool = False
     """Right answers of others are kept and replayed: the rule has use for the swarm's library."""
+    mends: bool = True
+    """Right answers of strangers are cut to what our judge and the rest of the text need, before they are
+    kept: text that was put in goes."""
+    measures_teachers: bool = True
+    """An author's answers wait until their gradients agree with those of our own finds. False: everybody with
+    answers that our judge gives full marks may teach."""
     replayed: int | None = None
     """Answers that a round replays, in place of the setting. None: as it is set."""
     replay_steps: int = 1
@@ -148,7 +154,7 @@ class Rule(ABC):
         are."""
         self._settings = settings
         self._seed = seed
-        self._mend = mend
+        self._mend = mend if self.mends else None
 
     @abstractmethod
     def lessons(

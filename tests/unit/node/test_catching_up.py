@@ -47,6 +47,7 @@ from swarmnode.testing.fake_task import FakeTask
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.rules.rules import uses_library
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Scores, one_span
+from tests.own_rules import TRUSTING
 from tests.unit.node.test_node import NeverRight, Recorder, encode, node, prompt_ids, run
 
 VETERAN, NEWCOMER = NodeKey(b"\1" * 32), NodeKey(b"\2" * 32)
@@ -272,7 +273,7 @@ async def test_a_policy_that_never_found_an_answer_learns_it_from_a_library(
         "node.rounds=60",
         "node.eval_every=0",
         "exchange.external_groups=8",
-        "exchange.mend='off'",
+        f"exchange.rule={TRUSTING}",
     ]
     config = load_config(environ={}, assignments=settings).config
     base, task, seen = load_base_model(str(tiny_model), config.policy), Greet(), Recorder()

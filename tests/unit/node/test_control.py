@@ -6,6 +6,7 @@ import pytest
 
 from swarmnode.node.control import RunControl
 from swarmnode.node.node import NodeLoop
+from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.testing import FakeLearner
 from tests.unit.node.test_node import Recorder, node, run
@@ -23,8 +24,8 @@ async def test_a_paused_node_saves_waits_and_goes_on() -> None:
     one = node(FakeLearner("me"), "node.rounds=6", "node.checkpoint_every=100")
 
     class PausesAtTwo(Recorder):
-        def round_done(self, status: NodeStatus) -> None:
-            if status.progress.round == 2:
+        def see(self, event: Occasion, status: NodeStatus) -> None:
+            if event == "round" and status.progress.round == 2:
                 one.control.ask("pause")
 
     one._watcher = PausesAtTwo()
@@ -58,8 +59,8 @@ async def test_a_finished_round_is_whole_and_the_last() -> None:
     one = node(learner, overlap=True)
 
     class FinishesInTwo(Recorder):
-        def round_done(self, status: NodeStatus) -> None:
-            if status.progress.round == 2:
+        def see(self, event: Occasion, status: NodeStatus) -> None:
+            if event == "round" and status.progress.round == 2:
                 one.control.ask("finish")
 
     one._watcher = FinishesInTwo()

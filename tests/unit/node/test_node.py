@@ -20,7 +20,7 @@ from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.memory_network import MemoryHost
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.node import NetworkParts, NodeLoop
-from swarmnode.node.showing.board import StatusBoard, Watchers
+from swarmnode.node.showing.board import Occasion, StatusBoard, Watchers
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.settings.config_layers import load_config
 from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
@@ -35,14 +35,11 @@ class Recorder:
         self.rounds: list[NodeStatus] = []
         self.phases: set[str] = set()
 
-    def round_done(self, status: NodeStatus) -> None:
-        self.rounds.append(status)
-
-    def evaluated(self, status: NodeStatus) -> None:
-        pass
-
-    def tick(self, status: NodeStatus) -> None:
-        self.phases.add(status.phase.name)
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        if event == "round":
+            self.rounds.append(status)
+        elif event == "tick":
+            self.phases.add(status.phase.name)
 
     def close(self) -> None:
         pass
@@ -371,8 +368,9 @@ async def test_what_a_full_disk_refused_is_tried_again_at_the_end(caplog: pytest
     class Freed(Recorder):
         """Somebody makes room after the last checkpoint was refused, just before the end."""
 
-        def round_done(self, status: NodeStatus) -> None:
-            learner.full_disk = status.progress.round < 5
+        def see(self, event: Occasion, status: NodeStatus) -> None:
+            if event == "round":
+                learner.full_disk = status.progress.round < 5
 
     one = node(learner, "node.rounds=5", "node.checkpoint_every=4", monitor=Freed())
     summary = await run(one)
@@ -596,7 +594,7 @@ async def test_a_node_that_cannot_start_its_exchange_leaves_nothing_running() ->
 
 async def test_a_monitor_whose_output_is_gone_is_dropped_and_training_goes_on() -> None:
     class ClosedPipe(Recorder):
-        def round_done(self, status: NodeStatus) -> None:
+        def see(self, event: Occasion, status: NodeStatus) -> None:
             raise BrokenPipeError("reader is gone")
 
     kept, learner = Recorder(), FakeLearner("me")

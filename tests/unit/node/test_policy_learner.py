@@ -28,6 +28,7 @@ from swarmnode.training.checkpoints.learning_settings import changes
 from swarmnode.training.records import Counters, read_state
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, Scores
+from tests.own_rules import TRUSTING
 
 SETTINGS = [
     "rollout.groups=4",
@@ -65,7 +66,8 @@ def make(quick_model: Path, tmp_path: Path) -> Make:
     ) -> PolicyLearner:
         config: Config = load_config(environ={}, assignments=[*SETTINGS, *settings]).config
         base = load_base_model(str(quick_model), config.policy)
-        engine = engine_kind(base.model, base.eos_token_ids, max_slots=8, max_length=96)
+        slots = min(8, config.rollout.slots)
+        engine = engine_kind(base.model, base.eos_token_ids, max_slots=slots, max_length=96)
         store = CheckpointStore(tmp_path / home, "quick", base.fingerprint)
         return PolicyLearner(
             config,
@@ -190,7 +192,7 @@ class Alarm(EmbeddedEngine):
 
 
 def test_an_interrupted_round_loses_nothing(make: Make) -> None:
-    slowly = ("rollout.mode='refill'", "rollout.concurrency=2", "rollout.max_tokens=40", "rollout.groups=3")
+    slowly = ("rollout.mode='refill'", "rollout.slots=2", "rollout.max_tokens=40", "rollout.groups=3")
     cut = make(*slowly, engine_kind=Alarm)
     first = keys(cut, 1)
     engine = cut.engine
@@ -219,7 +221,7 @@ def test_an_evaluation_between_rounds_does_not_disturb_what_is_in_flight(make: M
     assert len(set(seen)) == 8
 
 
-def test_right_answers_of_strangers_go_through_the_mender_unless_it_is_turned_off(make: Make) -> None:
+def test_right_answers_of_strangers_go_through_the_mender_unless_the_rule_does_without(make: Make) -> None:
     learner = make()
     own = learner.rollouts(1).groups
     strange = [replace(group, author="stranger") for group in own]
@@ -227,7 +229,7 @@ def test_right_answers_of_strangers_go_through_the_mender_unless_it_is_turned_of
     assert learner.mender is not None
     assert learner.mender.counts.total() > 0
     assert report.mended + report.refused <= learner.mender.counts.total()
-    unmended = make("exchange.mend='off'", home="other")
+    unmended = make(f"exchange.rule={TRUSTING}", home="other")
     report = unmended.train(own, strange)
     assert unmended.mender is None and report.mended == report.refused == 0
 
@@ -235,17 +237,17 @@ def test_right_answers_of_strangers_go_through_the_mender_unless_it_is_turned_of
 def test_a_resumed_node_forgets_what_strangers_said_of_a_task_that_stays_at_home(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ("exchange.mend='off'", "exchange.teachers='all'")
-    before = make(*settings)
+    trusting = f"exchange.rule={TRUSTING}"
+    before = make(trusting)
     own = before.rollouts(1).groups
     before.train(own[:2], [replace(group, author="stranger") for group in own[2:]])
     assert before.train(own[:2], []).book_foreign > 0
     before.save(Counters(round=1), b"").result()
-    still = make(*settings)
+    still = make(trusting)
     still.resume()
     assert still.train(own[:2], []).book_foreign > 0
     monkeypatch.setattr(Odd, "exchangeable", False, raising=False)
-    at_home = make(*settings)
+    at_home = make(trusting)
     at_home.resume()
     report = at_home.train(own[:2], [])
     assert report.book_foreign == 0 and report.book > 0
@@ -304,8 +306,6 @@ def test_on_a_shared_engine_a_round_is_in_flight_and_no_step_is_measured() -> No
     rollout = load_config(environ={}, assignments=SETTINGS).config.rollout
     assert partial_settings(rollout, 0).concurrency is None
     assert partial_settings(rollout, 0, alone=False).concurrency == 16
-    chosen = rollout.model_copy(update={"concurrency": 5})
-    assert partial_settings(chosen, 0, alone=False).concurrency == 5
 
 
 def test_what_a_judge_logs_is_said_in_the_name_of_the_policy(

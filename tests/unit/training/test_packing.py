@@ -15,8 +15,7 @@ from swarmnode.model.adapters.lora_patch import RoutedTokens
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.model.policy import Policy
-from swarmnode.settings.config import PolicyConfig
-from swarmnode.training.losses import centred
+from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training.packing import (
     MOST_KEYS_PER_TOKEN,
     MicroBatch,
@@ -24,8 +23,9 @@ from swarmnode.training.packing import (
     first_fit_decreasing,
     micro_batches,
     spare_tokens,
-    to_samples,
 )
+from swarmnode.training.round import SampleRules, lesson_samples
+from swarmnode.training.rules.lessons import GroupLesson
 from swarmnode.types import RolloutGroup, Span, one_span
 
 CPU = torch.device("cpu")
@@ -376,28 +376,30 @@ def test_adapters_of_two_policies_learn_from_shared_prompts_what_they_learn_from
         assert (shared - padded).abs().max() <= 1e-6 * padded.abs().max()
 
 
+def samples_of(one: RolloutGroup, loss: str = "dapo", policy: int = 0) -> list[TrainingSample] | None:
+    rules = SampleRules(lambda prompt: (2,), TrainingConfig(loss=loss), 64, end=lambda: 1, policy=policy)
+    return lesson_samples(GroupLesson(one), rules)
+
+
 def test_a_group_of_equal_rewards_yields_no_samples(group: Callable[..., RolloutGroup]) -> None:
-    assert to_samples(group([[7, 1], [8, 1]], [1.0, 1.0]), (2,)) is None
+    assert samples_of(group([[7, 1], [8, 1]], [1.0, 1.0])) is None
 
 
 def test_the_end_token_is_trained(group: Callable[..., RolloutGroup]) -> None:
-    samples = to_samples(group([[7, 1], [8, 1]], [1.0, 0.0]), (2,))
+    samples = samples_of(group([[7, 1], [8, 1]], [1.0, 0.0]))
     assert samples is not None and [s.completion_ids for s in samples] == [(7, 1), (8, 1)]
 
 
-def test_credit_follows_the_loss_the_shaped_rewards_and_the_policy(
-    group: Callable[..., RolloutGroup],
-) -> None:
-    scored = group([[7, 1], [8, 1]], [1.0, 1.0])
-    samples = to_samples(scored, (2,), rewards=[1.0, 0.5], advantage=centred, policy=2)
+def test_credit_follows_the_loss_and_the_policy(group: Callable[..., RolloutGroup]) -> None:
+    samples = samples_of(group([[7, 1], [8, 1]], [1.0, 0.5]), "dr_grpo", policy=2)
     assert samples is not None
     assert [(s.advantage, s.policy) for s in samples] == [(0.25, 2), (-0.25, 2)]
 
 
 def test_an_aborted_or_unscored_completion_is_not_trained_on(group: Callable[..., RolloutGroup]) -> None:
-    unscored = to_samples(group([[7, 1], [8, 1], [9, 1]], [1.0, 0.0, None]), (2,))
+    unscored = samples_of(group([[7, 1], [8, 1], [9, 1]], [1.0, 0.0, None]))
     assert unscored is not None and len(unscored) == 2
-    assert to_samples(group([[7], [8]], [1.0, 0.0], finish="abort"), (2,)) == []
+    assert samples_of(group([[7], [8]], [1.0, 0.0], finish="abort")) == []
 
 
 @pytest.mark.parametrize("bad", [sample(0, 1), sample(1, 0)], ids=["no prompt", "no completion"])

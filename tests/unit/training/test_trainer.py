@@ -17,9 +17,8 @@ from swarmnode.training import objective as objective_module
 from swarmnode.training import token_weights
 from swarmnode.training.adam import learning_rate_at
 from swarmnode.training.losses import TokenBatch
-from swarmnode.training.packing import to_samples
 from swarmnode.training.rules.book_rule import BookRule
-from swarmnode.training.rules.lessons import SharingRule
+from swarmnode.training.rules.lessons import GroupLesson, SharingRule
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup, Span, one_span
 
@@ -327,8 +326,7 @@ def test_the_report_counts_truncated_tokens(policy: Policy, group: GroupMaker) -
 
 def test_optimizer_steps_are_of_equal_size(policy: Policy, group: GroupMaker) -> None:
     trainer = trainer_for(policy, sequences_per_step=4)
-    samples = to_samples(group([[7, 1]] * 9, [1.0] + [0.0] * 8), PROMPT)
-    assert samples is not None
+    samples = trainer._samples([GroupLesson(group([[7, 1]] * 9, [1.0] + [0.0] * 8))], False)
     steps = trainer._shuffled_steps(samples)
     assert [len(step) for step in steps] == [3, 3, 3]
     assert sorted(id(s) for step in steps for s in step) == sorted(map(id, samples))

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError
-from swarmnode.extensions.pipeline.execution.context import StageContext
 from swarmnode.extensions.pipeline.execution.member_records import Reload
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange, StageIteration
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, is_near
 from swarmnode.extensions.pipeline.stages.packed_state import (

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.execution.context import StageContext, attempt_of
-from swarmnode.extensions.pipeline.execution.member_records import Feed, RoundTrip
-from swarmnode.extensions.pipeline.execution.own_micro_batches import (
+from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import (
     HopFailure,
     InFlightMicroBatch,
     IterationOutcome,
 )
+from swarmnode.extensions.pipeline.execution.member_records import Feed, RoundTrip
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.plans.recovery import deadline_s, predicted_s, repaired_path
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput

@@ -1,6 +1,6 @@
 """The records that a pipeline member works from, and its report of an iteration.
 
-membership.py -> [Assignment] -> member.py (relay.py, iteration_driver.py, step_barrier.py) ->
+membership.py -> [Assignment] -> pipeline_member.py (relay.py, iteration_driver.py, step_barrier.py) ->
     [IterationReport] -> node
 sources.py, rollout_feed.py -> [Feed] -> iteration_driver.py
 """

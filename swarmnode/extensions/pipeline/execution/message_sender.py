@@ -1,6 +1,6 @@
 """Outgoing messages of a member: encoded, sent, and sent again where that can help.
 
-relay.py, iteration_driver.py, step_barrier.py -> [MessageSender] -> transport.py
+relay.py, iteration_driver.py, step_barrier.py -> [MessageSender] -> tensor_transport.py
 
 A member that does not know the plan yet says so, and is asked again until the message's deadline; one that
 cannot be reached is tried again for a moment, in which a daemon is restarted or a connection found anew.
@@ -29,7 +29,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 from swarmnode.extensions.pipeline.wire.signing import signed
-from swarmnode.extensions.pipeline.wire.transport import TensorTransport
+from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
 from swarmnode.identity.node_key import NodeKey
 
 logger = logging.getLogger(__name__)

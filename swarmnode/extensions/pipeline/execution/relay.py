@@ -1,7 +1,7 @@
 """Other members' micro-batches at one member: received, passed through its stage, and gradients sent back.
 
-member.py (admit, take) -> [Relay] -> stage_queue.py (forward, backward) -> message_sender.py -> the next or
-    former node
+pipeline_member.py (admit, take) -> [Relay] -> stage_queue.py (forward, backward) -> message_sender.py -> the
+    next or former node
 
 A micro-batch has a slot here from before its forward pass until after its backward pass. Agents of the plan
 have theirs until their last wave of an iteration is back; another one, whose path was repaired, gets one that
@@ -22,7 +22,7 @@ from enum import IntEnum
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.execution.context import StageContext, attempt_of
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     Abandoned,

@@ -38,7 +38,7 @@ it."""
 
 
 class IdleWork(Protocol):
-    """Work of a member's own that it does while its stage waits (idle.py)."""
+    """Work of a member's own that it does while its stage waits (idle_rollouts.py)."""
 
     def run(self, until_s: float, wanted: Callable[[], bool]) -> None:
         """Work until `until_s` by time.monotonic, in the worker thread; return once `wanted()` is True."""

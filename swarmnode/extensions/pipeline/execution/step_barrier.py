@@ -18,9 +18,9 @@ import torch
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
-from swarmnode.extensions.pipeline.execution.context import StageContext
+from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import IterationOutcome
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport, Reload
-from swarmnode.extensions.pipeline.execution.own_micro_batches import IterationOutcome
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
     ContributionBounds,

@@ -4,9 +4,8 @@ rollout_feed.py, text_feed.py -> LossInputs, [Objective] -> iteration_driver.py 
                                                 |
                                       training/objective.py
 
-The path is part of the policy: hidden states that took another one are those of another policy. So all
-log-probabilities of a micro-batch, those before the update and those of the base too, are taken along the
-path that its loss takes, and `LossInputs` carries it.
+The path is part of the policy: hidden states that took another one are those of another policy. So the
+log-probabilities of a micro-batch are taken along the path of its loss, which `LossInputs` carries.
 """
 
 from collections.abc import Callable
@@ -31,11 +30,6 @@ class LossInputs:
 
     batch: MicroBatch
     path: StagePath
-    prox_N: Tensor | None = None
-    """Log-probabilities under the policy before the round's first update. None if the policy has not moved
-    since."""
-    reference_N: Tensor | None = None
-    """Log-probabilities under the base model. None if they are not wanted."""
     weight: int | None = None
     """Divisor that turns a sum over the micro-batch, together with the others of the step, into a mean: its
     answers for a loss over answers. None: its tokens."""
@@ -100,8 +94,8 @@ def policy_gradient(
     def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
         batch = inputs.batch
         found = batch_logprobs(stage, hidden_BTD, batch, temperature, top_p=top_p)
-        prox_N = found.logprobs_N.detach() if inputs.prox_N is None else inputs.prox_N
-        scored = ScoredTokens(found, prox_N, inputs.reference_N)
+        # A pipeline takes one step a round, so the policy has not moved; it has no reference.
+        scored = ScoredTokens(found, found.logprobs_N.detach(), None)
         (share,) = shares_of(batch)  # A pipeline has one policy.
         output, measured = objective(batch, share, scored, step, config, version=version)
         if measure is not None:

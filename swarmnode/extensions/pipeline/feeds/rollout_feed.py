@@ -12,6 +12,7 @@ is the policy itself and needs no forward pass of its own.
 
 import logging
 import random
+from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -175,14 +176,8 @@ def groups_that_fit(
         return groups, batches
     order = list(groups)
     chance.shuffle(order)
-    least, most = 0, len(order) - 1
-    while least < most:
-        middle = (least + most + 1) // 2
-        if len(pack(order[:middle])) <= room:
-            least = middle
-        else:
-            most = middle - 1
-    return order[:least], pack(order[:least])
+    kept = bisect_right(range(1, len(order)), room, key=lambda count: len(pack(order[:count])))
+    return order[:kept], pack(order[:kept])
 
 
 def nearest_path(wanted: StagePath, paths: Sequence[StagePath]) -> StagePath:

@@ -46,14 +46,6 @@ class TextSettings:
     """Share of the sequences that are never learned from; at least one if it is more than 0."""
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.sequence_tokens < 2 or self.batch_sequences < 1 or not 0.0 <= self.heldout_share < 1.0:
-            raise ConfigError(
-                f"{self.batch_sequences} sequences of {self.sequence_tokens} tokens with a share of "
-                f"{self.heldout_share} held out cannot be learned from",
-                hint="at least 2 tokens a sequence, 1 sequence a micro-batch, and a share below 1",
-            )
-
 
 class TextSource:
     """Sequences of equal length, some of them held out.

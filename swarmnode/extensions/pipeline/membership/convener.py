@@ -15,10 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from swarmnode.errors import NetworkError
-from swarmnode.extensions.pipeline.membership.control import Ping, ProposalProgress, Propose, Status
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
-from swarmnode.extensions.pipeline.membership.member_requests import OwnPresence
+from swarmnode.extensions.pipeline.membership.membership_messages import (
+    Ping,
+    ProposalProgress,
+    Propose,
+    Status,
+)
+from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence
 from swarmnode.extensions.pipeline.membership.proposal_round import (
     Ask,
     ProposalRound,

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.membership.control import (
+from swarmnode.extensions.pipeline.membership.membership_messages import (
     ProposalProgress,
     Status,
 )
@@ -177,10 +177,6 @@ class Follower:
             return []
         others = (agreed.members & {*living}) - {self._own}
         return sorted(peer for peer in others if self._said.get(peer) != agreed.digest)
-
-    def is_current(self, epoch: int) -> bool:
-        """Return True if the result of a job of this epoch is still wanted."""
-        return epoch == self.epoch and self.progress != ProposalProgress.FAILED
 
     def planned(self, inputs: PlanInputs, agreed: AgreedPlan) -> None:
         if inputs is self._inputs:

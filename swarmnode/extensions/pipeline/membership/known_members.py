@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.peers.token_bucket import TokenBucket
-from swarmnode.extensions.pipeline.membership.control import (
+from swarmnode.extensions.pipeline.membership.membership_messages import (
     MAX_MEMBERS,
     Presence,
     Status,

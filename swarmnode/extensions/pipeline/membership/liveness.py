@@ -11,8 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from swarmnode.errors import NetworkError, PeerUnreachable
-from swarmnode.extensions.pipeline.membership.control import Ping, Request, Status, Suspect
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
+from swarmnode.extensions.pipeline.membership.membership_messages import Ping, Request, Status, Suspect
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
 
 logger = logging.getLogger(__name__)

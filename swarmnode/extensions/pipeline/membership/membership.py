@@ -19,7 +19,16 @@ from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import ModelError, NetworkError, Rejected
-from swarmnode.extensions.pipeline.membership.control import (
+from swarmnode.extensions.pipeline.membership.convener import Convener
+from swarmnode.extensions.pipeline.membership.follower import Follower
+from swarmnode.extensions.pipeline.membership.job_runner import JobRunner, OnAgreed
+from swarmnode.extensions.pipeline.membership.known_members import (
+    KnownMembers,
+    MemberClaim,
+    MembershipSettings,
+)
+from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
+from swarmnode.extensions.pipeline.membership.membership_messages import (
     Begin,
     Hold,
     Introduce,
@@ -32,16 +41,7 @@ from swarmnode.extensions.pipeline.membership.control import (
     TakeAssignment,
     topic_of,
 )
-from swarmnode.extensions.pipeline.membership.convener import Convener
-from swarmnode.extensions.pipeline.membership.follower import Follower
-from swarmnode.extensions.pipeline.membership.job_runner import JobRunner, OnAgreed
-from swarmnode.extensions.pipeline.membership.known_members import (
-    KnownMembers,
-    MemberClaim,
-    MembershipSettings,
-)
-from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
-from swarmnode.extensions.pipeline.membership.member_requests import OwnPresence, ask
+from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence, ask
 from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
 from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.membership.control import Presence, Propose
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
-from swarmnode.extensions.pipeline.membership.member_requests import OwnPresence
+from swarmnode.extensions.pipeline.membership.membership_messages import Presence, Propose
+from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.plans.planning import FormerStages, PlanInputs
 from swarmnode.extensions.pipeline.wire.refusals import Refusal

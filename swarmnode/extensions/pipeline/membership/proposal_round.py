@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarmnode.errors import NetworkError
-from swarmnode.extensions.pipeline.membership.control import (
+from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP
+from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
+from swarmnode.extensions.pipeline.membership.membership_messages import (
     Begin,
     Hold,
     Ping,
@@ -24,8 +26,6 @@ from swarmnode.extensions.pipeline.membership.control import (
     Status,
     TakeAssignment,
 )
-from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP
-from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, must_load
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 

@@ -16,9 +16,9 @@ from contextlib import suppress
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, PipelineError
-from swarmnode.extensions.pipeline.replication.holdings import Assembled, of_part
-from swarmnode.extensions.pipeline.replication.state_service import StateService
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
+from swarmnode.extensions.pipeline.states.holdings import Assembled, of_part
+from swarmnode.extensions.pipeline.states.state_service import StateService
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from swarmnode.errors import CheckpointError, NetworkError, StorageError
-from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Assignment
+from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.collected_state import stage_state, whole_state
 from swarmnode.extensions.pipeline.own_stage.plan_views import (
     holders_of,
@@ -24,16 +24,16 @@ from swarmnode.extensions.pipeline.own_stage.plan_views import (
     scope_of,
 )
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
-from swarmnode.extensions.pipeline.replication.holdings import Assembled, HeldState, LayerAssignments
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
-from swarmnode.extensions.pipeline.replication.state_service import StateService
-from swarmnode.extensions.pipeline.rollouts.stage_cache import StageCaches
-from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches
 from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel, StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import Activations, StageWorker
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
+from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, LayerAssignments
+from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
+from swarmnode.extensions.pipeline.states.state_service import StateService
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.training.adam import adam
 

@@ -5,9 +5,9 @@ planning.py (AgreedPlan) -> [plan_views] -> own_stage.py -> replica_exchange.py,
 
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.plans.recovery import neighbours
-from swarmnode.extensions.pipeline.replication.holdings import LayerAssignments
 from swarmnode.extensions.pipeline.replication.replica_answers import AnswerScope
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
+from swarmnode.extensions.pipeline.states.holdings import LayerAssignments
 
 
 def part_of(agreed: AgreedPlan, peer_id: str) -> StagePart | None:

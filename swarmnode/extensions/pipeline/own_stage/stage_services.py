@@ -1,7 +1,7 @@
 """The services by which a member holds its stage, opened together in the order in which they need each other.
 
-member_parts.py -> [StageServices] -> replica_exchange.py, state_service.py, member.py, stage_decode.py ->
-    own_stage.py -> pipeline_node.py
+member_parts.py -> [StageServices] -> replica_exchange.py, state_service.py, pipeline_member.py,
+    decode_node.py -> own_stage.py -> pipeline_node.py
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -12,13 +12,13 @@ from typing import Self
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError
-from swarmnode.extensions.pipeline.execution.member import PipelineMember
+from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.collected_state import majority_state
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
-from swarmnode.extensions.pipeline.replication.state_service import StateService
-from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
+from swarmnode.extensions.pipeline.states.state_service import StateService
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 
 

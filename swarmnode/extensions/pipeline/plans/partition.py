@@ -14,6 +14,7 @@ share of micro-batches that come by: the sizing rule of SkipPipe (arXiv 2502.199
 layer_cuts.py holds the search.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -216,12 +217,13 @@ def _place_the_rest(
 
 def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], settings: PlanSettings) -> ModelError:
     """Return the error that says how many more free bytes every member would need."""
-    low, high = 1, sums.ends_bytes + sums.held[-1] + sums.slot[-1]
-    while low < high:
-        middle = (low + high) // 2
-        richer = tuple(replace(peer, free_bytes=peer.free_bytes + middle) for peer in peers)
-        fits = any(feasible(sums, richer, end, memory_only_limit(sums)) for end in sums.beginnings)
-        low, high = (low, middle) if fits else (middle + 1, high)
+
+    def suffices(more: int) -> bool:
+        richer = tuple(replace(peer, free_bytes=peer.free_bytes + more) for peer in peers)
+        return any(feasible(sums, richer, end, memory_only_limit(sums)) for end in sums.beginnings)
+
+    enough = sums.ends_bytes + sums.held[-1] + sums.slot[-1]
+    low = 1 + bisect_left(range(1, enough), True, key=suffices)
     free = sum(peer.free_bytes for peer in peers)
     return ModelError(
         f"{len(peers)} members with {free:,} bytes free cannot hold the model in {sums.stages} stages: "

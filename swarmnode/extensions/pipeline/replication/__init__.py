@@ -1,1 +1,1 @@
-"""Averaging among the replicas of a stage, copies of states at other members, and checkpoints."""
+"""The replicas of a stage: they add up their gradients, and compare their weights after the step."""

@@ -28,7 +28,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
 )
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.codec import INT8_BLOCK, decode, encode
-from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, CodecName, Count, Digest, TensorHeader
+from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, Count, Digest, TensorHeader
 from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.streams import Buffer
@@ -46,9 +46,7 @@ piece."""
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
     """The signed description of a replica's contribution."""
 
-    plan: Digest
-    iteration: Count
-    stage: Annotated[int, Meta(ge=0, lt=MAX_PATH)]
+    exchange: StageIteration
     tokens: Count
     visits: Count
     codec: CodecName
@@ -100,9 +98,7 @@ def contribute(
     flat = torch.cat(held).to("cpu", torch.float32) if held else torch.zeros(0)
     data = b"".join(bytes(encode(piece, codec).payload.data) for piece in flat.split(PIECE) if len(piece))
     head = Head(
-        plan=exchange.plan,
-        iteration=exchange.iteration,
-        stage=exchange.stage,
+        exchange=exchange,
         tokens=own.tokens,
         visits=own.visits,
         codec=codec,
@@ -131,7 +127,7 @@ def open_head(
         head = _decoder.decode(envelope.payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Rejected(ContributionFault.MALFORMED, str(error)) from error
-    if StageIteration(head.plan, head.stage, head.iteration) != exchange:
+    if head.exchange != exchange:
         raise Rejected(ContributionFault.MALFORMED, "signed for another iteration, stage or plan")
     return SignedHead(head, envelope.author, envelope.payload, bytes(sealed))
 

@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol
 
+import msgspec
+from msgspec import Meta
 from torch import Tensor
 
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
-from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
+from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, CodecName, Count, Digest
 
 
 class ContributionFault(StrEnum):
@@ -103,14 +105,13 @@ class ExchangeCounters:
     """Exchanges at whose end replicas held different sets."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageIteration:
+class StageIteration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One iteration of one stage under one plan."""
 
-    plan: str
+    plan: Digest
     """Digest of the plan."""
-    stage: int
-    iteration: int
+    stage: Annotated[int, Meta(ge=0, lt=MAX_PATH)]
+    iteration: Count
 
 
 class GradientExchange(Protocol):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.replication.averaging_messages import AskDigest, AskGradients, Question
 from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally, SeenHeads
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
+from swarmnode.extensions.pipeline.replication.replica_questions import AskDigest, AskGradients, Question
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaWeights
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply
 from swarmnode.extensions.pipeline.wire.refusals import Refusal

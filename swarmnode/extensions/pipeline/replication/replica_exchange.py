@@ -32,15 +32,6 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.replication.averaging_messages import (
-    MAX_ROUNDS,
-    NOT_HERE,
-    AskDigest,
-    AskGradients,
-    AskHeldGradients,
-    Question,
-    StageQuestion,
-)
 from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally, SeenHeads
 from swarmnode.extensions.pipeline.replication.contributions import (
     Contribution,
@@ -64,6 +55,15 @@ from swarmnode.extensions.pipeline.replication.replica_answers import (
     AnswerScope,
     AveragingUnderWay,
     ReplicaAnswers,
+)
+from swarmnode.extensions.pipeline.replication.replica_questions import (
+    MAX_ROUNDS,
+    NOT_HERE,
+    AskDigest,
+    AskGradients,
+    AskHeldGradients,
+    Question,
+    StageQuestion,
 )
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, agreement_of
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
@@ -210,9 +210,7 @@ class ReplicaExchange:
             tally.note(signed)
             return size_bytes(signed.head, tally.expected)
 
-        question = AskGradients(
-            plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration, author=author
-        )
+        question = AskGradients(exchange, author)
         body = AnswerBody(body_bytes)
         await self._streams.ask(
             peer_id, MemberService.GRADIENTS, question, bytes, timeout_s=self._fetch_s(tally), body=body
@@ -253,10 +251,7 @@ class ReplicaExchange:
         return {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
 
     async def _holdings_of(self, peer_id: str, tally: ContributionTally, number: int) -> SeenHeads | None:
-        exchange = tally.exchange
-        question = AskHeldGradients(
-            plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration, round=number
-        )
+        question = AskHeldGradients(tally.exchange, number)
         # It may have begun a whole step later than we did, and waited as long for one that is dead.
         timeout_s = (2 if number == 0 else 1) * self._fetch_s(tally) + self._settings.round_timeout_s
         return await self._asked(peer_id, question, SeenHeads, timeout_s)
@@ -277,7 +272,7 @@ class ReplicaExchange:
     async def _weights_of(
         self, peer_id: str, exchange: StageIteration, timeout_s: float
     ) -> ReplicaWeights | None:
-        question = AskDigest(plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration)
+        question = AskDigest(exchange)
         return await self._asked(peer_id, question, ReplicaWeights, timeout_s)
 
     async def _asked(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.rollouts.routing import Route
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.refusals import Refusal

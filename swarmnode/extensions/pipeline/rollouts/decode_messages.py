@@ -1,6 +1,6 @@
 """Messages that are sent along a path while sequences are generated, bounded before anything is allocated.
 
-stage_decode.py -> [decode_messages] -> wire -> [decode_messages] -> stage_decode.py
+decode_node.py -> [decode_messages] -> wire -> [decode_messages] -> decode_node.py
 
 Hidden states follow a `DecodeStep` as raw bytes (codec.py). The data node hears from the last node of the
 path, or from one that could not go on.
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest, Index, TensorHeader
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal

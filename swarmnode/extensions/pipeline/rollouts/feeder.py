@@ -19,7 +19,7 @@ from torch import Tensor
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath, Route
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from swarmnode.errors import ConfigError, EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.feeder import Feeder, RecoveryCounts
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.running_rows import DecodePolicy

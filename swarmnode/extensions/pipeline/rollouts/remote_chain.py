@@ -1,6 +1,6 @@
 """The stages at other members, for an engine that is driven by a thread.
 
-pipeline_engine.py (a worker thread) -> [RemoteChain] -> stage_decode.py (the event loop) -> the members on
+pipeline_engine.py (a worker thread) -> [RemoteChain] -> decode_node.py (the event loop) -> the members on
     the path
                                     |
                      own stage and head, in the thread of the stage
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, embedded, logits_of
+from swarmnode.extensions.pipeline.rollouts.decode_node import ASK_TIMEOUT_S, DecodeNode
 from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
-from swarmnode.extensions.pipeline.rollouts.stage_cache import StageCaches, tails_of
-from swarmnode.extensions.pipeline.rollouts.stage_decode import ASK_TIMEOUT_S, DecodeNode
+from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tails_of
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES

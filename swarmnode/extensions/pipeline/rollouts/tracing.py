@@ -1,8 +1,8 @@
 """Questions of a data node to others: how far a feed came, and if a stage is held under our plan.
 
-stage_decode.py (nothing came around) -> [Tracing.find] -> FeedQuestion -> [Tracing] of every node ->
+decode_node.py (nothing came around) -> [Tracing.find] -> FeedQuestion -> [Tracing] of every node ->
     StepProgress
-stage_decode.py (a node is at another plan) -> [Tracing.until_assigned] -> that node, now and then
+decode_node.py (a node is at another plan) -> [Tracing.until_assigned] -> that node, now and then
 
 Members take their assignments under a plan a moment after each other, and a newcomer knows no other member
 before it has one. A member that is not ready is asked again until it is ready, until our own plan changes, or

@@ -75,7 +75,8 @@ class RolloutRole:
         own = agreed.node_of(self._data_node.peer_id)
         if own is None or agreed.stage_of(self._data_node.peer_id) != 0:
             return
-        self._paths = self._paths_of(agreed)
+        # Rollouts are sampled along the paths that they will be trained along.
+        self._paths = tuple(own_paths(agreed, self._data_node.peer_id).values())
         if self._chain is not None:
             self._chain.adopt_members(_members(agreed, own))
 
@@ -173,10 +174,6 @@ class RolloutRole:
 
     def _choose_path(self, prompt_ids: Sequence[int]) -> StagePath:
         return path_of_prompt(self._paths, prompt_ids)
-
-    def _paths_of(self, agreed: AgreedPlan) -> tuple[StagePath, ...]:
-        """Return the paths that rollouts will be trained along, which they are sampled along too."""
-        return tuple(own_paths(agreed, self._data_node.peer_id).values())
 
 
 class TextRole:

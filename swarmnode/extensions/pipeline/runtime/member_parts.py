@@ -6,18 +6,18 @@ run_pipeline.py -> [PipelineParts] -> pipeline_node.py -> [DataNode] -> data_rol
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
+from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
+from swarmnode.extensions.pipeline.idle.idle_sharing import IdleSharing
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage, OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
-from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
-from swarmnode.extensions.pipeline.replication.holdings import HeldState
-from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
-from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing
+from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
+from swarmnode.extensions.pipeline.states.holdings import HeldState
+from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.streams import StreamHost

@@ -18,9 +18,9 @@ import torch
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed
 from swarmnode.extensions.pipeline.feeds.rollout_feed import PathSamples, RolloutFeed
-from swarmnode.extensions.pipeline.replication.checkpoints import whole_snapshot
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, PipelineLink
+from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
 from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter

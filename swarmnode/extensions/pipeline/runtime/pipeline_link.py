@@ -1,7 +1,7 @@
 """Drives iterations of the pipeline at a data node, called by a thread or by a task.
 
 PipelineLearner (its threads) -> [PipelineLink] -> membership_supervisor.py (which plan)
-                                                -> member.py (iterations)
+                                                -> pipeline_member.py (iterations)
 
 An iteration that cannot be had under one plan is tried again under the next: members come and go, and what
 the learner wants trained waits here meanwhile.
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swarmnode.errors import ModelError, PipelineError
-from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
+from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.replication.holdings import Assembled
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+from swarmnode.extensions.pipeline.states.holdings import Assembled
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import msgspec
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
 from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, ProbeService
 from swarmnode.extensions.pipeline.membership.membership import Membership
-from swarmnode.extensions.pipeline.membership.slowdowns import SlowdownLog
+from swarmnode.extensions.pipeline.membership.slowdown_log import SlowdownLog
 from swarmnode.extensions.pipeline.own_stage.stage_services import StageServices
 from swarmnode.extensions.pipeline.plans.member_costs import Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
@@ -125,7 +125,7 @@ class PipelineNode:
         self._board.enter("training", f"iteration {self.member.iteration}")
         self._board.counted(self._view.counters, self.member.iteration)
         self._board.learned(report)
-        self._watcher.round_done(self.status)
+        self._watcher.see("round", self.status)
 
     async def __aenter__(self) -> Self:
         parts, enter = self.parts, self._stack.enter_async_context
@@ -181,7 +181,7 @@ class PipelineNode:
                 task.cancel()
         await self.own_stage.leave(hand_over=not self.done)
         self._board.enter("stopped", reason)
-        self._watcher.tick(self.status)
+        self._watcher.see("tick", self.status)
         if self._role is None:
             self._view.counters.round = self.member.iteration
         told = self._role.summary if self._role is not None else None
@@ -307,7 +307,7 @@ class PipelineNode:
     async def _keep_looking(self) -> None:
         while True:
             await self._look()
-            self._watcher.tick(self.status)
+            self._watcher.see("tick", self.status)
             await asyncio.sleep(TICK_S)
 
     def _tell_of_the_dead(self) -> None:

@@ -8,8 +8,8 @@ import time
 import msgspec
 
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
+from swarmnode.extensions.pipeline.idle.idle_sharing import IdleSharing
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
-from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing
 from swarmnode.node.showing.node_status import PipelineStatus
 from swarmnode.training.records import Counters
 

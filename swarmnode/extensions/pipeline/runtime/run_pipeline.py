@@ -11,14 +11,15 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import torch
+
+from swarmnode.cpu_kernels import use_kernels
 from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
+from swarmnode.extensions.pipeline.idle.idle_sharing import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
-from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
-from swarmnode.extensions.pipeline.replication.holdings import HeldState
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, RolloutInputs, RolloutRole, TextRole
-from swarmnode.extensions.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
@@ -33,6 +34,8 @@ from swarmnode.extensions.pipeline.stages.measuring import measure_stage, memory
 from swarmnode.extensions.pipeline.stages.packed_state import pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
+from swarmnode.extensions.pipeline.states.holdings import HeldState
+from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
@@ -44,7 +47,7 @@ from swarmnode.node.building.policies import Ending, Seat, check_status_port, ch
 from swarmnode.node.building.run import leave_note, take_identity
 from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.node.control import RunControl
-from swarmnode.node.showing.board import Watcher, Watchers
+from swarmnode.node.showing.board import Watchers
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info
 from swarmnode.node.showing.node_status import Summary, invitation
 from swarmnode.node.showing.page import Page, PageSource, open_page
@@ -85,13 +88,7 @@ def run_pipeline(
         stack.callback(watcher.close)
         parts = _parts(seat, whole, memory, idle, fresh=fresh)
         role = _data_role(seat, whole, tasks_for_strangers(stack, tasks))
-        return ending([seat], asyncio.run(_outcomes(parts, seat, watcher, role)))
-
-
-async def _outcomes(
-    parts: PipelineParts, seat: Seat, watcher: Watcher, role: Callable[[DataNode], DataRole]
-) -> list[Summary | BaseException]:
-    return [await _serve(PipelineNode(parts, watcher, role), seat)]
+        return ending([seat], [asyncio.run(_serve(PipelineNode(parts, watcher, role), seat))])
 
 
 async def _serve(node: PipelineNode, seat: Seat) -> Summary:
@@ -115,17 +112,14 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
     """Leave a note for `swarmnode status`, and log how another machine becomes a member."""
     status = node.status
     leave_note(status, seat, page)
-    logger.info("the page of this node: %s", page.address)
+    if page.address:
+        logger.info("the page of this node: %s", page.address)
     if (command := invitation(status)) is not None:
         logger.info("another machine becomes a member of pipeline %s with:", seat.config.pipeline.name)
         logger.info("  %s --pipeline %s, and the same model and settings", command, seat.config.pipeline.name)
 
 
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
-    import torch
-
-    from swarmnode.cpu_kernels import use_kernels
-
     torch.set_num_threads(config.policy.threads)
     use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
     source = _source(model, paths, screen)

@@ -1,6 +1,6 @@
 """The consequences of every optimizer step of a member: others are told, and get a copy of the state.
 
-member.py (a step was taken) -> [StepFollower] -> membership_supervisor.py (our weights are at this iteration)
+pipeline_member.py (a step) -> [StepFollower] -> membership_supervisor.py (our weights are at this iteration)
                                         -> own_stage.py (a copy at the neighbour, a checkpoint)
 """
 
@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.execution.member import PipelineMember
+from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 

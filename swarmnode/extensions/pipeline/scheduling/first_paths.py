@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, least_visits
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, least_visits, turns_of
 
 MAX_BACKTRACKS = 20_000
 """Bound of the states in the search for stage sets under a narrow `max_gap`: about a second."""
@@ -40,7 +40,9 @@ def first_paths(
         sets = _round_robin(visits, len(order))
     routes = _Routes(instance, visits, use_links)
     paths: dict[int, Route] = {}
-    for turn, agent in enumerate(_interleaved(order)):
+    # The first agent of every data node chooses, then the second of each, and so on.
+    turns = turns_of(order)
+    for turn, agent in enumerate(sorted(range(len(order)), key=turns.__getitem__)):
         paths[agent] = routes.next_path(order[agent], len(order) - turn, sets[turn] if sets else None)
     return [paths[agent] for agent in range(len(order))]
 
@@ -148,17 +150,6 @@ def _nodes(way: _Way) -> Route:
         nodes.append(at[1])
         at = at[2]
     return tuple(reversed(nodes))
-
-
-def _interleaved(data_nodes: Sequence[int]) -> list[int]:
-    """Return agents in the order in which they choose: the first of every data node, then every second, and
-    so on."""
-    seen: dict[int, int] = {}
-    turns: list[tuple[int, int]] = []
-    for agent, node in enumerate(data_nodes):
-        turns.append((seen.get(node, 0), agent))
-        seen[node] = seen.get(node, 0) + 1
-    return [agent for _, agent in sorted(turns)]
 
 
 def _round_robin(visits: Sequence[int], agent_count: int) -> list[tuple[int, ...]]:

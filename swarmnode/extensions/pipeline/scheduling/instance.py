@@ -8,7 +8,8 @@ All times are seconds of one micro-batch.
 """
 
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
@@ -119,6 +120,16 @@ def agents(instance: Instance) -> tuple[int, ...]:
         most = max(counts)
         counts[max(i for i, count in enumerate(counts) if count == most)] -= 1
     return tuple(node for node, count in zip(instance.stages[0], counts, strict=True) for _ in range(count))
+
+
+def turns_of(data_nodes: Iterable[int]) -> list[int]:
+    """Return the turn of each agent, by its data node, among the agents of that data node: 0, 1, ..."""
+    seen: Counter[int] = Counter()
+    turns: list[int] = []
+    for node in data_nodes:
+        turns.append(seen[node])
+        seen[node] += 1
+    return turns
 
 
 def least_visits(instance: Instance, agent_count: int) -> tuple[int, ...]:

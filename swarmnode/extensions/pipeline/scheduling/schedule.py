@@ -80,12 +80,6 @@ def _plan(instance: Instance, draft: Draft) -> Plan:
     return Plan(instance, tuple(draft.paths), policies, ranks)
 
 
-def _first_plans(instance: Instance) -> list[Plan]:
-    """Return two first plans, one by cheapest links and one round robin: the greedy one leaves the last
-    agents the worst nodes."""
-    return [Plan(instance, tuple(first_paths(instance, use_links=use))) for use in (True, False)]
-
-
 def _draft(plan: Plan) -> Draft:
     return Draft(
         list(plan.paths),
@@ -104,7 +98,12 @@ class _Search:
         self._spent = 0.0
         self.steps = 0
         self._prepares = start is None
-        drafts = [_draft(plan) for plan in (_first_plans(instance) if start is None else [start])]
+        # By cheapest links, and round robin: the greedy one leaves the last agents the worst nodes.
+        drafts = (
+            [_draft(Plan(instance, tuple(first_paths(instance, use_links=use)))) for use in (True, False)]
+            if start is None
+            else [_draft(start)]
+        )
         self.best = drafts[0]
         self.best_run = self._simulate(drafts[0], inf)
         for draft in drafts[1:]:

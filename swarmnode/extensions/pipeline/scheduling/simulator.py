@@ -22,7 +22,7 @@ from itertools import pairwise
 from math import inf
 from typing import Literal
 
-from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, turns_of
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy
 
 Kind = Literal["forward", "loss", "backward"]
@@ -310,14 +310,8 @@ def _take(queue: list[tuple[int, int]], at: list[int], forwards: list[int], free
 def _releases(instance: Instance, paths: Sequence[tuple[int, ...]]) -> list[float]:
     """Return the time at which the data node of each agent starts its first micro-batch: one forward after
     the other."""
-    before: dict[int, int] = {}
-    releases: list[float] = []
-    for path in paths:
-        data_node = path[0]
-        rank = before.get(data_node, 0)
-        before[data_node] = rank + 1
-        releases.append(rank * instance.forward_s[data_node])
-    return releases
+    turns = turns_of(path[0] for path in paths)
+    return [turn * instance.forward_s[path[0]] for turn, path in zip(turns, paths, strict=True)]
 
 
 def _trip(instance: Instance, path: tuple[int, ...]) -> Trip:

@@ -12,8 +12,7 @@ Which families can be cut so, trial_cut.py finds out.
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from swarmnode.errors import ModelError
-from swarmnode.model.adapters.lora_patch import RoutedTokens
 from swarmnode.model.attention import PACKED_ATTENTION, REPLACED, PackedLayout
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
@@ -71,7 +69,7 @@ class StageCut:
 
 
 class KeyValues(Protocol):
-    """Keys and values of preceding tokens, as attention layers use them (stage_cache.py)."""
+    """Keys and values of preceding tokens, as attention layers use them (stage_caches.py)."""
 
     def update(
         self, keys_BGTE: Tensor, values_BGTE: Tensor, layer_idx: int, *others: Any
@@ -107,14 +105,12 @@ class StageModel:
         own_parameters = dict(causal_lm.named_parameters())
         # The norm belongs behind the last stage of a path, and which that is only the path knows.
         self._decoder.norm = _Elsewhere()
-        self._policy = None
         if settings.trainable == "full":
             self._trainable = own_parameters
         elif part.first_layer == part.end_layer:
             self._trainable: dict[str, nn.Parameter] = {}
         else:
-            self._policy = _with_adapter(causal_lm, settings)
-            self._trainable = self._policy.trainable()
+            self._trainable = _with_adapter(causal_lm, settings).trainable()
 
     @property
     def device(self) -> torch.device:
@@ -174,21 +170,6 @@ class StageModel:
         if not self.part.has_ends:
             raise ModelError("only the data stage holds the final norm and the head")
         return self._norm(hidden_ND)
-
-    @contextmanager
-    def without_adapter(self, tokens: int) -> Iterator[None]:
-        """Run forward passes of `tokens` (B * T) tokens as those of the frozen base while the context is
-        entered."""
-        if self.settings.trainable == "full":
-            raise ModelError(
-                "with full training no stage holds the model that training started from",
-                hint="set training.kl_coef to 0, or train adapters",
-            )
-        if self._policy is None:
-            yield
-            return
-        with self._policy.fuse().route([RoutedTokens(None, tokens)]):
-            yield
 
 
 class _Elsewhere(nn.Module):

@@ -239,16 +239,10 @@ class StageWorker:
         return work.loss
 
     @torch.no_grad()
-    def evaluate(self, item: StageInput, *, reference: bool = False) -> Tensor:
-        """Return the output of our own layers, [B, T, D], without keeping anything or taking a slot.
-
-        `reference`: without the adapter. Raises Rejected: wrong_shape, too_large, not_finite.
-        """
-        item = self._checks.input(item)
-        if not reference:
-            return self._run(item)
-        with self.model.without_adapter(item.values.shape[0] * item.values.shape[1]):
-            return self._run(item)
+    def evaluate(self, item: StageInput) -> Tensor:
+        """Return the output of our own layers, [B, T, D], without keeping anything or taking a slot. Raises
+        Rejected: wrong_shape, too_large, not_finite."""
+        return self._run(self._checks.input(item))
 
     def take_gradients(self) -> GradientSum:
         """Close the iteration and return its sums; its later messages are refused. Micro-batches in flight

@@ -18,7 +18,7 @@ from swarmnode.extensions.pipeline.rollouts.chain import (
     stopped_by,
 )
 from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
-from swarmnode.extensions.pipeline.rollouts.stage_cache import StageCaches, tails_of
+from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tails_of
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.rollout.decode.adapters.adapter import LoraPair, lora_pairs

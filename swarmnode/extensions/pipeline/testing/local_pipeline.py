@@ -72,7 +72,7 @@ class LocalPipeline:
 
     @property
     def packs(self) -> bool:
-        """Whether micro-batches may be packed."""
+        """True if micro-batches may be packed."""
         return self._data.model.packs
 
     @property
@@ -80,45 +80,12 @@ class LocalPipeline:
         return tuple(range(len(self.workers)))
 
     @torch.no_grad()
-    def logprobs(
-        self,
-        batch: MicroBatch,
-        path: StagePath,
-        *,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        reference: bool = False,
-    ) -> TokenLogprobs:
-        """Log-probabilities of the completion tokens along a path, without gradient. `reference`: under the
-        base model."""
+    def logprobs(self, batch: MicroBatch, path: StagePath) -> TokenLogprobs:
+        """Returns log-probabilities of the completion tokens along a path, without gradient."""
         item = _item(MicroBatchAttempt(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
         for worker in self._along(path):
-            item = _item(item.attempt, batch, worker.evaluate(item, reference=reference))
-        return batch_logprobs(self._data.model, item.values, batch, temperature, top_p=top_p)
-
-    def inputs(
-        self,
-        batch: MicroBatch,
-        path: StagePath,
-        *,
-        temperature: float,
-        moved: bool,
-        reference: bool,
-        top_p: float = 1.0,
-    ) -> LossInputs:
-        """What the loss needs, measured along its path before the round's first update. `moved`: the policy
-        will have moved when the batch is trained on."""
-
-        def measure(*, reference: bool) -> Tensor:
-            found = self.logprobs(batch, path, temperature=temperature, top_p=top_p, reference=reference)
-            return found.logprobs_N
-
-        return LossInputs(
-            batch,
-            path,
-            prox_N=measure(reference=False) if moved else None,
-            reference_N=measure(reference=True) if reference else None,
-        )
+            item = _item(item.attempt, batch, worker.evaluate(item))
+        return batch_logprobs(self._data.model, item.values, batch)
 
     def accumulate(self, inputs: LossInputs, objective: Objective) -> LossOutput:
         """One micro-batch along its path and back: every stage on it adds up its gradients.
@@ -135,7 +102,7 @@ class LocalPipeline:
                 worker.release(attempt.agent)
 
     def take_gradients(self) -> list[GradientSum]:
-        """Those of every stage, in their order. Ends the iteration."""
+        """Returns the gradients of every stage, in their order, and ends the iteration."""
         self._waves = 0
         return [worker.take_gradients() for worker in self.workers]
 

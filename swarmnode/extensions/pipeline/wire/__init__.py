@@ -1,1 +1,1 @@
-"""Messages between members, tensors as bytes, bounded streams, and emulated slow links."""
+"""The one protocol between members: framed messages with tensors as bytes, bounded streams, who may ask."""

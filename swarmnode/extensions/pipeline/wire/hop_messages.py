@@ -1,6 +1,6 @@
 """The messages of training between members, one record each, bounded before anything is allocated.
 
-member, driver -> [messages] -> transport.py -> wire -> [messages] -> member, driver
+member, driver -> [messages] -> tensor_transport.py -> wire -> [messages] -> member, driver
 
 A message names the plan it belongs to, its work (`id`) and the `attempt`. The same work sent again has the
 same id and a higher attempt, so that a receiver can count it once whatever happens. Activations and gradients

@@ -6,9 +6,9 @@
 |---------|----------|-------------|
 | HOPS | hop_messages.py | members of a plan that runs here; forward hops carry their data node's signature |
 | GENERATION | rollouts/decode_messages.py | members of a plan that runs here |
-| GRADIENTS | replication/averaging_messages.py | members of the plan; contributions are signed |
-| STATES | replication/state_questions.py | members of the pipeline |
-| MEMBERSHIP | membership/control.py | anybody; presences are signed |
+| GRADIENTS | replication/replica_questions.py | members of the plan; contributions are signed |
+| STATES | states/state_questions.py | members of the pipeline |
+| MEMBERSHIP | membership/membership_messages.py | anybody; presences are signed |
 | PROBES | membership/link_probes.py | anybody, within an allowance |
 
 The stream tells the truth about who asks, so only what is handed on is signed.

@@ -1,7 +1,7 @@
 """Proof that a micro-batch's path is its data node's: signed once at each attempt, checked by every node.
 
 message_sender.py (at the data node) -> [signed] -> ForwardHop, from node to node -> [check_signature]
-                                                                                    -> assignment_parts.py
+                                                                                    -> active_assignment.py
 
 Without it any member could start attempts in a data node's name: at the node before them on a path of their
 own making, and so block the honest ones. Peer ids are public keys, so no key has to be asked for.

@@ -100,7 +100,7 @@ def test_json_metrics_and_log_show_the_same_numbers(server: str, tmp_path: Path)
     assert not any(name[0] == "swarmnode_reward_external" for name in samples)
 
     feed = MonitorFeed(run_in(tmp_path / "logs"), [JsonlMonitor()])
-    feed.round_done(STATUS)
+    feed.see("round", STATUS)
     feed.close()
     line = json.loads((tmp_path / "logs" / "metrics.jsonl").read_text())
     numbers = measurements(STATUS)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from swarmnode.errors import CheckpointError
-from swarmnode.extensions.pipeline.execution.member import PipelineMember
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
+from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective, cross_entropy
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,

@@ -18,9 +18,9 @@ from swarmnode.extensions.vllm import compat
 from swarmnode.families.family import FAMILIES
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.model.base_model import load_base_model
-from swarmnode.model.policy import look_ahead
 from swarmnode.node.building.loaded_memory import build_forward
 from swarmnode.node.building.local_policy import LocalPolicy, load_policy
+from swarmnode.node.building.look_ahead import look_ahead
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.settings.config import Config

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from swarmnode.cli.evaluate import _lines
 from swarmnode.cli.settings import of_policy
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
-from swarmnode.extensions.pipeline.replication.checkpoints import whole_snapshot
+from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.local_policy import load_policy
 from swarmnode.node.commands.offline import evaluate_offline, export_offline, for_merging

@@ -58,9 +58,9 @@ def until(true: Callable[[], bool]) -> None:
 def test_a_monitor_is_told_of_the_run_of_every_round_and_of_the_end(tmp_path: Path) -> None:
     told = Remembers()
     feed = MonitorFeed(run_in(tmp_path), [told])
-    feed.evaluated(at_round(0))
-    feed.round_done(at_round(1))
-    feed.tick(msgspec.structs.replace(at_round(1), phase=Phase("stopped", 1000.0, "all rounds done")))
+    feed.see("evaluation", at_round(0))
+    feed.see("round", at_round(1))
+    feed.see("tick", msgspec.structs.replace(at_round(1), phase=Phase("stopped", 1000.0, "all rounds done")))
     feed.close()
     assert told.runs == [run_in(tmp_path)]
     assert told.rounds == [("evaluation", 0), ("round", 1)]
@@ -83,10 +83,10 @@ def test_a_monitor_that_fails_is_said_once_counted_and_told_again_when_it_works(
     feed = MonitorFeed(run_in(tmp_path), [broken, beside])
     with caplog.at_level("INFO", "swarmnode"):
         for number in (1, 2):
-            feed.round_done(at_round(number))
+            feed.see("round", at_round(number))
         until(lambda: feed.failed == 2)
         broken.broken = False
-        feed.round_done(at_round(3))
+        feed.see("round", at_round(3))
         feed.close()
     assert broken.rounds == [("round", 3)] and len(broken.runs) == len(broken.summaries) == 1
     assert beside.rounds == [("round", 1), ("round", 2), ("round", 3)]
@@ -102,7 +102,7 @@ def test_a_monitor_that_hangs_holds_up_neither_the_rounds_nor_the_end(
     hung.open.clear()
     feed = MonitorFeed(run_in(tmp_path), [hung, beside], patience_s=0.1)
     for number in range(MOST_WAITING + 5):
-        feed.round_done(at_round(number))
+        feed.see("round", at_round(number))
         until(lambda number=number: len(beside.rounds) == number + 1)
     feed.close()
     assert len(beside.summaries) == 1
@@ -118,11 +118,11 @@ def test_a_log_that_cannot_be_written_says_so_once_and_comes_back(
     blocked.write_text("a file where a folder should be")
     feed = MonitorFeed(run_in(blocked), [JsonlMonitor()])
     with caplog.at_level("INFO", "swarmnode"):
-        feed.round_done(at_round(1))
-        feed.round_done(at_round(2))
+        feed.see("round", at_round(1))
+        feed.see("round", at_round(2))
         until(lambda: feed.failed == 2)
         blocked.unlink()
-        feed.round_done(at_round(3))
+        feed.see("round", at_round(3))
         feed.close()
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
     (line,) = (blocked / "metrics.jsonl").read_text().splitlines()
@@ -194,10 +194,10 @@ def test_a_run_is_told_with_all_of_its_settings(tmp_path: Path) -> None:
 
 def followed(monitor: Any, folder: Path) -> None:
     feed = MonitorFeed(run_in(folder), [checked_monitor(monitor)], patience_s=PATIENCE_S)
-    feed.evaluated(at_round(0))
+    feed.see("evaluation", at_round(0))
     for number in (1, 2, 3):
-        feed.round_done(at_round(number))
-    feed.evaluated(at_round(3))
+        feed.see("round", at_round(number))
+    feed.see("evaluation", at_round(3))
     feed.close()
     assert feed.failed == 0
 
@@ -324,7 +324,7 @@ def test_a_monitor_that_fails_to_the_end_does_not_work_again(
     broken = Remembers()
     broken.broken = True
     feed = MonitorFeed(run_in(tmp_path), [broken])
-    feed.round_done(at_round(1))
+    feed.see("round", at_round(1))
     until(lambda: feed.failed == 1)
     broken.broken = False
     feed.close()

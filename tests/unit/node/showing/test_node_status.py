@@ -107,10 +107,13 @@ def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:
 
 def test_plain_lines_have_no_escape_codes() -> None:
     stream = StringIO()
-    PlainWatcher(stream).round_done(STATUS)
+    PlainWatcher(stream).see("round", STATUS)
     assert "\x1b" not in stream.getvalue()
     assert round_line(STATUS) in stream.getvalue()
     assert "round 12/60" in stream.getvalue()
+    assert "policy 1: round" not in stream.getvalue()
+    PlainWatcher(stream).see("round", replace(STATUS, policy=1, policies=2))
+    assert f"policy 1: {round_line(STATUS)}" in stream.getvalue(), "of several, each says whose line it is"
 
 
 PEER = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"

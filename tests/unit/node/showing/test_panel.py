@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleDimensions
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_stats import HelpStats
 from swarmnode.node.learner import Generation
+from swarmnode.node.showing.live_panel import LivePanel, room_below
 from swarmnode.node.showing.node_status import (
     LibraryStatus,
     Network,
@@ -20,9 +21,9 @@ from swarmnode.node.showing.node_status import (
     SharingEffect,
     invitation,
 )
-from swarmnode.node.showing.panel import PanelWatcher, render, room_below
+from swarmnode.node.showing.panel import render
 from swarmnode.node.showing.panel_layout import RowLayout, fit_columns, fit_rows
-from swarmnode.node.showing.policies_panel import PoliciesPanel, render_policies
+from swarmnode.node.showing.policies_panel import render_policies
 from swarmnode.node.showing.reasons import in_words
 from swarmnode.training.records import TrainReport
 from tests.unit.node.showing.test_node_status import STATUS
@@ -153,9 +154,9 @@ def test_rows_are_given_up_one_after_the_other() -> None:
 
 def test_the_command_to_join_is_printed_once_in_one_piece_outside_the_frame() -> None:
     console = terminal(80, 24)
-    panel = PanelWatcher(console)
+    panel = LivePanel(console)
     for _ in range(3):
-        panel.tick(BUSY)
+        panel.see("tick", BUSY)
     panel.close()
     assert isinstance(console.file, StringIO)
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in console.file.getvalue().splitlines()]
@@ -167,13 +168,13 @@ def test_the_command_to_join_is_printed_once_in_one_piece_outside_the_frame() ->
 def test_a_terminal_of_another_size_is_wiped_and_everything_drawn_anew() -> None:
     """It has folded the lines of the frame before, so going up by as many as were drawn leaves a rest."""
     console = terminal(100, 30)
-    panel = PanelWatcher(console)
-    panel.tick(BUSY)
+    panel = LivePanel(console)
+    panel.see("tick", BUSY)
     assert isinstance(console.file, StringIO)
     console.size = ConsoleDimensions(60, 20)
     before = console.file.tell()
-    panel.tick(BUSY)
-    panel.tick(BUSY)
+    panel.see("tick", BUSY)
+    panel.see("tick", BUSY)
     panel.close()
     written = console.file.getvalue()[before:]
     assert written.count("\x1b[2J\x1b[H") == 1, "wiped once, and not for each frame"
@@ -185,8 +186,8 @@ def test_a_terminal_of_another_size_is_wiped_and_everything_drawn_anew() -> None
 
 def test_nobody_is_told_to_join_a_node_that_cannot_be_reached() -> None:
     console = terminal(80, 24)
-    panel = PanelWatcher(console)
-    panel.tick(replace(BUSY, network=Network("starting", 1000.0)))
+    panel = LivePanel(console)
+    panel.see("tick", replace(BUSY, network=Network("starting", 1000.0)))
     panel.close()
     assert isinstance(console.file, StringIO) and "another machine" not in console.file.getvalue()
 
@@ -212,12 +213,15 @@ def test_columns_are_given_up_in_order() -> None:
 
 def test_the_policies_panel_prints_the_command_of_the_first() -> None:
     console = terminal(80, 24)
-    panel = PoliciesPanel(console)
-    panel.watcher(0).tick(BUSY)
-    panel.watcher(1).tick(replace(BUSY, network=Network("up", 1000.0, 0, "", 1, ("/ip4/1.2.3.4/tcp/1",))))
+    panel = LivePanel(console)
+    first = replace(BUSY, policies=2)
+    panel.see("tick", first)
+    elsewhere = Network("up", 1000.0, 0, "", 1, ("/ip4/1.2.3.4/tcp/1",))
+    panel.see("tick", replace(first, policy=1, network=elsewhere))
     panel.close()
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue().count("another machine in this LAN joins with:") == 1
+    assert "2 policies on" in console.file.getvalue(), "a row for each"
 
 
 def test_advice_has_its_lines_before_the_log_has_its_own() -> None:
@@ -234,8 +238,8 @@ def test_advice_has_its_lines_before_the_log_has_its_own() -> None:
 
 def test_what_a_terminal_echoes_below_the_panel_does_not_fold() -> None:
     console = terminal(80, 24)
-    panel = PanelWatcher(console)
-    panel.tick(BUSY)
+    panel = LivePanel(console)
+    panel.see("tick", BUSY)
     assert isinstance(console.file, StringIO)
     frame = console.file.getvalue()
     panel.close()

@@ -249,9 +249,3 @@ def test_a_tokenizer_without_an_end_token_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abcde")
     with pytest.raises(ConfigError, match="no end token"):
         TextSource.read(tmp_path, fake_tokenizer(None), SETTINGS, device=CPU, packed=False)
-
-
-@pytest.mark.parametrize("wrong", [{"sequence_tokens": 1}, {"batch_sequences": 0}, {"heldout_share": 1.0}])
-def test_settings_that_leave_nothing_to_learn_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="cannot be learned from"):
-        TextSettings(**wrong)

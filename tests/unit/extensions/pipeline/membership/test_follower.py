@@ -3,8 +3,8 @@
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.membership.control import ProposalProgress, Status
 from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower, PlanJob, TakeJob
+from swarmnode.extensions.pipeline.membership.membership_messages import ProposalProgress, Status
 from swarmnode.extensions.pipeline.membership.proposal_round import (
     former_stages,
     next_epoch,

@@ -15,7 +15,9 @@ import msgspec
 import pytest
 
 from swarmnode.errors import ModelError, NetworkError, SwarmnodeError
-from swarmnode.extensions.pipeline.membership.control import (
+from swarmnode.extensions.pipeline.membership.known_members import PING_AGAIN_S, MembershipSettings
+from swarmnode.extensions.pipeline.membership.membership import Membership
+from swarmnode.extensions.pipeline.membership.membership_messages import (
     Begin,
     Introduce,
     Ping,
@@ -27,8 +29,6 @@ from swarmnode.extensions.pipeline.membership.control import (
     seal_presence,
     topic_of,
 )
-from swarmnode.extensions.pipeline.membership.known_members import PING_AGAIN_S, MembershipSettings
-from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan

@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.membership.control import (
+from swarmnode.extensions.pipeline.membership.convener import OutbidReports
+from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower, TakeJob
+from swarmnode.extensions.pipeline.membership.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
+from swarmnode.extensions.pipeline.membership.membership_messages import (
     Introduce,
     Ping,
     Presence,
@@ -19,9 +22,6 @@ from swarmnode.extensions.pipeline.membership.control import (
     open_presence,
     seal_presence,
 )
-from swarmnode.extensions.pipeline.membership.convener import OutbidReports
-from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower, TakeJob
-from swarmnode.extensions.pipeline.membership.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
 from swarmnode.extensions.pipeline.membership.proposal_round import ProposalRound
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, StageTiming, forward_s
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanInputs, compute_plan

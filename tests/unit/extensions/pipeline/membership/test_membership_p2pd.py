@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError
-from swarmnode.extensions.pipeline.membership.control import ProposalProgress
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership import Membership
+from swarmnode.extensions.pipeline.membership.membership_messages import ProposalProgress
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity import key_file

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.execution.member import PipelineMember
+from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage, OwnStageSettings
 from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
-from swarmnode.extensions.pipeline.replication.state_service import StateService
-from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
+from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
+from swarmnode.extensions.pipeline.states.state_service import StateService
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from tests.unit.extensions.pipeline.members import PATIENT, ListFeed, instance_of, key_of

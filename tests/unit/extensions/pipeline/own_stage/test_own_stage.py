@@ -12,10 +12,10 @@ import torch
 from swarmnode.errors import PipelineError
 from swarmnode.extensions.pipeline.own_stage import collected_state as learned_state
 from swarmnode.extensions.pipeline.own_stage import own_stage
-from swarmnode.extensions.pipeline.replication import checkpoints as checkpoints_module
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
+from swarmnode.extensions.pipeline.states import stage_checkpoints as checkpoints_module
 from tests.unit.extensions.pipeline.members import ListFeed
 from tests.unit.extensions.pipeline.own_stage.own_stages import SETTINGS, One, equal, home, together
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, batches, saved, tiny_model

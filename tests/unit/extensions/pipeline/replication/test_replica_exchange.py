@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.replication.averaging_messages import AskGradients, Question
 from swarmnode.extensions.pipeline.replication.contribution_tally import SeenHead, SeenHeads
 from swarmnode.extensions.pipeline.replication.contributions import CONTEXT, Contribution, contribute
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
@@ -26,6 +25,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     StageIteration,
 )
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
+from swarmnode.extensions.pipeline.replication.replica_questions import AskGradients, Question
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
@@ -263,8 +263,14 @@ BAD = {
     "other parameters": (lambda: doctored(gradients(2), present=b"\xff"), ContributionFault.WRONG_SHAPE),
     "more parameters": (lambda: doctored(gradients(2), present=b"\x07\x00"), ContributionFault.WRONG_SHAPE),
     "not its digest": (lambda: doctored(gradients(2), digest="00" * 32), ContributionFault.BAD_DIGEST),
-    "of another iteration": (lambda: doctored(gradients(2), iteration=3), ContributionFault.MALFORMED),
-    "of another stage": (lambda: doctored(gradients(2), stage=0), ContributionFault.MALFORMED),
+    "of another iteration": (
+        lambda: doctored(gradients(2), exchange=StageIteration(PLAN, 1, 3)),
+        ContributionFault.MALFORMED,
+    ),
+    "of another stage": (
+        lambda: doctored(gradients(2), exchange=StageIteration(PLAN, 0, 4)),
+        ContributionFault.MALFORMED,
+    ),
     "unknown codec": (lambda: doctored(gradients(2), codec="zip"), ContributionFault.MALFORMED),
     "signed by a stranger": (stranger, ContributionFault.BAD_SIGNATURE),
     "signed by another": (as_another, ContributionFault.BAD_SIGNATURE),
@@ -478,7 +484,7 @@ async def test_what_is_no_question_is_refused() -> None:
     async with replicas(2, honest=1) as (exchanges, hosts):
         stream = await hosts[1].open_stream(KEYS[0].peer_id, PROTOCOL)
         await raw_wire.write(
-            stream, MemberService.GRADIENTS, encode(["gradients", PLAN, 1, -4, KEYS[0].peer_id])
+            stream, MemberService.GRADIENTS, encode(["gradients", [PLAN, 1, -4], KEYS[0].peer_id])
         )
         assert (await raw_wire.answer_on(stream)).refused is not None
         stream.close()

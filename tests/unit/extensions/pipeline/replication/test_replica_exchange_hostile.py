@@ -4,11 +4,15 @@ import asyncio
 
 import pytest
 
-from swarmnode.extensions.pipeline.replication.averaging_messages import AskDigest
 from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally
 from swarmnode.extensions.pipeline.replication.contributions import contribute
-from swarmnode.extensions.pipeline.replication.gradient_exchange import ContributionBounds, ContributionFault
+from swarmnode.extensions.pipeline.replication.gradient_exchange import (
+    ContributionBounds,
+    ContributionFault,
+    StageIteration,
+)
 from swarmnode.extensions.pipeline.replication.replica_answers import MAX_WAITING, AnswerScope
+from swarmnode.extensions.pipeline.replication.replica_questions import AskDigest
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from tests.unit.extensions.pipeline import raw_wire
@@ -43,7 +47,7 @@ async def test_only_replicas_ask_and_not_for_what_is_far_away() -> None:
 
         async def ask(asker: int, iteration: int, plan: str = PLAN) -> None:
             stream = await hosts[asker].open_stream(hosts[0].peer_id, PROTOCOL)
-            question = AskDigest(plan=plan, stage=1, iteration=iteration)
+            question = AskDigest(StageIteration(plan, 1, iteration))
             await raw_wire.write(stream, MemberService.GRADIENTS, question)
 
         refused = exchanges[0]._streams.incoming.refused

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from swarmnode.errors import EngineError, NetworkError
+from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
-from swarmnode.extensions.pipeline.rollouts.stage_cache import StageCaches
-from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.testing.local_chain import LocalChain
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams

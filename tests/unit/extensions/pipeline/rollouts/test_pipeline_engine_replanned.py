@@ -25,13 +25,14 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
 from swarmnode.extensions.pipeline.rollouts.feeder import MAX_FAILURES
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments, StageCaches
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
 from swarmnode.extensions.pipeline.rollouts.tracing import MAX_BROKEN_OFF
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.rollout.engine import Output, Request
 from tests.unit.extensions.pipeline import raw_wire
+from tests.unit.extensions.pipeline.rollouts.test_decode_node import PLAN, members, never, send_around
 from tests.unit.extensions.pipeline.rollouts.test_pipeline_engine import (
     ENDS,
     FULL,
@@ -48,7 +49,6 @@ from tests.unit.extensions.pipeline.rollouts.test_pipeline_engine import (
     run,
     swarm,
 )
-from tests.unit.extensions.pipeline.rollouts.test_stage_decode import PLAN, members, never, send_around
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 
 NEXT = "cd" * 32

@@ -16,7 +16,6 @@ from swarmnode.extensions.pipeline.membership.known_members import MembershipSet
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts, StageTiming
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, TextRole
 from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_link import RoleChanged
@@ -24,6 +23,7 @@ from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import plan_settings
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
+from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook

@@ -11,7 +11,7 @@ from torch import Tensor
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings

@@ -8,8 +8,6 @@ import torch
 
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.plans.plan_settings import plan_terms
-from swarmnode.extensions.pipeline.replication.checkpoints import StageCheckpoints
-from swarmnode.extensions.pipeline.replication.holdings import HeldState
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
     MOST_WAVES,
     TEXT_WAVES,
@@ -24,6 +22,8 @@ from swarmnode.extensions.pipeline.runtime.run_pipeline import _earlier, _put_as
 from swarmnode.extensions.pipeline.stages.packed_state import pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
+from swarmnode.extensions.pipeline.states.holdings import HeldState
+from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy

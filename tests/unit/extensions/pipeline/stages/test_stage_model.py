@@ -172,21 +172,6 @@ def test_an_adapter_starts_as_wide_as_pefts() -> None:
     assert start_RK.std().item() == pytest.approx(1 / 8 / 3**0.5, rel=0.1)
 
 
-def test_without_its_adapter_a_stage_is_the_base() -> None:
-    model = tiny_model()
-    stages = stages_of(model, [2, LAYERS], SETTINGS)
-    for stage in stages:
-        nudge(stage.trainable())
-    hidden_BTD = stages[0].embed(IDS_1T)
-    plain = stages_of(model, [2, LAYERS])
-    with torch.no_grad():
-        adapted = stages[0].forward(hidden_BTD)
-        with stages[0].without_adapter(IDS_1T.numel()):
-            base = stages[0].forward(hidden_BTD)
-        torch.testing.assert_close(base, plain[0].forward(hidden_BTD), rtol=0, atol=1e-6)
-    assert (adapted - base).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize("first, end", [(3, 2), (-1, 2), (0, LAYERS + 1)])
 def test_a_stage_cannot_hold_layers_that_are_not_there(first: int, end: int) -> None:
     model = tiny_model()

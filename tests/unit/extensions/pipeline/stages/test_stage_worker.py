@@ -557,8 +557,6 @@ def test_evaluation_takes_no_slot_and_keeps_nothing() -> None:
     found.reserve(0)
     assert torch.equal(evaluated, found.forward(item(attempt())))
     assert not evaluated.requires_grad
-    reference = found.evaluate(item(attempt()), reference=True)
-    assert (reference - evaluated).abs().max() > 1e-2
 
 
 def test_recomputing_gives_the_same_gradients_and_keeps_no_graph() -> None:

@@ -1,6 +1,5 @@
 """Stages in one process: their gradients are the single machine's, whatever the partition."""
 
-import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.model.policy import Policy
 from swarmnode.registry import SEAMS
 from swarmnode.settings.config import TrainingConfig
-from swarmnode.training.forward import Forward, completion_logprobs
+from swarmnode.training.forward import Forward
 from swarmnode.training.losses import StepSize
 from swarmnode.training.packing import completion_tokens
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
@@ -128,15 +127,14 @@ def test_activations_computed_again_give_the_same_gradients(model: Any, folder: 
 
 @pytest.mark.parametrize("loss", SEAMS["loss"].ours)
 def test_a_step_of_each_policy_loss_is_the_single_machines(model: Any, folder: Path, loss: Any) -> None:
-    config = TrainingConfig(loss=loss, kl_coef=0.1, grad_clip=1e9)
+    config = TrainingConfig(loss=loss, grad_clip=1e9)
     policy = single_machine(model)
     expected = step_of_single_machine(policy, config)
     found = shared(folder, 1, 3, 6)
     step = StepSize(len(samples()), TOKENS, max_tokens=16)
     objective = policy_gradient(step, config, temperature=0.9, top_p=0.8, version=0)
     for batch in batches(packed=True):
-        inputs = found.inputs(batch, (0, 1, 2), temperature=0.9, top_p=0.8, moved=False, reference=True)
-        found.accumulate(inputs, objective)
+        found.accumulate(LossInputs(batch, (0, 1, 2)), objective)
     same({n: t for one in found.take_gradients() for n, t in one.of_step(TOKENS).items()}, expected)
 
 
@@ -147,20 +145,6 @@ def step_of_single_machine(policy: Policy, config: TrainingConfig) -> dict[str, 
     forward = Forward(policy, config, temperature=0.9, top_p=0.8)
     train_together([RoundOfPolicy(policy, optimizer, config, forward, 16, [samples()], MeasuredRound())])
     return {name: before[name] - p.detach() for name, p in policy.trainable().items()}
-
-
-def test_log_probabilities_before_the_update_are_used_where_the_policy_has_moved(folder: Path) -> None:
-    config = TrainingConfig(loss="grpo", clip_low=0.2, clip_high=0.2)
-    found = fresh(folder, [2, 6])
-    batch = batches(packed=True)[0]
-    objective = policy_gradient(StepSize(5, TOKENS, 16), config, temperature=1.0, version=0)
-    before = found.inputs(batch, (0, 1), temperature=1.0, moved=True, reference=False)
-    for worker in found.workers:
-        nudge(worker.model.trainable())
-    moved = found.accumulate(before, objective)
-    still = found.accumulate(LossInputs(batch, (0, 1)), objective)
-    assert moved.clipped > 0
-    assert still.clipped == 0
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -198,20 +182,6 @@ def test_log_probabilities_are_those_of_the_path(model: Any, folder: Path) -> No
     assert (whole - skipped).abs().max() > 1e-2
 
 
-def test_the_reference_is_the_base_without_adapters_along_the_path(model: Any, folder: Path) -> None:
-    base = copy.deepcopy(model)
-    bypass(base, [1, 2])
-    batch = batches(packed=False)[0]
-    with torch.no_grad():
-        expected = completion_logprobs(base, batch, head=base.get_output_embeddings()).logprobs_N
-    found = shared(folder, 1, 3, 6)
-    inputs = found.inputs(batch, (0, 2), temperature=1.0, moved=True, reference=True)
-    assert inputs.path == (0, 2)
-    assert inputs.reference_N is not None and inputs.prox_N is not None
-    torch.testing.assert_close(inputs.reference_N, expected, rtol=0, atol=1e-5)
-    assert (inputs.prox_N - expected).abs().max() > 1e-3
-
-
 def test_a_stage_is_weighted_by_the_tokens_that_really_passed_it(folder: Path) -> None:
     found = shared(folder, 2, 4, 6)
     first, second = batches(packed=True)[:2]
@@ -224,12 +194,6 @@ def test_a_stage_is_weighted_by_the_tokens_that_really_passed_it(folder: Path) -
     name, summed = next((n, t) for n, t in middle.tensors.items() if t.abs().max() > 0)
     torch.testing.assert_close(middle.of_step(tokens)[name], summed * tokens / len(first.targets_N))
     assert all(torch.equal(t, last.tensors[n]) for n, t in last.of_step(tokens).items())
-
-
-def test_full_training_has_no_reference(folder: Path) -> None:
-    found = fresh(folder, [2, 6], FULL)
-    with pytest.raises(ModelError, match="full training"):
-        found.logprobs(batches(packed=True)[0], (0, 1), reference=True)
 
 
 @pytest.mark.parametrize("path", [(), (1, 2), (0, 1, 1), (0, 3), (0, -1)])

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.rollouts.stage_cache import (
+from swarmnode.extensions.pipeline.rollouts.stage_caches import (
     GROWTH_COLUMNS,
     MAX_SESSIONS_PER_OWNER,
     Segments,

@@ -1,8 +1,8 @@
 """A data node's feeds in flight, and the events that end the waiting for them.
 
-stage_decode.py (what comes around, what halted) --v
-membership.py (who is gone) ----------> [InFlightSteps] -> stage_decode.py (send_around) -> remote_chain.py
-stage_decode.py (another plan) ---------------^
+decode_node.py (what comes around, what halted) --v
+membership.py (who is gone) ----------> [InFlightSteps] -> decode_node.py (send_around) -> remote_chain.py
+decode_node.py (another plan) ---------------^
 
 A feed that nobody holds any more would be waited for until its deadline, which is as long as a slow member
 may take. So whatever is heard of a member, or of the plan, ends what it concerns at once, with the reason.

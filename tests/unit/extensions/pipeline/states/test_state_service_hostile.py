@@ -8,7 +8,9 @@ import torch
 from safetensors.torch import save
 
 from swarmnode.errors import CheckpointError, NetworkError
-from swarmnode.extensions.pipeline.replication.holdings import (
+from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart
+from swarmnode.extensions.pipeline.states.holdings import (
     HeldState,
     HolderCredibility,
     Holding,
@@ -16,14 +18,12 @@ from swarmnode.extensions.pipeline.replication.holdings import (
     covering,
     offers,
 )
-from swarmnode.extensions.pipeline.replication.state_questions import StateQuestion
-from swarmnode.extensions.pipeline.replication.state_service import StateLimits
-from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state
-from swarmnode.extensions.pipeline.stages.stage_model import StagePart
+from swarmnode.extensions.pipeline.states.state_questions import StateQuestion
+from swarmnode.extensions.pipeline.states.state_service import StateLimits
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.network.streams import ByteStream
 from tests.unit.extensions.pipeline import raw_wire
-from tests.unit.extensions.pipeline.replication.test_state_service import held, ids, members, same, tensors
+from tests.unit.extensions.pipeline.states.test_state_service import held, ids, members, same, tensors
 
 ASSIGNMENTS = LayerAssignments({"a": (0, 4), "b": (4, 8), "b2": (4, 8), "c": (8, 12)}, {"c": "a", "a": "b"})
 

@@ -22,8 +22,8 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     check_frame,
     who_stopped,
 )
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments, StageCaches
-from swarmnode.extensions.pipeline.rollouts.stage_decode import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
 from swarmnode.extensions.pipeline.wire.codec import encode as encoded
 from swarmnode.extensions.pipeline.wire.frames import decode, encode
 from swarmnode.extensions.pipeline.wire.hop_messages import TensorHeader

@@ -1,6 +1,6 @@
 """Keys and values at one stage, through whose layers generated sequences pass token by token.
 
-stage_decode.py (a member), chain.py (one process) -> [StageCaches] -> stage_model.py
+decode_node.py (a member), chain.py (one process) -> [StageCaches] -> stage_model.py
 
 A session belongs to one engine and holds cells, one for each sequence; a column of a cell is a position. So
 sequences of any lengths share a step, new ones join with their whole prompt, and a cell is used again from

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarmnode.extensions.pipeline.replication.holdings import Holding
+from swarmnode.extensions.pipeline.states.holdings import Holding
 from swarmnode.extensions.pipeline.wire.hop_messages import Count, Digest
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
 

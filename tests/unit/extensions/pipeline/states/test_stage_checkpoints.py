@@ -11,7 +11,11 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, cross_entropy
-from swarmnode.extensions.pipeline.replication.checkpoints import (
+from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, pack_state, unpack_states
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
+from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState
+from swarmnode.extensions.pipeline.states.stage_checkpoints import (
     RECORD,
     STATE,
     StageCheckpoints,
@@ -19,10 +23,6 @@ from swarmnode.extensions.pipeline.replication.checkpoints import (
     single_machine_tensors,
     whole_snapshot,
 )
-from swarmnode.extensions.pipeline.replication.holdings import Assembled, HeldState
-from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, pack_state, unpack_states
-from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
-from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.model.policy import Policy
 from swarmnode.training.checkpoints.checkpoint import (

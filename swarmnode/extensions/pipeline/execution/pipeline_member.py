@@ -21,9 +21,8 @@ from typing import Any, Self, TypeVar
 import torch
 
 from swarmnode.errors import ModelError, Rejected
+from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
 from swarmnode.extensions.pipeline.execution.alignment import OfferState, offer_to_none
-from swarmnode.extensions.pipeline.execution.assignment_parts import ActiveAssignment
-from swarmnode.extensions.pipeline.execution.context import StageContext
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
     Assignment,
@@ -34,6 +33,7 @@ from swarmnode.extensions.pipeline.execution.member_records import (
 )
 from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENTS, MessageSender
 from swarmnode.extensions.pipeline.execution.relay import Relay
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.execution.stage_queue import (
     IdleWork,
     MachinePace,
@@ -55,7 +55,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
 from swarmnode.extensions.pipeline.wire.member_streams import LinkPace, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
-from swarmnode.extensions.pipeline.wire.transport import TensorTransport
+from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
 from swarmnode.identity.node_key import NodeKey
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ that have left stay as long as there is room: they are for that.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swarmnode.extensions.pipeline.replication.holdings import HeldState, Holding, LayerAssignments
+from swarmnode.extensions.pipeline.states.holdings import HeldState, Holding, LayerAssignments
 
 
 class StateCopies:

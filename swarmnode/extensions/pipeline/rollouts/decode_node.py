@@ -11,12 +11,12 @@ A path of n nodes costs n messages a token; were each node asked in turn by the 
 2 (n - 1). Between continents that is the speed of generation: each message is 50 to 150 ms. So nobody waits
 for an acknowledgement: what comes around is the answer. Who cannot go on says so to the data node (`Halted`),
 as does who sees that the next node refuses, or ends its stream before it has passed the step on. Who says
-nothing is known to be gone (in_flight_feeds.py), or found by asking every node of the path how far it came,
+nothing is known to be gone (in_flight_steps.py), or found by asking every node of the path how far it came,
 once the deadline is over (tracing.py).
 
 A stage computes steps of the plan that it is held under and of no other: there it may have other layers.
 
-A step that is brought twice changes nothing (stage_cache.py), so all that anything here can cause is that it
+A step that is brought twice changes nothing (stage_caches.py), so all that anything here can cause is that it
 is brought again: nothing needs to be exactly once.
 """
 
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason, stopped_by
+from swarmnode.extensions.pipeline.rollouts.decode_hops import DecodeHops
 from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     MAX_DETAIL,
     Closed,
@@ -42,9 +43,8 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     StepProgress,
     check_frame,
 )
-from swarmnode.extensions.pipeline.rollouts.hops import DecodeHops
-from swarmnode.extensions.pipeline.rollouts.in_flight_feeds import InFlightSteps
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments, StageCaches
+from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightSteps
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
 from swarmnode.extensions.pipeline.rollouts.tracing import Tracing
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.codec import decode

@@ -14,7 +14,7 @@ from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from tests.unit.extensions.pipeline import raw_wire
-from tests.unit.extensions.pipeline.rollouts.test_stage_decode import (
+from tests.unit.extensions.pipeline.rollouts.test_decode_node import (
     PLAN,
     WIDTH,
     eventually,

@@ -1,8 +1,8 @@
 """An assignment while it runs: the parts that do its work, and which messages are for them.
 
-member.py (assign) makes an [ActiveAssignment] -> relay.py, iteration_driver.py, step_barrier.py
-member.py (admit) -> [ActiveAssignment.check] -> Rejected, before a tensor is read
-member.py (take) -> [ActiveAssignment.take] -> relay.py, iteration_driver.py, step_barrier.py
+pipeline_member.py (assign) makes an [ActiveAssignment] -> relay.py, iteration_driver.py, step_barrier.py
+pipeline_member.py (admit) -> [ActiveAssignment.check] -> Rejected, before a tensor is read
+pipeline_member.py (take) -> [ActiveAssignment.take] -> relay.py, iteration_driver.py, step_barrier.py
 """
 
 import asyncio
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.execution.context import StageContext
 from swarmnode.extensions.pipeline.execution.hop_checks import hop_fault
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.relay import Relay
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     Abandoned,

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError
-from swarmnode.extensions.pipeline.replication.holdings import (
+from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart
+from swarmnode.extensions.pipeline.states.holdings import (
     HeldState,
     Holding,
     LayerAssignments,
@@ -22,10 +24,8 @@ from swarmnode.extensions.pipeline.replication.holdings import (
     of_part,
     offers,
 )
-from swarmnode.extensions.pipeline.replication.state_questions import AskHoldings, Holdings, StateQuestion
-from swarmnode.extensions.pipeline.replication.state_service import StateLimits, StateService
-from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state
-from swarmnode.extensions.pipeline.stages.stage_model import StagePart
+from swarmnode.extensions.pipeline.states.state_questions import AskHoldings, Holdings, StateQuestion
+from swarmnode.extensions.pipeline.states.state_service import StateLimits, StateService
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
 from swarmnode.extensions.pipeline.wire.services import MemberService

@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, StorageError
-from swarmnode.extensions.pipeline.replication.holdings import (
+from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageState, unpack_states
+from swarmnode.extensions.pipeline.stages.stage_model import PEFT_PREFIX, StagePart
+from swarmnode.extensions.pipeline.states.holdings import (
     Assembled,
     HeldState,
     Holding,
@@ -38,8 +40,6 @@ from swarmnode.extensions.pipeline.replication.holdings import (
     of_part,
     offers,
 )
-from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageState, unpack_states
-from swarmnode.extensions.pipeline.stages.stage_model import PEFT_PREFIX, StagePart
 from swarmnode.machine.storage import make_folder, sync, write_synced
 from swarmnode.settings.config import PolicyConfig
 from swarmnode.training.checkpoints.checkpoint import (

@@ -1,6 +1,6 @@
 """State shared by the parts of a member that work under one assignment.
 
-member.py makes a [StageContext] -> relay.py, iteration_driver.py, step_barrier.py
+pipeline_member.py makes a [StageContext] -> relay.py, iteration_driver.py, step_barrier.py
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The tensor plane between members: what is taken once, what is refused and why, that memory comes back."""
+"""Tensors between members: what is taken once, what is refused and why, that memory comes back."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -36,7 +36,7 @@ from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.extensions.pipeline.wire.transport import MAX_PLANS, TensorTransport
+from swarmnode.extensions.pipeline.wire.tensor_transport import MAX_PLANS, TensorTransport
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 

@@ -1,6 +1,6 @@
 """Generates rollouts of a small model for the swarm while our stage of a larger model waits.
 
-run_pipeline.py -> [IdleSharing] -> PipelineMember: pieces in the thread of the stage (idle.py)
+run_pipeline.py -> [IdleSharing] -> PipelineMember: pieces in the thread of the stage (idle_rollouts.py)
                         |  whole groups
                         v
                 scored in another thread -> Exchange -> the swarm, data nodes of the pipeline among it
@@ -16,21 +16,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from swarmnode.errors import EngineError, ModelError, SwarmnodeError, TaskError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_stats import ExchangeStats
-from swarmnode.extensions.pipeline.execution.idle import IdleRollouts, IdleStats
-from swarmnode.extensions.pipeline.execution.idle_budget import IdleSettings
 from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
+from swarmnode.extensions.pipeline.idle.idle_budget import IdleSettings
+from swarmnode.extensions.pipeline.idle.idle_rollouts import IdleRollouts, IdleStats
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.memory_plan import Workload, plan_memory, size_text
+from swarmnode.model.base_model import LoadedModel, load_base_model
 from swarmnode.network.host import Host
 from swarmnode.node.building.assemble import build_exchange
 from swarmnode.node.building.local_policy import renderer_of
 from swarmnode.node.rollout_learner import scored
 from swarmnode.rollout.engine import Engine, SamplingParams
+from swarmnode.rollout.engine_choice import make_engine
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.open_group import Answered
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
@@ -40,9 +41,6 @@ from swarmnode.tasks.drawing.example_stream import ExampleStream
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.task import Task, is_environment
 from swarmnode.types import RolloutGroup
-
-if TYPE_CHECKING:
-    from swarmnode.model.base_model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +76,6 @@ class IdleModel:
 
 def load_idle_model(source: str, config: Config) -> IdleModel:
     """Load a folder or a hub name into an engine of ours. Raises ModelError that names the setting."""
-    from swarmnode.model.base_model import load_base_model
-    from swarmnode.rollout.engine_choice import make_engine
-
     try:
         base = load_base_model(source, config.policy)
         max_tokens, longest = answer_bounds(config, base.max_positions)
@@ -117,7 +112,7 @@ def answer_bounds(config: Config, limit: int | None) -> tuple[int, int]:
     return max_tokens, longest if limit is None else min(longest, limit)
 
 
-def _idle_bytes(base: "LoadedModel", config: Config, longest: int) -> int:
+def _idle_bytes(base: LoadedModel, config: Config, longest: int) -> int:
     """Return the bytes of the weights, the engine's copy of them, and keys and values of all rows at full
     length. Raises ModelError if they are not known."""
     if base.card is None:

@@ -4,7 +4,7 @@ import pytest
 
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport, LossSums, RoundTrip
 from swarmnode.extensions.pipeline.membership.known_members import MemberClaim
-from swarmnode.extensions.pipeline.membership.slowdowns import FAULT, FAULT_EVERY_S, MEMORY_S, SlowdownLog
+from swarmnode.extensions.pipeline.membership.slowdown_log import FAULT, FAULT_EVERY_S, MEMORY_S, SlowdownLog
 from swarmnode.extensions.pipeline.plans.observations import is_broken
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, compute_plan
 from swarmnode.extensions.pipeline.plans.recovery import predicted_s

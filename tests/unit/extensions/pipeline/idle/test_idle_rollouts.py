@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, EngineError
-from swarmnode.extensions.pipeline.execution.idle import MISFITS, IdleRollouts
-from swarmnode.extensions.pipeline.execution.idle_budget import (
+from swarmnode.extensions.pipeline.idle.idle_budget import (
     BEGIN,
     HANDOVER_S,
     RECENT_STEPS,
@@ -21,6 +20,7 @@ from swarmnode.extensions.pipeline.execution.idle_budget import (
     IdleSettings,
     StepForecast,
 )
+from swarmnode.extensions.pipeline.idle.idle_rollouts import MISFITS, IdleRollouts
 from swarmnode.rollout.engine import Output, PolicyUpdate, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.open_group import Answered

@@ -1,6 +1,6 @@
 """Brings a data node's own steps around their path: sends them, waits for them, and finds what stops them.
 
-stage_decode.py -> [DecodeHops.run] -> member_streams.py -> the members of the path -> in_flight_feeds.py ->
+decode_node.py -> [DecodeHops.run] -> member_streams.py -> the members of the path -> in_flight_steps.py ->
     [DecodeHops]
                   |
               tracing.py: who does not answer, who is not ready
@@ -18,12 +18,12 @@ from torch import Tensor
 from swarmnode.errors import HostDown, NetworkError, RequestTimeout
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeStep
-from swarmnode.extensions.pipeline.rollouts.in_flight_feeds import (
+from swarmnode.extensions.pipeline.rollouts.in_flight_steps import (
     InFlightStep,
     InFlightSteps,
     result_or_event,
 )
-from swarmnode.extensions.pipeline.rollouts.stage_cache import Segments, tails_of
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, tails_of
 from swarmnode.extensions.pipeline.rollouts.tracing import Tracing
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName

@@ -1,6 +1,6 @@
 """Decides if a piece of idle work may begin now, and how large pieces should be. Pure: nothing here acts.
 
-times of pieces, stage work, delays -> [idle_budget: StepForecast, DelayGuard, next_rows] -> idle.py
+times of pieces, stage work, delays -> [idle_budget: StepForecast, DelayGuard, next_rows] -> idle_rollouts.py
 """
 
 from collections import deque

@@ -26,8 +26,14 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError, Rejected
-from swarmnode.extensions.pipeline.replication.copies import StateCopies
-from swarmnode.extensions.pipeline.replication.holdings import (
+from swarmnode.extensions.pipeline.stages.packed_state import (
+    StageState,
+    matching_moments,
+    matching_tensors,
+    unpack_states,
+)
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart
+from swarmnode.extensions.pipeline.states.holdings import (
     Assembled,
     HeldState,
     Holding,
@@ -38,7 +44,8 @@ from swarmnode.extensions.pipeline.replication.holdings import (
     of_part,
     offers,
 )
-from swarmnode.extensions.pipeline.replication.state_questions import (
+from swarmnode.extensions.pipeline.states.state_copies import StateCopies
+from swarmnode.extensions.pipeline.states.state_questions import (
     MAX_HOLDINGS,
     AskHoldings,
     AskState,
@@ -46,13 +53,6 @@ from swarmnode.extensions.pipeline.replication.state_questions import (
     OfferCopy,
     StateQuestion,
 )
-from swarmnode.extensions.pipeline.stages.packed_state import (
-    StageState,
-    matching_moments,
-    matching_tensors,
-    unpack_states,
-)
-from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal

@@ -26,7 +26,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 
 from swarmnode.errors import SwarmnodeError
-from swarmnode.extensions.pipeline.execution.idle_budget import (
+from swarmnode.extensions.pipeline.idle.idle_budget import (
     BEGIN,
     DelayGuard,
     IdlePiece,

@@ -8,7 +8,6 @@ from typing import Annotated
 from msgspec import Meta
 
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
-from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 
@@ -20,29 +19,23 @@ NOT_HERE = "not_here"
 """Reason when a replica holds no contribution of another, or does not any more. An empty head says so."""
 
 
-class StageQuestion(MemberMessage, frozen=True, kw_only=True):
-    plan: Digest
-    stage: Annotated[int, Meta(ge=0, lt=MAX_PATH)]
-    iteration: Count
-
-    @property
-    def exchange(self) -> StageIteration:
-        return StageIteration(self.plan, self.stage, self.iteration)
+class StageQuestion(MemberMessage, frozen=True):
+    exchange: StageIteration
 
 
-class AskGradients(StageQuestion, frozen=True, kw_only=True, tag="gradients"):
+class AskGradients(StageQuestion, frozen=True, tag="gradients"):
     """Asks for a contribution: its sealed head, with its bytes behind it."""
 
     author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 
 
-class AskHeldGradients(StageQuestion, frozen=True, kw_only=True, tag="holdings"):
+class AskHeldGradients(StageQuestion, frozen=True, tag="holdings"):
     """Asks for the `SeenHeads` at the end of a round."""
 
     round: Annotated[int, Meta(ge=0, lt=MAX_ROUNDS)]
 
 
-class AskDigest(StageQuestion, frozen=True, kw_only=True, tag="digest"):
+class AskDigest(StageQuestion, frozen=True, tag="digest"):
     """Asks for the `ReplicaWeights`: digests of the weights after the step, and before."""
 
 

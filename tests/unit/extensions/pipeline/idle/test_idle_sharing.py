@@ -12,8 +12,8 @@ from swarmnode.errors import ConfigError, ModelError, TaskError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.extensions.pipeline.execution.stage_queue import WorkTimes
-from swarmnode.extensions.pipeline.runtime import idle_rollouts
-from swarmnode.extensions.pipeline.runtime.idle_rollouts import (
+from swarmnode.extensions.pipeline.idle import idle_sharing
+from swarmnode.extensions.pipeline.idle.idle_sharing import (
     IdleModel,
     IdleSharing,
     load_idle_model,
@@ -199,7 +199,7 @@ async def test_a_broken_judge_ends_the_rollouts_and_not_the_pipeline() -> None:
 async def test_groups_wait_for_a_slow_judge_up_to_a_bound_and_others_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idle_rollouts, "MOST_WAITING", 3)
+    monkeypatch.setattr(idle_sharing, "MOST_WAITING", 3)
     stage = Stage()
     async with stage.host:
         await stage.idle.share(stage.host)

@@ -1,4 +1,4 @@
-"""Requests from one member to another (control.py), and the announcement of our own presence.
+"""Requests from one member to another (membership_messages.py), and the announcement of our own presence.
 
 costs, links -> [OwnPresence] -> gossip, introductions
 membership.py -> [ask] -> member_streams.py -> Status
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.membership.control import (
+from swarmnode.extensions.pipeline.membership.membership_messages import (
     Introduce,
     Presence,
     Request,

@@ -1,0 +1,1 @@
+"""Rollouts that a member makes while its stage has nothing to do."""

@@ -1,0 +1,38 @@
+"""The choices for a model that is not loaded yet, from its configuration alone.
+
+outline (base_model.py), settings -> [look_ahead] -> local_policy.py, before the weights; doctor.py
+"""
+
+from dataclasses import dataclass
+
+from swarmnode.model.base_model import load_outline
+from swarmnode.model.policy import LoraTargets, find_targets
+from swarmnode.models import find_model
+from swarmnode.rollout.engine_choice import EngineChoice, choose
+from swarmnode.settings.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class LookAhead:
+    """The choices for a model that is not loaded yet."""
+
+    engine: EngineChoice
+    targets: LoraTargets
+
+
+def look_ahead(config: Config, source: str, *, policies: int = 1) -> LookAhead | None:
+    """Returns the engine and the LoRA layers for a model that is not loaded yet. None: its structure shows
+    only once it is loaded. Raises EngineError or ModelError, with advice, for settings that this model cannot
+    have."""
+    outline = load_outline(source, config.policy)
+    if outline is None:
+        return None
+    engine = choose(
+        config.rollout.engine,
+        outline.model,
+        outline.device,
+        find_model(source),
+        policies=policies,
+        quantized=outline.is_quantized,
+    )
+    return LookAhead(engine, find_targets(outline.model, config.policy.lora_targets))

@@ -1,0 +1,107 @@
+"""The one live table of a process on a terminal: a whole panel for one policy, a row for each of several.
+
+node.py of each policy -> [LivePanel] -> panel.py | policies_panel.py -> rich
+
+The command with which others join stands above it once, outside any frame and in one piece, so that a
+terminal copies it as one line.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from swarmnode.node.showing.board import Occasion, policy_label
+from swarmnode.node.showing.node_status import NodeStatus, invitation, joins_from
+from swarmnode.node.showing.panel import render
+from swarmnode.node.showing.policies_panel import render_policies
+
+LOG_LINES = 6
+HISTORY_ROUNDS = 60
+
+
+class LivePanel(logging.Handler):
+    """A `Watcher` of all policies of a process: draws them in place, with the latest log lines below."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
+        self._rewards: deque[float] = deque(maxlen=HISTORY_ROUNDS)
+        self._statuses: dict[int, NodeStatus] = {}
+        self._screen = InPlace(console)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(f"{time.strftime('%H:%M:%S')} {policy_label.get()}{record.getMessage()}")
+
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        self._statuses[status.policy] = status
+        if event == "round" and status.reward.own is not None:
+            self._rewards.append(status.reward.own)
+        self._screen.draw(self._picture, self._statuses[min(self._statuses)])
+
+    def _picture(self, width: int, height: int) -> RenderableType:
+        lines, now = tuple(self._lines), time.time()
+        first = self._statuses[min(self._statuses)]
+        if first.policies == 1:
+            return render(first, tuple(self._rewards), lines, now, height)
+        return render_policies(self._statuses, lines, now, width, height)
+
+    def close(self) -> None:
+        self._screen.close()
+        super().close()
+
+
+class InPlace:
+    """Draws a panel again and again in the same place, on a terminal that may change its size.
+
+    A terminal that becomes narrower folds the lines that it shows, so an old frame then takes more of them
+    than were drawn, and going up by those leaves the rest behind. So at another size everything is wiped.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._begin()
+
+    def _begin(self) -> None:
+        self._size, self._command = self._console.size, ""
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def draw(self, picture: Callable[[int, int], RenderableType], inviting: NodeStatus | None = None) -> None:
+        """Show `picture` of the columns and lines that are left. `inviting`: the node whose invitation stands
+        above it, once."""
+        if self._console.size != self._size:
+            self._live.stop()
+            self._console.clear()
+            self._begin()
+        if inviting is not None:
+            self._command = print_invitation(self._console, inviting, self._command)
+        size = self._console.width, room_below(self._console, self._command)
+        # An empty line below: what a terminal echoes there (^C) must not fold, which would move the panel.
+        self._live.update(Group(picture(*size), Text()), refresh=True)
+
+    def close(self) -> None:
+        """Let go of the terminal; the last picture stays."""
+        self._live.stop()
+
+
+def print_invitation(console: Console, status: NodeStatus, printed: str) -> str:
+    """The command with which another machine joins, above the panel and in one piece, unless it is the one
+    `printed` last. Returns what stands there now."""
+    command = invitation(status)
+    if command is None or command == printed:
+        return printed
+    console.print(Text(f"{joins_from(status)} joins with:", style="dim"))
+    # Soft: the terminal folds the line, and so knows that it is one.
+    console.print(Text(command), soft_wrap=True)
+    return command
+
+
+def room_below(console: Console, command: str) -> int:
+    """Lines of the terminal that are left for a panel below the command, and the cursor below the panel."""
+    above = -(-len(command) // console.width)
+    return console.height - above - 1
