@@ -69,7 +69,7 @@ class Rewards(msgspec.Struct, frozen=True):
     own_tasks: dict[str, float] = {}
     """Mean reward of our own groups of the last round, by task."""
     external_tasks: dict[str, float] = {}
-    """The same of the groups of others."""
+    """That count of the groups of others."""
     groups: int = 0
     """Our own groups of the last round."""
     without_gradient: dict[str, int] = {}
