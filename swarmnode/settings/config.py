@@ -458,8 +458,8 @@ class NodeConfig(Section):
     monitors: tuple[str, ...] = ()
     """Trackers that get the numbers of every round, besides state/logs/metrics.jsonl: tensorboard, trackio,
     wandb, or one of your own as mymodule:name."""
-    page: Annotated[str, named("page")] = "web"
-    """Page of a running node, for people, commands and Prometheus: web, or one of your own as
+    page: Annotated[str, named("page", "off")] = "web"
+    """Page of a running node, for people, commands and Prometheus: web, off, or one of your own as
     mymodule:name."""
     http: str = "127.0.0.1"
     """Address that the page listens on. Any other than this machine's own needs node.http_password."""

@@ -98,7 +98,8 @@ class RunningNode(msgspec.Struct, frozen=True):
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     peer_id: str
     http_host: str
-    http_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    http_port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    """Port of its page. 0: it has none."""
     addresses: tuple[str, ...] = ()
     token: str = ""
     """The secret by which commands of this machine ask the page for something."""
@@ -131,6 +132,8 @@ def ask_status(note: RunningNode, paths: Paths) -> "NodeStatus | SwarmnodeError"
 def ask_page(note: RunningNode, path: str, paths: Paths, content: object = None) -> bytes:
     """Return what the page of a running node answers; with `content`, to a POST of it as JSON. Raises
     SwarmnodeError if nobody answers, or the node refuses."""
+    if not note.http_port:
+        raise SwarmnodeError("this node has no page", hint=f"see {paths.logs}/node.log, and set node.page")
     host = f"[{note.http_host}]" if ":" in note.http_host else note.http_host
     url = f"http://{host}:{note.http_port}{path}"
     headers = {"X-Swarmnode-Token": note.token, "Content-Type": "application/json"}

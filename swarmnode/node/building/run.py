@@ -272,7 +272,8 @@ def _announce(node: NodeLoop, page: Page, seat: Seat, company: Company) -> None:
     status, config = node.status, seat.config
     addresses = status.network.addresses
     leave_note(status, seat, page)
-    logger.info("the page of this node: %s", page.address)
+    if page.address:
+        logger.info("the page of this node: %s", page.address)
     if (address := local_address(seat, addresses)) is not None and addresses:
         company.addresses.append(address)
     # Whoever has joined one of several policies finds the others through it.

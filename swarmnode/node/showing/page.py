@@ -3,16 +3,22 @@
 run.py, seed_node.py, run_pipeline.py -> [open_page] -> registry.py -> extensions/page/page_server.py
 """
 
+import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 from swarmnode.node.control import RunControl
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.registry import find
+from swarmnode.registry import find, names
 from swarmnode.settings.config import Config
+
+logger = logging.getLogger(__name__)
+
+USUAL = "web"
+"""The page of extensions/page/; a node does without where that is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,20 @@ class Page(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class NoPage:
+    """Stands for the page of a node that has none."""
+
+    port: int = 0
+    address: str = ""
+    token: str = ""
+
+
 def open_page(source: PageSource) -> AbstractContextManager[Page]:
     """Returns the page of a node; it is served within the `with` block. Raises PortInUse there."""
-    make = cast(Callable[[PageSource], AbstractContextManager[Page]], find("page", source.config.node.page))
+    name = source.config.node.page
+    if name == "off" or (name == USUAL and name not in names("page")):
+        logger.info("this node has no page: `swarmnode status` cannot ask it")
+        return nullcontext(NoPage())
+    make = cast(Callable[[PageSource], AbstractContextManager[Page]], find("page", name))
     return make(source)

@@ -112,7 +112,8 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
     """Leave a note for `swarmnode status`, and log how another machine becomes a member."""
     status = node.status
     leave_note(status, seat, page)
-    logger.info("the page of this node: %s", page.address)
+    if page.address:
+        logger.info("the page of this node: %s", page.address)
     if (command := invitation(status)) is not None:
         logger.info("another machine becomes a member of pipeline %s with:", seat.config.pipeline.name)
         logger.info("  %s --pipeline %s, and the same model and settings", command, seat.config.pipeline.name)
