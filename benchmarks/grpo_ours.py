@@ -8,7 +8,6 @@ from itertools import count
 import torch
 from grpo_job import Job, Turns, job_from_command_line, prompts, reward
 
-from swarmnode.extensions.native.compiler import turn_off
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.node.building.machine_memory import plan_for
@@ -26,8 +25,6 @@ def serve() -> None:
     """Steps for as long as they are asked for."""
     torch.set_num_threads(1)
     job = job_from_command_line()
-    if not job.kernels:
-        turn_off()
     learner = Learner(job)
     turns = Turns(job.samples)
     for number in range(job.steps):
@@ -46,6 +43,7 @@ class Learner:
             lora_alpha=2 * job.rank,
             dtype=("bfloat16" if job.dtype == "bfloat16" else "float32") if job.tuned else "auto",
             device="cpu",
+            cpu_kernels="auto" if job.kernels else "off",
         )
         base = load_base_model(job.model, config)
         self._job = job

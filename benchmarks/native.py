@@ -2,7 +2,7 @@
 
     python benchmarks/native.py [--quick] [--json FILE]
 
-Jobs and processes are those of grpo.py, both sides ours; only `turn_off` differs. Samples per CPU second.
+Jobs and processes are those of grpo.py, both ours; `policy.cpu_kernels` differs. Samples per CPU second.
 """
 
 import sys

@@ -138,7 +138,7 @@ class Node:
         _check_alone(self._settings.config)
         self._task, self._rewards = task, rewards
         self._demonstrations = Demonstrations(demonstrations)
-        self._on_round = on_round or (lambda status: None)
+        self._on_round = on_round
         self._fresh = fresh
         self._log = log
         self._request_stop: Callable[[], None] | None = None
@@ -449,12 +449,12 @@ def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec
 class _Watch:
     """A watcher that passes a node's status on to its Node object."""
 
-    def __init__(self, seen: RoundCallback, on_round: RoundCallback) -> None:
+    def __init__(self, seen: RoundCallback, on_round: RoundCallback | None) -> None:
         self._seen, self._on_round = seen, on_round
 
     def see(self, event: Occasion, status: NodeStatus) -> None:
         self._seen(status)
-        if event == "round":
+        if event == "round" and self._on_round is not None:
             self._on_round(status)
 
     def close(self) -> None:

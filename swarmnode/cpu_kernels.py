@@ -11,13 +11,13 @@ slots; in a decode step N rows with one token each, P prompts of W tokens, V voc
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from swarmnode.errors import ConfigError
 from swarmnode.registry import find, names
 
 
@@ -120,7 +120,7 @@ def _nothing_fits(*_: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuKernels:
-    """A set of kernels. All of them take only tensors that `fits`, and check those."""
+    """A set of kernels, which take only tensors that `fits`, and check those. By default no tensor does."""
 
     fits: Callable[[Tensor], bool] = lambda tensor: False
     """Returns True if there are kernels for tensors like this one."""
@@ -128,8 +128,6 @@ class CpuKernels:
     """Sets the folder for what is compiled, if the installation cannot be written to."""
     prepare: Callable[[], object] = lambda: None
     """Gets the kernels ready now, and not at the first call, if they have to be compiled."""
-    turn_off: Callable[[], None] = lambda: None
-    """Has nothing fit any more in this process."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = _nothing_fits
     """(x, scale, eps) -> x / sqrt(mean(x^2) + eps) * scale over the last dimension."""
@@ -171,7 +169,25 @@ class CpuKernels:
     """(logits [N, V], temperature [N], greedy [N], streams) -> tokens and their log-probabilities."""
 
 
-@cache
+_kernels: CpuKernels | None = None
+
+
 def kernels() -> CpuKernels:
-    """Returns the first kernels that are registered; without any, a set that no tensor fits."""
-    return next((find("kernels", name) for name in names("kernels")), CpuKernels())
+    """Returns the kernels of this process: those of the last `use_kernels`, before any those of auto."""
+    return use_kernels("auto") if _kernels is None else _kernels
+
+
+def use_kernels(name: str) -> CpuKernels:
+    """Sets the kernels of this process, as policy.cpu_kernels names them, and returns them. Raises
+    ConfigError."""
+    global _kernels
+    if name == "auto":
+        name = next(iter(names("kernels")), "off")
+    found = CpuKernels() if name == "off" else find("kernels", name)
+    if not isinstance(found, CpuKernels):
+        raise ConfigError(
+            f"policy.cpu_kernels = {name!r} is a {type(found).__name__} and no CpuKernels",
+            hint="write NAME = CpuKernels(fits=...), from swarmnode.cpu_kernels",
+        )
+    _kernels = found
+    return found

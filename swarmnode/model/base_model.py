@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarmnode.cpu_kernels import kernels
+from swarmnode.cpu_kernels import use_kernels
 from swarmnode.errors import ModelError
 from swarmnode.families.family import longest_sequence_of
 from swarmnode.machine.hardware import find_card
@@ -86,10 +86,9 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     source = find_model(spec)
     local = _only_from_disk(source)
     device = find_device(config.device)
-    if config.cpu_kernels == "off":
-        kernels().turn_off()
-    elif device.type == "cpu":
-        kernels().prepare()  # Now, and not in the first round, if it has to be compiled.
+    kernels = use_kernels(config.cpu_kernels)
+    if device.type == "cpu":
+        kernels.prepare()  # Now, and not in the first round, if it has to be compiled.
     published = read_config(spec, source)
     hidden = 0 if config.quantization == "nf4" else hidden_size(published)
     dtype = find_dtype(config.dtype, device, hidden)

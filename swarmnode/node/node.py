@@ -117,7 +117,7 @@ class NodeLoop:
         self._pipeline = pipeline
         self._keep_rollouts = keep_rollouts
         self.control = RunControl(learner.interrupt)
-        """What people ask of this node."""
+        """Requests of people to this node."""
         self._ahead: RoundRollouts | BaseException | None = None
         """The next round's rollouts, generated while the last one was trained on, or the error of it."""
         self._counters = Counters()

@@ -121,8 +121,9 @@ class PolicyConfig(Section):
     """auto, cpu, cuda, cuda:1, mps."""
     threads: int = Field(default=1, ge=1)
     """torch threads on a CPU. More than one pays only for large models on an idle machine."""
-    cpu_kernels: Literal["auto", "off"] = "auto"
-    """Our C kernels on a CPU. auto: where this machine has a C compiler, which is asked once."""
+    cpu_kernels: Annotated[str, named("kernels", "auto", "off")] = "auto"
+    """Kernels on a CPU: native (ours in C, where this machine has a compiler), off, or a set of your own, as
+    mymodule:name. auto: native."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the LoRA adapter."""
     lora_targets: tuple[str, ...] = ("auto",)

@@ -96,12 +96,6 @@ def keep_in(cache: Path) -> None:
     _cache = cache
 
 
-def turn_off() -> None:
-    """Turns the kernels off in this process."""
-    global _off
-    _off = True
-
-
 @contextmanager
 def turned_off() -> Iterator[None]:
     """Context in which the kernels are turned off."""

@@ -10,7 +10,6 @@ NATIVE = CpuKernels(
     fits=passes.fits,
     keep_in=compiler.keep_in,
     prepare=compiler.library,
-    turn_off=compiler.turn_off,
     rms_norm=passes.rms_norm,
     rms_norm_kept=passes.rms_norm_kept,
     rms_norm_gradient=passes.rms_norm_gradient,

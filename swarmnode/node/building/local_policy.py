@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from swarmnode.cpu_kernels import kernels
+from swarmnode.cpu_kernels import use_kernels
 from swarmnode.machine.hardware import find_card
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import LoadedModel, load_base_model
@@ -76,7 +76,7 @@ def load_policy(
     if card.problem:
         logger.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)
     torch.set_num_threads(config.policy.threads)
-    kernels().keep_in(paths.cache / "native")
+    use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
     source = str(build_tiny(paths.models, progress=progress)) if model == "tiny" else model
     look_ahead(config, source, policies=policies)
     base = load_base_model(source, config.policy)

@@ -44,7 +44,7 @@ class Seat:
     seed: int
     tasks: Mapping[str, Task]
     origins: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Where each setting comes from."""
+    """The origin of each setting."""
 
     @property
     def label(self) -> str:

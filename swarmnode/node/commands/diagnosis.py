@@ -73,7 +73,7 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
 
 
 def _swarm(config: Config, paths: Paths) -> Finding:
-    """Whether strangers can take part in the swarm that this home joins."""
+    """Tells if strangers can take part in the swarm that this home joins."""
     name = config.swarm.name
     try:
         record = record_of(paths.swarms, name)
@@ -86,7 +86,7 @@ def _swarm(config: Config, paths: Paths) -> Finding:
 
 
 def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
-    """What there is to say of each policy: whether its tasks can be loaded and its ports are to be had."""
+    """Yields findings on each policy: its tasks must load, and its ports must be free."""
     several = config.node.policies > 1
     try:
         check_policies(config)
@@ -101,7 +101,7 @@ def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
 
 
 def model_findings(config: Config, model: str) -> Iterator[Finding]:
-    """What there is to say of a model that is on this disk: the engine that will run it, and the layers that
+    """Yields findings on a model that is on this disk: the engine that will run it, and the layers that
     LoRA will change."""
     folder = folder_of(model)
     if folder is None or any(_version(name) is None for name in ("torch", "transformers", "peft")):
@@ -236,7 +236,7 @@ def _port(subject: str, config: Config, paths: Paths) -> Finding:
 
 
 def reach_findings(paths: Paths) -> Iterator[Finding]:
-    """What the node that runs here was told by its peers: whether others can reach it."""
+    """Yields the verdict of peers on the node that runs here: can others reach it."""
     running = read_running(paths.running)
     if running is None:
         yield Finding("reach", "note", "others try whether they can reach you once a node runs here")

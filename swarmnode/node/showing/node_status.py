@@ -69,11 +69,11 @@ class Rewards(msgspec.Struct, frozen=True):
     own_tasks: dict[str, float] = {}
     """Mean reward of our own groups of the last round, by task."""
     external_tasks: dict[str, float] = {}
-    """The same of the groups of others."""
+    """Mean reward of the groups of others that it took, by task."""
     groups: int = 0
     """Our own groups of the last round."""
     without_gradient: dict[str, int] = {}
-    """Those of them that teach nothing, by why: equal rewards of zero or less (all_zero), of one or more
+    """Groups among them that teach nothing, by why: equal rewards of zero or less (all_zero), of one or more
     (all_full), in between (all_equal), or none (unscored)."""
     parts: dict[str, float] = {}
     """Mean of each reward over our own answers of the last round, before its weight, by name."""

@@ -29,7 +29,7 @@ class PageSource:
     control: RunControl
     config: Config
     origins: Mapping[str, str]
-    """Where each setting comes from, by its full name."""
+    """The origin of each setting, by its full name."""
     logs: Path
     """The folder of metrics.jsonl."""
     rollouts: Path | None = None
@@ -44,7 +44,7 @@ class Page(Protocol):
 
     @property
     def address(self) -> str:
-        """Where a browser on this machine finds it."""
+        """The address for a browser on this machine."""
         ...
 
     @property

@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from swarmnode.cpu_kernels import kernels
 from swarmnode.errors import ModelError
-from swarmnode.extensions.native.compiler import library, turned_off
+from swarmnode.extensions.native.compiler import library
 from swarmnode.machine.hardware import cpu_has_bf16
 from swarmnode.machine.installing import how_to_install
 from swarmnode.model.adapters import nf4
@@ -72,9 +73,10 @@ def test_a_cpu_computes_narrow_models_in_float32_unless_asked(
 
 
 def test_a_node_does_without_our_kernels_when_told_so(quick_model: Path) -> None:
-    with turned_off():
-        load_base_model(str(quick_model), PolicyConfig(device="cpu", cpu_kernels="off"))
-        assert library() is None
+    load_base_model(str(quick_model), PolicyConfig(device="cpu", cpu_kernels="off"))
+    assert not kernels().fits(torch.ones(1))
+    load_base_model(str(quick_model), PolicyConfig(device="cpu"))
+    assert kernels().fits(torch.ones(1)) == (library() is not None)
 
 
 def test_a_wide_model_is_loaded_as_the_units_of_this_cpu_suggest(quick_model: Path, tmp_path: Path) -> None:

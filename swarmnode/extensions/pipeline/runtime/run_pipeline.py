@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from swarmnode.cpu_kernels import kernels
+from swarmnode.cpu_kernels import use_kernels
 from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.idle.idle_sharing import IdleSharing, load_idle_model, sharing_exchange
@@ -121,9 +121,7 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
 
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
     torch.set_num_threads(config.policy.threads)
-    kernels().keep_in(paths.cache / "native")
-    if config.policy.cpu_kernels == "off":
-        kernels().turn_off()
+    use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
     source = _source(model, paths, screen)
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
 

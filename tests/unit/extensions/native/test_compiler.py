@@ -237,15 +237,6 @@ def test_without_the_kernels_ends_where_it_ends() -> None:
     assert compiler.library() is KERNELS and passes.fits(ONES)
 
 
-@needs_compiler
-def test_what_was_turned_off_for_good_stays_so(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
-    compiler.turn_off()
-    with compiler.turned_off():
-        pass
-    assert compiler.library() is None
-    assert not fresh.exists() and not caplog.records, "it was not even looked for"
-
-
 ARGUMENTS = {"*": compiler._POINTER, "int64_t": compiler._INT, "float": compiler._FLOAT}
 
 
