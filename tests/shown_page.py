@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from swarmnode.extensions.page.page_server import PageServer
-from swarmnode.node.control import RunControl
+from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.node_status import (
     Network,
     NodeStatus,

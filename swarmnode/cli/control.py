@@ -15,7 +15,7 @@ from swarmnode.errors import ConfigError
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import ask_page
-from swarmnode.node.control import Request
+from swarmnode.node.run_control import Request
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")

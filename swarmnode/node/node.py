@@ -35,7 +35,6 @@ from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.catching_up import told as told_of_catching_up
-from swarmnode.node.control import RunControl
 from swarmnode.node.drought import Drought, advice, after, after_help, never_right, story
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
@@ -48,6 +47,7 @@ from swarmnode.node.lifecycle import (
     WaitForPeers,
     next_action,
 )
+from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard, Watcher, shown
 from swarmnode.node.showing.node_status import NodeStatus, PipelineStatus, Summary, summarise
 from swarmnode.node.workers import Saving, Workers, supervise

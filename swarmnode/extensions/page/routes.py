@@ -28,7 +28,7 @@ from swarmnode.extensions.page.overview import overview, settings
 from swarmnode.extensions.page.prometheus_metrics import metrics_of
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.rollout_reader import RolloutReader
-from swarmnode.node.control import Request
+from swarmnode.node.run_control import Request
 from swarmnode.node.showing.page import PageSource
 
 T = TypeVar("T")

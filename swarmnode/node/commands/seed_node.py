@@ -35,7 +35,7 @@ from swarmnode.node.building.assemble import ANYWHERE, build_discovery, build_ho
 from swarmnode.node.building.node_process import IdentityLock, remove_running, stop_on_signals
 from swarmnode.node.building.policies import Seat, check_status_port, choose_port, plain_error
 from swarmnode.node.building.run import forget_earlier_runs, leave_note
-from swarmnode.node.control import RunControl
+from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard
 from swarmnode.node.showing.node_status import NodeStatus, Sharing, invitation, joins_from, swarm_of
 from swarmnode.node.showing.page import PageSource, open_page

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from swarmnode.node.control import RunControl
+from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.registry import find, names
 from swarmnode.settings.config import Config

@@ -12,7 +12,7 @@ from swarmnode.cli.control import seconds_of
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import RunningNode, write_running
-from swarmnode.node.control import REQUESTS, RunControl
+from swarmnode.node.run_control import REQUESTS, RunControl
 from tests.shown_page import STATUS, shown_page
 
 PASSWORD = "correct horse"

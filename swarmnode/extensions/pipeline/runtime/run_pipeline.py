@@ -46,7 +46,7 @@ from swarmnode.node.building.node_process import remove_running, stop_on_signals
 from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
 from swarmnode.node.building.run import leave_note, take_identity
 from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
-from swarmnode.node.control import RunControl
+from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import Watchers
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info
 from swarmnode.node.showing.node_status import Summary, invitation

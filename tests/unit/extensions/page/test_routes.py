@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from swarmnode.extensions.page.access import HEADERS, TOKEN_HEADER, AccessGuard
 from swarmnode.extensions.page.event_stream import MOST_STREAMS, OpenStreams
 from swarmnode.extensions.page.routes import application
-from swarmnode.node.control import RunControl
+from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.monitors import append_line
 from swarmnode.node.showing.node_status import ConnectedPeer, Network, Phase
 from tests.shown_page import STATUS, page_source

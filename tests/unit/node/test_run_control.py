@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from swarmnode.node.control import RunControl
 from swarmnode.node.node import NodeLoop
+from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.testing import FakeLearner
