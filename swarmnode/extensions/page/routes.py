@@ -10,6 +10,7 @@ GET /rollouts  those of a round              GET /settings  with origins
 """
 
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
@@ -23,7 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from swarmnode.extensions.page.access import MOST_BODY_BYTES
-from swarmnode.extensions.page.event_stream import EventStream, OpenStreams
+from swarmnode.extensions.page.event_stream import EVERY_S, EventStream, OpenStreams
 from swarmnode.extensions.page.overview import overview, settings
 from swarmnode.extensions.page.prometheus_metrics import metrics_of
 from swarmnode.extensions.page.reward_history import RewardHistory
@@ -60,6 +61,7 @@ class PageRoutes:
         self._history = RewardHistory(source.logs, status.run, status.peer_id)
         self._rollouts = RolloutReader(source.rollouts)
         self._reading = threading.Lock()
+        self._made, self._made_s = b"", float("-inf")
 
     def routes(self) -> list[Route]:
         """Returns all of them."""
@@ -98,9 +100,14 @@ class PageRoutes:
         return EventStream(self._newest, self._streams)
 
     def _newest(self) -> bytes:
-        with self._reading:
-            self._history.read()
-        return msgspec.json.encode(overview(self._source, self._history))
+        """Returns the state, made once for all who look on."""
+        now_s = time.monotonic()
+        if now_s >= self._made_s + EVERY_S:
+            with self._reading:
+                self._history.read()
+            self._made_s = now_s
+            self._made = msgspec.json.encode(overview(self._source, self._history))
+        return self._made
 
     async def _rewards(self, request: HttpRequest) -> Response:
         await self._read(self._history.read)
