@@ -62,7 +62,10 @@ async def steering_member(stage: Stage) -> bool | None:
 
     async def answer(peer: str, request: bytes) -> bytes:
         nonlocal epoch
-        asked = decode(Request, request)
+        try:
+            asked = decode(Request, request)
+        except Rejected as error:
+            raise ConnectionError("a probe: this member lets nobody measure it") from error
         if isinstance(asked, Propose):
             epoch = asked.epoch
             stage.say("proposed", epoch=epoch)

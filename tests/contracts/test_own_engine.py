@@ -86,7 +86,7 @@ def test_its_memory_is_planned_for_as_that_of_a_copy_of_the_model(quick_model: P
         (
             "sglang",
             ConfigError,
-            "no such engine: there are auto, embedded, vllm, generate; or one of",
+            "no such engine: there are auto, embedded, generate, vllm; or one of",
         ),
         ("no_such_module:ENGINE", ConfigError, "No module named 'no_such_module'.*install 'no_such_module'"),
         ("tests.toy_engine:SLOW", ConfigError, "no attribute 'SLOW'.*has: .*ENGINE"),
