@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 import msgspec
 import pytest
 
-from swarmnode.errors import Rejected, TaskError
+from swarmnode.errors import TaskError
 from swarmnode.exchange.drop_reasons import PENALTIES, Reason
-from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.announcing import Composed
 from swarmnode.exchange.messages import (
     Announcement,
@@ -14,37 +13,14 @@ from swarmnode.exchange.messages import (
     Arrival,
     Body,
     encode_body,
-    encode_header,
     hash_body,
 )
 from swarmnode.exchange.validation.body_check import BodyRules, check_body, is_false_claim, require_advantage
-from swarmnode.exchange.validation.header_check import HEADER_CONTEXT, check_gossip
-from swarmnode.identity.envelope import seal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.tasks.task import is_held_out
 from swarmnode.types import Example, RolloutGroup
 from tests.unit.exchange.conftest import Addition
-
-NOW = 1_700_000_000.0
-
-
-@pytest.fixture
-def check(settings: ExchangeSettings, task):
-    def run(data: bytes, sender: NodeKey, now: float = NOW, **changes: object) -> Announcement:
-        ours = replace(settings, **changes)
-        return check_gossip(data, sender.peer_id, Arrival(now, 0), settings=ours, tasks={task.name: task})
-
-    return run
-
-
-def reason_of(check, *arguments, **settings) -> str:
-    with pytest.raises(Rejected) as caught:
-        check(*arguments, **settings)
-    return caught.value.reason
-
-
-def resealed(composed: Composed, key: NodeKey, **changes: object) -> bytes:
-    return seal(key, HEADER_CONTEXT, encode_header(msgspec.structs.replace(composed.header, **changes)))
+from tests.unit.exchange.validation.conftest import NOW, reason_of, resealed
 
 
 def announce(composed: Composed, author: NodeKey, **changes: object) -> Announcement:

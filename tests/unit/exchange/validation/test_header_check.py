@@ -1,42 +1,16 @@
 """Headers of strangers: who signed them, when, and of what use they are to us."""
 
-from dataclasses import replace
-
-import msgspec
 import pytest
 
-from swarmnode.errors import Rejected
-from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.announcing import Composed
 from swarmnode.exchange.messages import (
-    Announcement,
     Arrival,
     encode_header,
 )
-from swarmnode.exchange.validation.header_check import HEADER_CONTEXT, check_gossip
+from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.node_key import NodeKey
-
-NOW = 1_700_000_000.0
-
-
-@pytest.fixture
-def check(settings: ExchangeSettings, task):
-    def run(data: bytes, sender: NodeKey, now: float = NOW, **changes: object) -> Announcement:
-        ours = replace(settings, **changes)
-        return check_gossip(data, sender.peer_id, Arrival(now, 0), settings=ours, tasks={task.name: task})
-
-    return run
-
-
-def reason_of(check, *arguments, **settings) -> str:
-    with pytest.raises(Rejected) as caught:
-        check(*arguments, **settings)
-    return caught.value.reason
-
-
-def resealed(composed: Composed, key: NodeKey, **changes: object) -> bytes:
-    return seal(key, HEADER_CONTEXT, encode_header(msgspec.structs.replace(composed.header, **changes)))
+from tests.unit.exchange.validation.conftest import NOW, reason_of, resealed
 
 
 def test_a_sound_header_becomes_an_announcement_of_its_author(check, composed: Composed, key: NodeKey):
