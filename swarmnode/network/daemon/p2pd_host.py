@@ -274,10 +274,11 @@ class P2pdHost:
         finally:
             await self._supervisor.stop()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._tasks.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return task
 
     def _end_tasks(self) -> None:
         for queue in tuple(self._topics):
@@ -395,15 +396,15 @@ class P2pdHost:
         if self._supervisor.status.state == "closed":
             writer.transport.abort()
         else:
-            self._spawn(self._serve_stream(reader, writer))
+            served = self._spawn(self._serve_stream(reader, writer))
+            # Not in the coroutine: one that is cancelled before it begins runs none of its lines.
+            served.add_done_callback(lambda _: writer.transport.abort())
 
     async def _serve_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._incoming.serve(self._supervisor.control, reader, writer)
         except HostDown as error:
             logger.debug("lost an incoming stream: %s", error)
-        finally:
-            writer.transport.abort()
 
 
 def _full_addresses(peer: PeerAddresses) -> tuple[str, ...]:

@@ -148,3 +148,15 @@ async def test_two_nodes_meet_through_the_routing_table_of_their_seed(
             await until_connected(bob, alice)
         for node in nodes:
             node.cancel()
+
+
+async def test_a_stream_that_comes_as_its_host_closes_is_hung_up(new_host: HostFactory):
+    """Its task is cancelled before it begins, so no line of it runs."""
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    with far:
+        async with new_host() as host:
+            reader, writer = await asyncio.open_connection(sock=near)
+            host._accept(reader, writer)  # as the listener does, in the last moment
+        async with asyncio.timeout(10):
+            assert await asyncio.get_running_loop().sock_recv(far, 1) == b""
