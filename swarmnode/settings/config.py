@@ -413,10 +413,6 @@ class PipelineConfig(Section):
     to 1/254."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
-    idle_model: str = ""
-    """Small model of our own that generates rollouts for the swarm while our stage waits: `tiny`, a folder or
-    a hub name. Its memory is taken off the stage's. It rests while we hold stage 0 and learn from tasks: then
-    there are other rollouts to share. Empty: none."""
     search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
     """Tasks that the search for a plan simulates, about a second of CPU. All members must agree."""
 

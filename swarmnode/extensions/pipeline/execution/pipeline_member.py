@@ -35,7 +35,6 @@ from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENT
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.execution.stage_queue import (
-    IdleWork,
     MachinePace,
     StageQueue,
     TaskOrder,
@@ -81,7 +80,6 @@ class PipelineMember:
         settings: MemberSettings | None = None,
         compute: MachinePace | None = None,
         pace: LinkPace | None = None,
-        idle: IdleWork | None = None,
         reload: Reload | None = None,
     ) -> None:
         """`key`: that of the host. `reload`: fetches the weights of the majority; without it, a member whose
@@ -95,7 +93,7 @@ class PipelineMember:
         self._compute = compute
         self._reload = reload
         self._transport = TensorTransport(streams, self, pace=pace)
-        self._queue = StageQueue(compute=compute, idle=idle)
+        self._queue = StageQueue(compute=compute)
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._started: set[asyncio.Task[None]] = set()
@@ -213,7 +211,7 @@ class PipelineMember:
             iteration=assignment.iteration,
             lost=lost,
         )
-        self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own, timeline, scale=scale))
+        self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own))
         self._queue.post(_prepare, worker, assignment.iteration)
         self._active = active = ActiveAssignment(
             context,
@@ -338,7 +336,6 @@ class PipelineMember:
             if closed.lost_track:
                 active.ended.set_result(closed)
                 return
-            self._queue.begin_iteration()
             if active.relay.begin_iteration():
                 active.barrier.begin()
 

@@ -52,11 +52,6 @@ def check(config: Config) -> None:
             f"pipeline.slots x pipeline.waves is {most} micro-batches of one data node",
             hint=f"at most {MAX_BACK}",
         )
-    if pipeline.idle_model and not config.exchange.enabled:
-        raise ConfigError(
-            "pipeline.idle_model would generate rollouts for nobody: exchange.enabled is off",
-            hint="switch the exchange on, or leave pipeline.idle_model empty",
-        )
 
 
 ANYONE = "anyone"
