@@ -70,8 +70,8 @@ class MicroBatchDriver:
         clock = asyncio.get_running_loop().time
         self._outcome = IterationOutcome(clock())
         async with asyncio.TaskGroup() as agents:
-            for rank, agent in enumerate(self.agents):
-                agents.create_task(self._run_agent(agent, rank, feed))
+            for agent in self.agents:
+                agents.create_task(self._run_agent(agent, feed))
         self._outcome.ended_s = clock()
         self._in_flight.clear()
         return self._outcome
@@ -130,11 +130,9 @@ class MicroBatchDriver:
             raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {list(in_flight.shape)}")
         return in_flight
 
-    async def _run_agent(self, agent: int, rank: int, feed: Feed) -> None:
-        """Bring an agent's waves, one after the other. `rank`: the agent's number among those of this data
-        node."""
+    async def _run_agent(self, agent: int, feed: Feed) -> None:
+        """Bring an agent's waves, one after the other."""
         instance = self._plan.instance
-        await asyncio.sleep(rank * self._context.release_s)
         for wave in range(instance.waves):
             path = self._living(self._plan.paths[agent])
             inputs = feed.take(agent, wave, tuple(instance.stage_of[node] for node in path))
@@ -176,7 +174,7 @@ class MicroBatchDriver:
                 self._note_skips(agent, path)
                 if path == planned and attempt == 0:
                     took_s, wanted_s = clock() - began_s, predicted_s(self._plan)[agent][wave]
-                    outcome.round_trips.append(RoundTrip(path, took_s / context.scale, wanted_s))
+                    outcome.round_trips.append(RoundTrip(path, took_s, wanted_s))
                 return
             outcome.retried += 1
             node = path[failure.position]
@@ -224,7 +222,7 @@ class MicroBatchDriver:
         homeward = False
         try:
             async with asyncio.timeout(limit_s):
-                hidden_BTD = await queue.perform("forward", attempt.agent, forward, begins=True)
+                hidden_BTD = await queue.perform("forward", attempt.agent, forward)
                 arrived = await self._there(in_flight, hidden_BTD, inputs)
                 if isinstance(arrived, HopFailure):
                     return arrived
@@ -258,7 +256,7 @@ class MicroBatchDriver:
         before."""
         settings = self._context.settings
         limit_s = deadline_s(self._plan, attempt.agent, attempt.wave, slack=settings.slack, floor_s=0.0)
-        return limit_s * self._context.scale + settings.hop_timeout_s + settings.grace_s
+        return limit_s + settings.hop_timeout_s + settings.grace_s
 
     async def _there(
         self, in_flight: InFlightMicroBatch, hidden_BTD: Tensor, inputs: LossInputs

@@ -64,21 +64,18 @@ class MessageSender:
         settings: MemberSettings,
         *,
         key: NodeKey,
-        scale: float,
         lost: Collection[int],
     ) -> None:
-        """`key`: signs own micro-batches. `scale`: real seconds for a second of the plan. `lost`: nodes that
-        are not tried again; a live view."""
+        """`key`: signs own micro-batches. `lost`: nodes that are not tried again; a live view."""
         self._key = key
         self._lost = lost
         self._transport = transport
         self._assignment = assignment
         self._settings = settings
-        self._scale = scale
 
     def _timeout_s(self, node: int) -> float:
         """Return the time limit of a hop to this node."""
-        hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node] * self._scale
+        hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node]
         return min(self._settings.hop_timeout_s + self._settings.slack * hop_s, MAX_DEADLINE_S)
 
     async def forward(

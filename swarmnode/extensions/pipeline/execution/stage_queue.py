@@ -3,20 +3,16 @@
 relay.py, iteration_driver.py -> [StageQueue.perform] -> StageWorker, in the worker thread -> their result
 
 The worker of a stage is for one thread, so everything that touches it runs here: tasks by `perform`, in the
-order of the node's policy; bookkeeping of microseconds by `call`, behind the task that runs. On an emulated
-machine a task lasts as long as it would there, and the node is not available for a gap afterwards, as in the
-simulator.
+order of the node's policy; bookkeeping of microseconds by `call`, behind the task that runs.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy
 from swarmnode.extensions.pipeline.scheduling.simulator import Kind
@@ -49,40 +45,13 @@ class TaskOrder:
         return self.ranks[agent] if agent < len(self.ranks) else 0
 
 
-class MachinePace(Protocol):
-    """Durations that make this machine stand for another one (extensions/pipeline/testing/emulated.py)."""
-
-    scale: float
-    """Real seconds for one second of the emulated machine."""
-    gap_s: float
-    """Real seconds for which the emulated machine is not available after a task."""
-    first_gap_s: float
-    """Real seconds for which it is not available after the first forward of a micro-batch."""
-
-    def forward(self) -> AbstractAsyncContextManager[None]: ...
-
-    def loss(self) -> AbstractAsyncContextManager[None]: ...
-
-    def backward(self) -> AbstractAsyncContextManager[None]: ...
-
-
-@dataclass(slots=True)
-class WorkTimes:
-    """Time that the worker thread has spent since the start, in real seconds."""
-
-    busy_s: float = 0.0
-    """Time of the stage's tasks; on an emulated machine, their emulated durations."""
-    called_s: float = 0.0
-    """Time of functions run by `call`: generation through the stages, and bookkeeping."""
-    tasks: int = 0
-
-
 @dataclass(slots=True, eq=False)
-class _Ready:
+class ReadyTask:
+    """A task of the stage that waits for its turn."""
+
     kind: Kind
     agent: int
     number: int
-    begins: bool
     work: Callable[[], Any]
     result: asyncio.Future[Any]
 
@@ -94,11 +63,11 @@ class StageQueue:
         hidden_BTD = await queue.perform("forward", agent, lambda: worker.forward(item))
     """
 
-    def __init__(self, *, compute: MachinePace | None = None) -> None:
-        self.times = WorkTimes()
-        self._compute = compute
+    def __init__(self) -> None:
+        self.busy_s = 0.0
+        """Seconds that tasks have taken since the start."""
         self._order = TaskOrder()
-        self._ready: list[_Ready] = []
+        self._ready: list[ReadyTask] = []
         self._numbers = count()
         self._changed = asyncio.Event()
 
@@ -125,13 +94,11 @@ class StageQueue:
         """Take tasks in this order from now on."""
         self._order = order
 
-    async def perform(self, kind: Kind, agent: int, work: Callable[[], T], *, begins: bool = False) -> T:
-        """Run a task of the stage when it is its turn. Returns its result or raises its exception.
-
-        `begins`: it is the first task of a micro-batch. A task whose caller was cancelled is not run.
-        """
+    async def perform(self, kind: Kind, agent: int, work: Callable[[], T]) -> T:
+        """Run a task of the stage when it is its turn. Returns its result or raises its exception. A
+        task whose caller was cancelled is not run."""
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._ready.append(_Ready(kind, agent, next(self._numbers), begins, work, result))
+        self._ready.append(ReadyTask(kind, agent, next(self._numbers), work, result))
         self._changed.set()
         return await result
 
@@ -139,15 +106,7 @@ class StageQueue:
         """Run bookkeeping in the worker thread, before any task that is not running yet. Returns its
         result."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._timed, work, *arguments)
-
-    def _timed(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call the function and count its time. To be called in the worker thread."""
-        began_s = time.monotonic()
-        try:
-            return work(*arguments)
-        finally:
-            self.times.called_s += time.monotonic() - began_s
+        return await loop.run_in_executor(self._thread, work, *arguments)
 
     def post(self, work: Callable[..., object], *arguments: Any) -> None:
         """Run bookkeeping as `call` does, without waiting for its result."""
@@ -158,11 +117,11 @@ class StageQueue:
             self._changed.clear()
             task = self._next()
             if task is not None:
-                await self._perform(task)
+                await self.take(task)
             else:
                 await self._changed.wait()
 
-    def _next(self) -> _Ready | None:
+    def _next(self) -> ReadyTask | None:
         self._ready = [task for task in self._ready if not task.result.done()]
         if not self._ready:
             return None
@@ -173,27 +132,26 @@ class StageQueue:
         self._ready.remove(task)
         return task
 
-    async def _perform(self, task: _Ready) -> None:
+    async def take(self, task: ReadyTask) -> None:
+        """Run a task, and hand its outcome to whoever waits for it."""
+        settle(task, await self.compute(task))
+
+    async def compute(self, task: ReadyTask) -> asyncio.Future[Any]:
+        """Run a task in the worker thread. Returns its outcome, which is there."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        async with self._lasting(task.kind):
-            running = loop.run_in_executor(self._thread, task.work)
-            await asyncio.wait({running})
-        self.times.busy_s += loop.time() - began_s
-        self.times.tasks += 1
-        error = running.exception()
-        if task.result.done():
-            return  # Whoever waited has given up meanwhile.
-        if error is not None:
-            task.result.set_exception(error)
-        else:
-            task.result.set_result(running.result())
-        if self._compute is not None:
-            await asyncio.sleep(self._compute.first_gap_s if task.begins else self._compute.gap_s)
+        outcome = loop.run_in_executor(self._thread, task.work)
+        await asyncio.wait({outcome})
+        self.busy_s += loop.time() - began_s
+        return outcome
 
-    def _lasting(self, kind: Kind) -> AbstractAsyncContextManager[None]:
-        compute = self._compute
-        if compute is None:
-            return nullcontext()
-        durations = {"forward": compute.forward, "loss": compute.loss, "backward": compute.backward}
-        return durations[kind]()
+
+def settle(task: ReadyTask, outcome: asyncio.Future[Any]) -> None:
+    """Hand the outcome of a task to whoever waits for it, unless it has given up meanwhile."""
+    error = outcome.exception()
+    if task.result.done():
+        return
+    if error is not None:
+        task.result.set_exception(error)
+    else:
+        task.result.set_result(outcome.result())

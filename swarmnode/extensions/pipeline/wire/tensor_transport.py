@@ -21,7 +21,7 @@ from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import Message, MessageId
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
-from swarmnode.extensions.pipeline.wire.member_streams import LinkPace, MemberStreams
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_sender
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
@@ -65,12 +65,9 @@ class TensorTransport:
         refusal = await transport.send(peer_id, ForwardHop(...), encoded.payload, timeout_s=10.0)
     """
 
-    def __init__(
-        self, streams: MemberStreams, inbox: MessageHandler, *, pace: LinkPace | None = None
-    ) -> None:
+    def __init__(self, streams: MemberStreams, inbox: MessageHandler) -> None:
         self._streams = streams
         self._inbox = inbox
-        self._pace = pace
         self._plans: dict[str, PlanMembers] = {}
         self._answers: dict[tuple[str, MessageId, int], asyncio.Future[Rejected | None]] = {}
         self._done: dict[str, OrderedDict[tuple[MessageId, int], None]] = {}
@@ -115,9 +112,8 @@ class TensorTransport:
         """
         try:
             await self._streams.ask(
-                peer_id, MemberService.HOPS, message, type(None), timeout_s=timeout_s, payload=payload,
-                pace=self._pace,
-            )  # fmt: skip
+                peer_id, MemberService.HOPS, message, type(None), timeout_s=timeout_s, payload=payload
+            )
         except MemberRefused as refused:
             return refused.refusal
         return None

@@ -264,8 +264,8 @@ async def test_a_message_that_comes_twice_is_computed_once(folder: Path) -> None
         later = changed(FORWARD, iteration=1)
         assert await sender.send(target, later, SENT.payload, timeout_s=5.0) is None
         await found.nodes[1].member.in_stage_thread(lambda: None)
-        await until(lambda: found.nodes[2].member.times.tasks)
-        assert found.nodes[1].member.times.tasks == 1
+        await until(lambda: found.nodes[2].worker.in_flight)
+        assert found.nodes[1].worker.in_flight == 1
         with pytest.raises(Rejected, match=Refusal.UNKNOWN_WORK):
             found.nodes[1].member.admit(found.peers[0], FORWARD)
 
