@@ -34,7 +34,7 @@ class StageServices:
     ) -> None:
         """`living`: returns the members that answer, with or without a stage."""
         self._parts = parts
-        self._averager = ReplicaExchange(streams, parts.key)
+        self._averager = ReplicaExchange(streams)
         self._stack = AsyncExitStack()
         self.states = StateService(streams)
         self.member = PipelineMember(
