@@ -44,8 +44,8 @@ def _hosts(kind: str, folder: Path) -> HostFactory:
 
 @pytest.fixture(scope="session")
 def make_vllm_engine() -> Iterator[Callable[..., Engine]]:
-    """`make(folder, base_model, slots=..., eos=..., weights="lora" | "merged")`, in float32, on the card where
-    there is one.
+    """`make(folder, base_model, slots=..., eos=..., weights="lora" | "merged")`, in float32, on the card
+    where there is one.
 
     The same arguments give the same engine: leave it empty, and on whatever policy.
     """
