@@ -408,9 +408,8 @@ class PipelineConfig(Section):
     """Tokens of one micro-batch."""
     trainable: Literal["lora", "full"] = "lora"
     """Train an adapter on each stage, or all of its weights."""
-    codec: Literal["none", "fp16", "int8"] = "fp16"
-    """Encoding of activations and gradients on the wire. int8 is a quarter of float32 and changes them by up
-    to 1/254."""
+    codec: Literal["none", "fp16"] = "fp16"
+    """Encoding of activations and gradients on the wire. fp16 is half of float32."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
     search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)

@@ -33,7 +33,6 @@ MAX_BACK = 4096
 MAX_ATTEMPTS = 64
 """Attempts at one message. After that many failures another one is not going to succeed."""
 
-MAX_INT8_BLOCK = 4096
 SIGNATURE_BYTES = 64
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -45,7 +44,7 @@ Attempt = Annotated[int, Meta(ge=0, lt=MAX_ATTEMPTS)]
 Run = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Dtype = Literal["float32", "bfloat16", "float16"]
-CodecName = Literal["none", "fp16", "int8"]
+CodecName = Literal["none", "fp16"]
 Trouble = Literal["silent", "full", "refused"]
 """Reason why a micro-batch does not get past a node. silent: no answer within the deadline. full: it has no
 slot. refused: it does not take it, or cannot compute it."""
@@ -59,14 +58,10 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     dtype: Dtype
     """Type of the tensor that was encoded and of the one decoded."""
     shape: Annotated[tuple[Dim, ...], Meta(min_length=1, max_length=3)]
-    block: Annotated[int, Meta(ge=0, le=MAX_INT8_BLOCK)] = 0
-    """Elements that share a scale, for int8; 0 for the other codecs."""
 
     def __post_init__(self) -> None:
         if self.size * _ITEM_BYTES[self.dtype] > MAX_TENSOR_BYTES:
             raise ValueError(f"a tensor {self.shape} of {self.dtype} exceeds {MAX_TENSOR_BYTES} bytes")
-        if (self.block > 0) != (self.codec == "int8"):
-            raise ValueError("a block belongs to int8, and to nothing else")
 
     @property
     def size(self) -> int:
@@ -74,14 +69,8 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return math.prod(self.shape)
 
     @property
-    def block_count(self) -> int:
-        return -(-self.size // self.block)
-
-    @property
     def payload_bytes(self) -> int:
         """Bytes behind the message. Computed from the header, so that no sender has to claim it."""
-        if self.codec == "int8":
-            return 4 * self.block_count + self.size
         return self.size * (2 if self.codec == "fp16" else _ITEM_BYTES[self.dtype])
 
 

@@ -30,7 +30,7 @@ from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberService
 
 PLAN = "ab" * 32
 OTHER = "cd" * 32
-HEADER = TensorHeader(codec="int8", dtype="float32", shape=(2, 3, 64), block=64)
+HEADER = TensorHeader(codec="fp16", dtype="float32", shape=(2, 3, 64))
 FORWARD = ForwardHop(
     plan=PLAN, iteration=3, attempt=1, micro_batch=9, agent=4, wave=1,
     path=(0, 5, 2), position=1, tensor=HEADER, tokens=4, lengths=(3, 3), prompts=(None, 0),
@@ -110,17 +110,14 @@ def test_the_longest_honest_message_is_within_the_bound():
         {"lengths": [MAX_PROMPT_TOKENS // 2, 1, 1, 1], "prompts": [None, 0, 0, 0]},
         {"tokens": 0},
         {"tokens": 2**41},
-        {"tensor": ["int8", "float32", [2, 0], 64]},
-        {"tensor": ["int8", "float32", [2, 2, 2, 2], 64]},
-        {"tensor": ["int8", "float32", [], 64]},
-        {"tensor": ["int8", "float32", [4096, 4097], 64]},
-        {"tensor": ["int8", "float32", [2**22, 2**22, 2**22], 64]},
-        {"tensor": ["int8", "float64", [2, 2], 64]},
-        {"tensor": ["int8", "float32", [2, 2], 0]},
-        {"tensor": ["int8", "float32", [2, 2], 4097]},
-        {"tensor": ["none", "float32", [2, 2], 64]},
-        {"tensor": ["gzip", "float32", [2, 2], 0]},
-        {"tensor": ["none", "float32", [2, 2], 0, "more"]},
+        {"tensor": ["fp16", "float32", [2, 0]]},
+        {"tensor": ["fp16", "float32", [2, 2, 2, 2]]},
+        {"tensor": ["fp16", "float32", []]},
+        {"tensor": ["fp16", "float32", [4096, 4097]]},
+        {"tensor": ["fp16", "float32", [2**22, 2**22, 2**22]]},
+        {"tensor": ["fp16", "float64", [2, 2]]},
+        {"tensor": ["gzip", "float32", [2, 2]]},
+        {"tensor": ["none", "float32", [2, 2], "more"]},
     ],
 )
 def test_a_field_out_of_bounds_makes_a_message_malformed(fields: dict[str, object]):
