@@ -38,7 +38,6 @@ from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.extensions.pipeline.testing.local_chain import LocalChain
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import (
@@ -57,6 +56,7 @@ from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Span
 from tests.conversations import Talk
 from tests.families import DENSE, dense
+from tests.local_chain import LocalChain
 
 VOCAB = 61
 EOS = 0

@@ -33,7 +33,6 @@ from swarmnode.extensions.pipeline.plans.recovery import deadline_s, predicted_s
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     MAX_ATTEMPTS,
-    Abandoned,
     BackwardHop,
     Finished,
     ForwardHop,
@@ -152,9 +151,8 @@ class MicroBatchDriver:
         """Bring one micro-batch along its path, attempt after attempt."""
         context, outcome, tried = self._context, self._outcome, set[int]()
         clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
-        number, visited, pause_s = context.micro_batch(agent, wave), set[int](), FULL_PAUSE_S
+        number, pause_s = context.micro_batch(agent, wave), FULL_PAUSE_S
         for attempt in range(min(context.settings.max_attempts, MAX_ATTEMPTS)):
-            visited.update(path[1:])
             began_s = clock()
             if began_s > outcome.began_s + context.budget_s:
                 break
@@ -197,8 +195,6 @@ class MicroBatchDriver:
             path = again
         outcome.given_up += 1
         self._in_flight.pop(agent, None)
-        for node in visited - context.lost:
-            context.spawn(self._abandon(node, number))
 
     async def _attempt(
         self, in_flight: InFlightMicroBatch, inputs: LossInputs, feed: Feed
@@ -335,14 +331,6 @@ class MicroBatchDriver:
         timeout_s = min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s)
         sender = self._context.sender
         return await sender.message(in_flight.path[position], question, timeout_s=timeout_s) is None
-
-    async def _abandon(self, node: int, micro_batch: int) -> None:
-        message = Abandoned(
-            plan=self._context.assignment.digest,
-            iteration=self._context.iteration,
-            micro_batch=micro_batch,
-        )
-        await self._context.sender.message(node, message)
 
     def _note_skips(self, agent: int, path: tuple[int, ...]) -> None:
         visited = {self._plan.instance.stage_of[node] for node in path}

@@ -163,7 +163,7 @@ class MessageSender:
             try:
                 refusal = await self._transport.send(peer_id, message, payload, timeout_s=left_s)
             except NetworkError as error:
-                logger.debug("%s did not reach %s: %s", message.id, peer_id, error)
+                logger.debug("%s did not reach %s: %s", type(message).__name__, peer_id, error)
                 if node in self._lost or clock() + PAUSE_S >= min(until_s, unreachable_until_s):
                     return "silent"
             else:

@@ -14,6 +14,7 @@ from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.frames import (
     CHUNK_BYTES,
     NO_PAYLOAD,
+    VERSION,
     AnswerFrame,
     Payload,
     as_payload,
@@ -508,7 +509,7 @@ async def test_a_sender_that_dribbles_its_message_is_cut_off():
         ),
         (framed(MemberService.HOPS, b"not msgpack", 5.0), Refusal.MALFORMED),
         (framed(MemberService.HOPS, b"", 5.0), Refusal.MALFORMED),
-        (b"\x03" + framed(MemberService.HOPS, b" of tomorrow")[1:], Refusal.OTHER_VERSION),
+        (bytes([VERSION + 1]) + framed(MemberService.HOPS, b" of tomorrow")[1:], Refusal.OTHER_VERSION),
     ],
 )
 async def test_what_is_no_message_is_refused_by_reason(data: bytes, reason: Refusal):
@@ -539,7 +540,7 @@ async def test_one_member_cannot_hold_more_than_its_streams():
 async def test_a_member_that_answers_nonsense_is_as_good_as_gone():
     message, payload = forward(2)
     async with members() as (alice, bob):
-        for nonsense in (framed(MemberService.HOPS, b"??"), b"\x02\x01" + b"\xff" * 8):
+        for nonsense in (framed(MemberService.HOPS, b"??"), bytes([VERSION, 1]) + b"\xff" * 8):
 
             async def babble(stream: ByteStream, nonsense: bytes = nonsense) -> None:
                 await stream.send(nonsense)
