@@ -125,9 +125,7 @@ def starting_vllm(in_process: bool, card: int | None = None) -> Iterator[None]:
     threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
     generators = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     excepthook = sys.excepthook
-    _set_variables(
-        IN_PROCESS if in_process else {**SPAWNED, STARTED_BY: str(os.getpid()), **only_card(card)}
-    )
+    _set_variables(IN_PROCESS if in_process else {**SPAWNED, STARTED_BY: str(os.getpid()), **only_card(card)})
     try:
         with warnings.catch_warnings(), without_the_script():
             warnings.simplefilter("ignore")
