@@ -41,6 +41,7 @@ def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> Forward:
         top_p=config.rollout.top_p,
         budget=choose_budget(config, local),
         kernel=kernel,
+        before_a_batch=local.shared.give_way,
     )
 
 
