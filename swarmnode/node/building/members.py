@@ -57,7 +57,7 @@ def build_members(
     if config.policy.model == "auto":
         remember_model(paths.model_choice, model)
     policies = policies_beside(loaded, seats)
-    forward = build_forward(config, loaded, paths)
+    forward = build_forward(config, loaded)
     overlap = choose_overlap(config, loaded, forward.budget)
     cohort, neighbourhood = cohort_of(seats), Neighbourhood()
     if fresh:
