@@ -49,9 +49,11 @@ class Forward:
         temperature: float,
         top_p: float = 1.0,
         budget: TokenBudget | None = None,
+        before_a_batch: Callable[[], None] = lambda: None,
     ) -> None:
         """`temperature` and `top_p` are those of the sampler. `budget`: the micro-batch that fits; None: as
-        set, or a default."""
+        set, or a default. `before_a_batch`: called before each micro-batch, it may take its time."""
+        self._before_a_batch = before_a_batch
         self.temperature = temperature
         self.top_p = top_p
         self._peft_model = policy.peft_model
@@ -188,9 +190,11 @@ class Forward:
 
     def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[MicroBatch]:
         by_onednn = self._device.type == "cpu" and self._model.dtype is torch.bfloat16
-        return micro_batches(
+        for batch in micro_batches(
             samples, self._budget.tokens, self._device, packed=self._packed, round_up=by_onednn
-        )
+        ):
+            self._before_a_batch()
+            yield batch
 
     def _can_pack(self) -> bool:
         if (reason := prepare_for_packing(self._model)) is None:

@@ -33,6 +33,7 @@ def build_forward(config: Config, local: LocalPolicy) -> Forward:
         temperature=config.rollout.temperature,
         top_p=config.rollout.top_p,
         budget=choose_budget(config, local),
+        before_a_batch=local.shared.give_way,
     )
 
 
