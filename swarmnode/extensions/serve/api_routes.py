@@ -19,7 +19,7 @@ from starlette.types import Receive
 from swarmnode.extensions.serve import desk_client
 from swarmnode.extensions.serve.openai_answers import AnswerForm, JsonObject, error_content
 from swarmnode.extensions.serve.openai_requests import Asked, read_chat, read_completion
-from swarmnode.extensions.serve.questions import Began, Event, Refusal, Refused
+from swarmnode.extensions.serve.questions import AnswerBegan, Event, NoAnswer, QuestionRefused
 
 MOST_BODY_BYTES = 1 << 20
 MODEL_HEADER = "X-Swarmnode-Model"
@@ -47,7 +47,7 @@ class ApiRoutes:
     async def _models(self, request: HttpRequest) -> Response:
         try:
             names = await desk_client.models(self._find())
-        except Refusal as refusal:
+        except QuestionRefused as refusal:
             return refused_response(refusal.refused)
         return JSONResponse({"object": "list", "data": [_card(name) for name in names]})
 
@@ -55,11 +55,11 @@ class ApiRoutes:
         name = request.path_params["name"]
         try:
             names = await desk_client.models(self._find())
-        except Refusal as refusal:
+        except QuestionRefused as refusal:
             return refused_response(refusal.refused)
         if name not in names:
             return refused_response(
-                Refused(404, f"the model {name!r} does not exist", "model_not_found", "model")
+                NoAnswer(404, f"the model {name!r} does not exist", "model_not_found", "model")
             )
         return JSONResponse(_card(name))
 
@@ -76,7 +76,7 @@ class ApiRoutes:
             question = msgspec.structs.replace(asked.question, caller=caller)
             events = desk_client.ask(self._find(), question)
             began = await anext(events)
-            assert isinstance(began, Began), "a question's first event"
+            assert isinstance(began, AnswerBegan), "a question's first event"
             form = AnswerForm(asked, began)
             headers = {MODEL_HEADER: began.model}
             if asked.question.stream:
@@ -85,7 +85,7 @@ class ApiRoutes:
             return JSONResponse(
                 await _unless_left(form.whole(events), events, request.receive), headers=headers
             )
-        except Refusal as refusal:
+        except QuestionRefused as refusal:
             return refused_response(refusal.refused)
 
 
@@ -96,7 +96,7 @@ def application(find: FindDesk) -> Starlette:
     )
 
 
-def refused_response(refused: Refused) -> Response:
+def refused_response(refused: NoAnswer) -> Response:
     """Returns an error as OpenAI's clients expect it."""
     again = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
     return JSONResponse(error_content(refused), refused.status, again)
@@ -107,7 +107,9 @@ async def _content(request: HttpRequest) -> bytes:
     async for piece in request.stream():
         content += piece
         if len(content) > MOST_BODY_BYTES:
-            raise Refusal(Refused(413, f"a request has {MOST_BODY_BYTES} bytes or less", "too_large"))
+            raise QuestionRefused(
+                NoAnswer(413, f"a request has {MOST_BODY_BYTES} bytes or less", "too_large")
+            )
     return bytes(content)
 
 
@@ -116,7 +118,7 @@ async def _server_sent(events: AsyncGenerator[Event], form: AnswerForm) -> Async
         try:
             async for chunk in form.chunks(events):
                 yield _event(chunk)
-        except Refusal as refusal:
+        except QuestionRefused as refusal:
             yield _event(error_content(refusal.refused))
             return
     yield b"data: [DONE]\n\n"
@@ -129,24 +131,24 @@ def _event(content: JsonObject) -> bytes:
 async def _unless_left(
     answer: Awaitable[JsonObject], events: AsyncGenerator[Event], receive: Receive
 ) -> JsonObject:
-    """Returns an answer; gives it up if who asked has left. Raises Refusal."""
+    """Returns an answer; gives it up if who asked has left. Raises QuestionRefused."""
     async with aclosing(events), asyncio.TaskGroup() as tasks:
         writing, leaving = tasks.create_task(_kept(answer)), tasks.create_task(_left(receive))
         await asyncio.wait([writing, leaving], return_when=asyncio.FIRST_COMPLETED)
         writing.cancel()
         leaving.cancel()
     if writing.cancelled():
-        raise Refusal(Refused(499, "nobody waits for this answer", "client_left"))
+        raise QuestionRefused(NoAnswer(499, "nobody waits for this answer", "client_left"))
     found = writing.result()
-    if isinstance(found, Refused):
-        raise Refusal(found)
+    if isinstance(found, NoAnswer):
+        raise QuestionRefused(found)
     return found
 
 
-async def _kept(answer: Awaitable[JsonObject]) -> JsonObject | Refused:
+async def _kept(answer: Awaitable[JsonObject]) -> JsonObject | NoAnswer:
     try:
         return await answer
-    except Refusal as refusal:
+    except QuestionRefused as refusal:
         return refusal.refused
 
 
@@ -166,5 +168,5 @@ async def _healthz(request: HttpRequest) -> Response:
 async def _no_such_path(request: HttpRequest, error: Exception) -> Response:
     there = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions"
     return refused_response(
-        Refused(404, f"there is no {request.method} {request.url.path}: {there}", "not_found")
+        NoAnswer(404, f"there is no {request.method} {request.url.path}: {there}", "not_found")
     )

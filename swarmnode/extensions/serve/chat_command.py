@@ -23,7 +23,7 @@ from swarmnode.cli.settings import (
 )
 from swarmnode.errors import SwarmnodeError
 from swarmnode.extensions.serve.desk_client import ask
-from swarmnode.extensions.serve.questions import Began, Piece, Question, Refusal
+from swarmnode.extensions.serve.questions import AnswerBegan, Piece, Question, QuestionRefused
 from swarmnode.extensions.serve.standing_alone import Answering, answering
 from swarmnode.printable import printable
 from swarmnode.settings.config_layers import load_settings
@@ -90,7 +90,7 @@ def _said(found: Answering, asked: Question, messages: tuple[tuple[str, str], ..
     """Prints an answer as it comes, and returns it. Raises SwarmnodeError."""
     try:
         return asyncio.run(_print_answer(found.find(), _with(asked, messages=messages)))
-    except Refusal as refusal:
+    except QuestionRefused as refusal:
         raise SwarmnodeError(refusal.refused.message) from refusal
 
 
@@ -98,7 +98,7 @@ async def _print_answer(path: str | None, question: Question) -> str:
     said: list[str] = []
     async with aclosing(ask(path, question)) as events:
         async for event in events:
-            if isinstance(event, Began):
+            if isinstance(event, AnswerBegan):
                 typer.echo(f"[{event.model}] ", nl=False)
             elif isinstance(event, Piece):
                 said.append(event.text)

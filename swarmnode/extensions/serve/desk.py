@@ -20,14 +20,14 @@ from typing import Self
 from swarmnode.chat import ROLES, chat_text
 from swarmnode.errors import EngineError, ModelError, RequestRefused, SwarmnodeError
 from swarmnode.extensions.serve.questions import (
-    Began,
-    Ended,
+    AnswerBegan,
+    AnswerEnded,
     Event,
     Models,
+    NoAnswer,
     Piece,
     Question,
-    Refusal,
-    Refused,
+    QuestionRefused,
 )
 from swarmnode.extensions.serve.text_stream import TextStream
 from swarmnode.node.building.callers import CallerSource
@@ -50,7 +50,7 @@ _MODEL = re.compile(r"(?P<name>policy(?:-[0-9]{1,2})?|base)(?:@(?P<version>[0-9]
 
 @dataclass(slots=True)
 class _Sample:
-    answer: "Answer"
+    answer: "AnswerUnderWay"
     number: int
     text: TextStream
     version: int
@@ -59,7 +59,7 @@ class _Sample:
 
 
 @dataclass(eq=False)
-class Answer:
+class AnswerUnderWay:
     """One question under way."""
 
     question: Question
@@ -94,7 +94,7 @@ class Desk:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        self._give_up(None, Refused(503, "this node ends", "shutting_down"))
+        self._give_up(None, NoAnswer(503, "this node ends", "shutting_down"))
         for guest in self._guests.values():
             guest.close()
 
@@ -105,19 +105,19 @@ class Desk:
             names += [f"{self._shown(label)}@{version}" for version in reversed(guest.versions)]
         return Models((*names, "base"))
 
-    def ask(self, question: Question) -> Answer:
-        """Takes a question; its events begin with `Began`. Raises Refusal."""
+    def ask(self, question: Question) -> AnswerUnderWay:
+        """Takes a question; its events begin with `AnswerBegan`. Raises QuestionRefused."""
         guest, name, version = self._model(question.model)
         prompt_ids = self._prompt_ids(question, guest.capabilities.max_length)
         sampling = self._sampling(question, guest.capabilities.max_length - len(prompt_ids))
-        answer = Answer(question, guest)
+        answer = AnswerUnderWay(question, guest)
         with self._changed:
             waiting = self._of_callers[question.caller]
             in_all = len(self._samples) + question.samples
             if self._closing:
-                raise Refusal(Refused(503, "this node ends", "shutting_down"))
+                raise QuestionRefused(NoAnswer(503, "this node ends", "shutting_down"))
             if in_all > MOST_SAMPLES_WAITING or waiting + question.samples > MOST_OF_A_CALLER:
-                raise Refusal(_too_many(yours=in_all <= MOST_SAMPLES_WAITING))
+                raise QuestionRefused(_too_many(yours=in_all <= MOST_SAMPLES_WAITING))
             requests: list[Request] = []
             for number in range(question.samples):
                 seed = None if question.seed is None else question.seed + number
@@ -133,11 +133,11 @@ class Desk:
                 self._samples[request.request_id] = _Sample(answer, number, stream, asked)
                 answer.names.append(request.request_id)
             self._of_callers[question.caller] += question.samples
-            answer.events.put(Began("base" if asked == BASE_VERSION else f"{name}@{asked}", prompt_ids))
+            answer.events.put(AnswerBegan("base" if asked == BASE_VERSION else f"{name}@{asked}", prompt_ids))
             self._changed.notify_all()
         return answer
 
-    def cancel(self, answer: Answer) -> None:
+    def cancel(self, answer: AnswerUnderWay) -> None:
         """Ends an answer that nobody waits for."""
         with self._changed:
             names = list(answer.names)
@@ -160,18 +160,18 @@ class Desk:
         if found is not None and found["name"] not in ("policy", "base"):
             label = found["name"] if len(labels) > 1 else ""
         if found is None or label not in self._guests or (found["name"] == "base" and found["version"]):
-            raise Refusal(self._no_model(model))
+            raise QuestionRefused(self._no_model(model))
         guest = self._guests[label]
         if found["name"] == "base":
             return guest, "base", BASE_VERSION
         version = None if found["version"] is None else int(found["version"])
         if version is not None and version not in guest.versions:
-            raise Refusal(self._no_model(model))
+            raise QuestionRefused(self._no_model(model))
         return guest, self._shown(label), version
 
-    def _no_model(self, model: str) -> Refused:
+    def _no_model(self, model: str) -> NoAnswer:
         there = ", ".join(self.models().names)
-        return Refused(
+        return NoAnswer(
             404, f"the model {model!r} does not exist: there are {there}", "model_not_found", "model"
         )
 
@@ -179,7 +179,9 @@ class Desk:
         renderer = self._source.renderer
         chars = len(question.text) + sum(len(content) for _, content in question.messages)
         if chars > longest * MOST_CHARS_OF_A_TOKEN or len(question.token_ids) >= longest:
-            raise Refusal(_too_long(f"it has {max(chars, len(question.token_ids))} characters", longest))
+            raise QuestionRefused(
+                _too_long(f"it has {max(chars, len(question.token_ids))} characters", longest)
+            )
         if question.token_ids:
             return question.token_ids
         if not question.messages:
@@ -187,23 +189,23 @@ class Desk:
         messages = [{"role": role, "content": content} for role, content in question.messages]
         if unknown := {message["role"] for message in messages}.difference(ROLES):
             roles = ", ".join(ROLES)
-            raise Refusal(
-                Refused(400, f"the role {min(unknown)!r} is none of {roles}", "invalid_value", "messages")
+            raise QuestionRefused(
+                NoAnswer(400, f"the role {min(unknown)!r} is none of {roles}", "invalid_value", "messages")
             )
         try:
             return renderer.prompt_ids(chat_text(messages))
         except ModelError as error:
-            raise Refusal(Refused(400, str(error), "invalid_value", "messages")) from error
+            raise QuestionRefused(NoAnswer(400, str(error), "invalid_value", "messages")) from error
 
     def _sampling(self, question: Question, room: int) -> SamplingParams:
         longest = question.max_tokens or min(self._source.max_tokens, max(1, room))
         if longest > room:
-            raise Refusal(
+            raise QuestionRefused(
                 _too_long(f"{longest} tokens are asked for, there is room for {max(0, room)}", None)
             )
         if not 0 <= question.temperature <= HOTTEST:
-            raise Refusal(
-                Refused(400, f"temperature is between 0 and {HOTTEST:g}", "invalid_value", "temperature")
+            raise QuestionRefused(
+                NoAnswer(400, f"temperature is between 0 and {HOTTEST:g}", "invalid_value", "temperature")
             )
         return SamplingParams(longest, question.temperature, question.top_p)
 
@@ -212,9 +214,9 @@ class Desk:
             named = [guest.named(request) for request in requests]
             guest.submit(named)
         except RequestRefused as error:
-            raise Refusal(Refused(400, error.message, "invalid_value")) from error
+            raise QuestionRefused(NoAnswer(400, error.message, "invalid_value")) from error
         except EngineError as error:
-            raise Refusal(_unavailable(error.message)) from error
+            raise QuestionRefused(_unavailable(error.message)) from error
         return named
 
     # The thread
@@ -255,7 +257,7 @@ class Desk:
                 return
             if any(span.version != sample.version for span in sampled.spans):
                 self._forget(name)
-                answer.events.put(Refused(500, "another version wrote some of this", "wrong_version"))
+                answer.events.put(NoAnswer(500, "another version wrote some of this", "wrong_version"))
                 return
             new = slice(sample.tokens, None)
             tokens, text = sample.text.add(sampled.token_ids[new])
@@ -271,7 +273,7 @@ class Desk:
             if finish == "abort":
                 answer.events.put(_unavailable("the answer was cut off"))
             else:
-                answer.events.put(Ended(sample.number, "stop" if stopped or finish is None else finish))
+                answer.events.put(AnswerEnded(sample.number, "stop" if stopped or finish is None else finish))
         if finish is None:
             answer.guest.abort([name])
 
@@ -281,7 +283,7 @@ class Desk:
             self._of_callers[sample.answer.question.caller] -= 1
             self._of_callers += Counter()  # Without those that have nothing under way.
 
-    def _give_up(self, guest: SharedGuest | None, refused: Refused) -> None:
+    def _give_up(self, guest: SharedGuest | None, refused: NoAnswer) -> None:
         """Tells all who asked this guest (None: any) that no answer will come."""
         with self._changed:
             lost = [
@@ -292,16 +294,16 @@ class Desk:
                 answer.events.put(refused)
 
 
-def _too_many(*, yours: bool) -> Refused:
+def _too_many(*, yours: bool) -> NoAnswer:
     whose = f"you have {MOST_OF_A_CALLER}" if yours else f"there are {MOST_SAMPLES_WAITING}"
     why = f"{whose} answers under way at most: ask again later"
-    return Refused(429, why, "rate_limit_exceeded", None, RETRY_AFTER_S)
+    return NoAnswer(429, why, "rate_limit_exceeded", None, RETRY_AFTER_S)
 
 
-def _unavailable(why: str) -> Refused:
-    return Refused(503, why, "unavailable", None, RETRY_AFTER_S)
+def _unavailable(why: str) -> NoAnswer:
+    return NoAnswer(503, why, "unavailable", None, RETRY_AFTER_S)
 
 
-def _too_long(why: str, longest: int | None) -> Refused:
+def _too_long(why: str, longest: int | None) -> NoAnswer:
     limit = "" if longest is None else f", prompt and answer have {longest} tokens at most"
-    return Refused(400, f"this is too long: {why}{limit}", "context_length_exceeded", "messages")
+    return NoAnswer(400, f"this is too long: {why}{limit}", "context_length_exceeded", "messages")

@@ -21,15 +21,15 @@ from typing import Self
 import msgspec
 import psutil
 
-from swarmnode.extensions.serve.desk import Answer, Desk
+from swarmnode.extensions.serve.desk import AnswerUnderWay, Desk
 from swarmnode.extensions.serve.questions import (
     MOST_FRAME_BYTES,
-    Ended,
+    AnswerEnded,
     Event,
     ListModels,
+    NoAnswer,
     Question,
-    Refusal,
-    Refused,
+    QuestionRefused,
 )
 from swarmnode.machine.storage import replace_file
 from swarmnode.node.building.callers import CallerSource
@@ -134,9 +134,9 @@ class DeskSocket:
                 return
             answer = self._desk.ask(asked)
         except msgspec.DecodeError as error:
-            _send(client, [Refused(400, str(error), "invalid_value")])
+            _send(client, [NoAnswer(400, str(error), "invalid_value")])
             return
-        except Refusal as refusal:
+        except QuestionRefused as refusal:
             _send(client, [refusal.refused])
             return
         try:
@@ -144,7 +144,7 @@ class DeskSocket:
         finally:
             self._desk.cancel(answer)
 
-    def _pass_on(self, answer: Answer, client: socket.socket) -> None:
+    def _pass_on(self, answer: AnswerUnderWay, client: socket.socket) -> None:
         left = answer.question.samples
         while left and not self._closing:
             events: list[Event] = []
@@ -157,9 +157,9 @@ class DeskSocket:
                     return
                 continue
             _send(client, events)
-            if any(isinstance(event, Refused) for event in events):
+            if any(isinstance(event, NoAnswer) for event in events):
                 return
-            left -= sum(isinstance(event, Ended) for event in events)
+            left -= sum(isinstance(event, AnswerEnded) for event in events)
 
 
 def _has_hung_up(client: socket.socket) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from swarmnode.extensions.serve.openai_requests import Asked
-from swarmnode.extensions.serve.questions import Began, Ended, Event, Piece, Refused
+from swarmnode.extensions.serve.questions import AnswerBegan, AnswerEnded, Event, NoAnswer, Piece
 
 JsonObject = dict[str, Any]
 
@@ -17,7 +17,7 @@ JsonObject = dict[str, Any]
 class AnswerForm:
     """The form of one answer. `began` names the version that writes it."""
 
-    def __init__(self, asked: Asked, began: Began) -> None:
+    def __init__(self, asked: Asked, began: AnswerBegan) -> None:
         self._asked, self._began = asked, began
         self._tokens = 0
         prefix, kind = ("chatcmpl-", "chat.completion") if asked.chat else ("cmpl-", "text_completion")
@@ -36,7 +36,7 @@ class AnswerForm:
             if isinstance(event, Piece):
                 pieces[event.sample].append(event)
                 self._tokens += len(event.token_ids)
-            elif isinstance(event, Ended):
+            elif isinstance(event, AnswerEnded):
                 finish[event.sample] = event.finish
         choices = [self._choice(number, found, finish[number]) for number, found in pieces.items()]
         return {**self._head, "choices": choices, "usage": self._usage(), **self._prompt_ids()}
@@ -53,7 +53,7 @@ class AnswerForm:
                 self._tokens += len(event.token_ids)
                 if event.text or self._asked.logprobs or self._asked.token_ids:
                     yield self._chunk([self._piece(event)])
-            elif isinstance(event, Ended):
+            elif isinstance(event, AnswerEnded):
                 empty: JsonObject = {"delta": {}} if self._asked.chat else {"text": ""}
                 ended = {"index": event.sample, **empty, "logprobs": None, "finish_reason": event.finish}
                 yield self._chunk([ended])
@@ -106,7 +106,7 @@ class AnswerForm:
         }
 
 
-def error_content(refused: Refused) -> JsonObject:
+def error_content(refused: NoAnswer) -> JsonObject:
     """Returns an error in OpenAI's form."""
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = kinds.get(refused.status, "server_error" if refused.status >= 500 else "invalid_request_error")

@@ -17,9 +17,9 @@ from swarmnode.extensions.serve.questions import (
     LONGEST_STOP,
     MOST_SAMPLES,
     MOST_STOPS,
+    NoAnswer,
     Question,
-    Refusal,
-    Refused,
+    QuestionRefused,
 )
 
 MOST_MESSAGES = 1000
@@ -131,7 +131,7 @@ class Asked:
 
 
 def read_chat(content: bytes) -> Asked:
-    """Returns a request for a chat completion. Raises Refusal."""
+    """Returns a request for a chat completion. Raises QuestionRefused."""
     request = _read(content, ChatRequest)
     question = request.question(messages=tuple((one.role, one.text) for one in request.messages))
     if request.max_completion_tokens is not None:
@@ -140,7 +140,7 @@ def read_chat(content: bytes) -> Asked:
 
 
 def read_completion(content: bytes) -> Asked:
-    """Returns a request for a completion of a text or of token ids. Raises Refusal."""
+    """Returns a request for a completion of a text or of token ids. Raises QuestionRefused."""
     request = _read(content, CompletionRequest)
     match request.prompt:
         case str() as text:
@@ -150,7 +150,9 @@ def read_completion(content: bytes) -> Asked:
         case several:
             ids = tuple(one for one in several if isinstance(one, int))
             if len(ids) < len(several):
-                raise Refusal(Refused(400, "one prompt in a request, please", "invalid_value", "prompt"))
+                raise QuestionRefused(
+                    NoAnswer(400, "one prompt in a request, please", "invalid_value", "prompt")
+                )
             question = request.question(token_ids=ids)
     return _asked(request, question, chat=False, logprobs=request.logprobs is not None)
 
@@ -159,7 +161,7 @@ def _asked(
     request: ChatRequest | CompletionRequest, question: Question, *, chat: bool, logprobs: bool
 ) -> Asked:
     if request.stream_options is not None and not request.stream:
-        raise Refusal(Refused(400, "stream_options needs stream", "invalid_value", "stream_options"))
+        raise QuestionRefused(NoAnswer(400, "stream_options needs stream", "invalid_value", "stream_options"))
     usage = request.stream_options is not None and request.stream_options.include_usage
     return Asked(question, chat, logprobs, usage, bool(request.return_token_ids))
 
@@ -172,4 +174,4 @@ def _read(content: bytes, kind: type[T]) -> T:
         found = re.search(r"\$\.(\w+)|field `(\w+)`", str(error))
         param = found and (found[1] or found[2])
         code = "invalid_value" if param else "invalid_json"
-        raise Refusal(Refused(400, f"cannot be followed: {error}", code, param)) from error
+        raise QuestionRefused(NoAnswer(400, f"cannot be followed: {error}", code, param)) from error

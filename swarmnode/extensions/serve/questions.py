@@ -1,7 +1,7 @@
 """Questions to a policy and its answers, as they travel between a node and whoever asks it.
 
 api_routes.py, chat_command.py -> desk_client.py -> [Question] -> desk_socket.py -> desk.py
-                                              <- [Began, Piece, Ended | Refused]
+                                              <- [AnswerBegan, Piece, AnswerEnded | NoAnswer]
 """
 
 from typing import Annotated, Literal
@@ -47,7 +47,7 @@ class Models(msgspec.Struct, frozen=True, tag="names"):
     names: tuple[str, ...]
 
 
-class Began(msgspec.Struct, frozen=True, tag="began"):
+class AnswerBegan(msgspec.Struct, frozen=True, tag="began"):
     """A question is accepted, and this version answers it to the end."""
 
     model: str
@@ -65,14 +65,14 @@ class Piece(msgspec.Struct, frozen=True, tag="piece"):
     logprobs: tuple[float, ...]
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class AnswerEnded(msgspec.Struct, frozen=True, tag="ended"):
     """The end of one sample."""
 
     sample: int
     finish: Literal["stop", "length"]
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class NoAnswer(msgspec.Struct, frozen=True, tag="refused"):
     """A question that is not answered, or not to its end."""
 
     status: int
@@ -83,12 +83,12 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     retry_after_s: int | None = None
 
 
-Event = Models | Began | Piece | Ended | Refused
+Event = Models | AnswerBegan | Piece | AnswerEnded | NoAnswer
 
 
-class Refusal(Exception):
+class QuestionRefused(Exception):
     """Raised with what is to be said instead of an answer."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: NoAnswer) -> None:
         super().__init__(refused.message)
         self.refused = refused

@@ -5,8 +5,16 @@ from collections.abc import Sequence
 import pytest
 
 from swarmnode.errors import EngineError
-from swarmnode.extensions.serve.desk import MOST_OF_A_CALLER, MOST_SAMPLES_WAITING, Answer
-from swarmnode.extensions.serve.questions import Began, Ended, Event, Piece, Question, Refusal, Refused
+from swarmnode.extensions.serve.desk import MOST_OF_A_CALLER, MOST_SAMPLES_WAITING, AnswerUnderWay
+from swarmnode.extensions.serve.questions import (
+    AnswerBegan,
+    AnswerEnded,
+    Event,
+    NoAnswer,
+    Piece,
+    Question,
+    QuestionRefused,
+)
 from swarmnode.rollout.engine import Output, PolicyUpdate
 from swarmnode.testing.fake_engine import FakeEngine
 from tests.served import repeats, says, served
@@ -14,12 +22,12 @@ from tests.served import repeats, says, served
 PATIENCE_S = 30.0
 
 
-def all_of(answer: Answer) -> list[Event]:
+def all_of(answer: AnswerUnderWay) -> list[Event]:
     events: list[Event] = []
     left = answer.question.samples
     while left:
         events.append(answer.events.get(timeout=PATIENCE_S))
-        left -= isinstance(events[-1], Ended | Refused)
+        left -= isinstance(events[-1], AnswerEnded | NoAnswer)
     return events
 
 
@@ -31,8 +39,8 @@ def update(version: int) -> PolicyUpdate:
     return PolicyUpdate(version, {}, 1.0)
 
 
-def refused(question: Question, **limits: int) -> Refused:
-    with served(says("yes", **limits)) as at, pytest.raises(Refusal) as refusal:
+def refused(question: Question, **limits: int) -> NoAnswer:
+    with served(says("yes", **limits)) as at, pytest.raises(QuestionRefused) as refusal:
         at.desk.ask(question)
     return refusal.value.refused
 
@@ -42,9 +50,9 @@ def test_an_answer_comes_token_by_token_where_that_is_asked_for() -> None:
         streamed = all_of(at.desk.ask(Question(text="hi", stream=True)))
         whole = all_of(at.desk.ask(Question(text="hi")))
     assert text_of(streamed) == text_of(whole) == "hello"
-    assert isinstance(streamed[0], Began) and streamed[0].prompt_ids == (104, 105)
+    assert isinstance(streamed[0], AnswerBegan) and streamed[0].prompt_ids == (104, 105)
     assert sum(isinstance(event, Piece) for event in whole) == 1
-    assert isinstance(whole[-1], Ended) and whole[-1].finish == "stop"
+    assert isinstance(whole[-1], AnswerEnded) and whole[-1].finish == "stop"
     [piece] = [event for event in whole if isinstance(event, Piece)]
     assert len(piece.tokens) == len(piece.token_ids) == len(piece.logprobs) == 6
 
@@ -58,7 +66,7 @@ def test_every_version_that_is_kept_can_be_named_and_says_its_name() -> None:
             model: all_of(at.desk.ask(Question(model=model, text="a")))[0]
             for model in ("policy", "policy@3", "base")
         }
-    assert {model: began.model for model, began in named.items() if isinstance(began, Began)} == {
+    assert {model: began.model for model, began in named.items() if isinstance(began, AnswerBegan)} == {
         "policy": "policy@4",
         "policy@3": "policy@3",
         "base": "base",
@@ -93,12 +101,12 @@ def test_too_much_is_refused_and_says_when_to_come_again() -> None:
     with served(Stuck(lambda request: (1,))) as at:
         for _ in range(MOST_OF_A_CALLER):
             mine = at.desk.ask(Question(text="a", caller="me"))
-        with pytest.raises(Refusal, match="you have") as refusal:
+        with pytest.raises(QuestionRefused, match="you have") as refusal:
             at.desk.ask(Question(text="a", caller="me"))
         assert (refusal.value.refused.status, refusal.value.refused.retry_after_s) == (429, 2)
         for number in range(MOST_SAMPLES_WAITING - MOST_OF_A_CALLER):
             at.desk.ask(Question(text="a", caller=f"other {number}"))
-        with pytest.raises(Refusal, match="there are"):
+        with pytest.raises(QuestionRefused, match="there are"):
             at.desk.ask(Question(text="a", caller="one more"))
         at.desk.cancel(mine)
         at.desk.ask(Question(text="a", caller="me"))
@@ -138,7 +146,7 @@ def test_an_engine_that_fails_tells_everybody_and_goes_on_later() -> None:
     engine = Breaks(lambda request: (65, 0))
     with served(engine) as at:
         [_, found] = all_of(at.desk.ask(Question(text="a")))
-        assert isinstance(found, Refused) and found.status == 503 and "the card is gone" in found.message
+        assert isinstance(found, NoAnswer) and found.status == 503 and "the card is gone" in found.message
         engine.broken = False
         assert text_of(all_of(at.desk.ask(Question(text="a")))) == "A"
 
@@ -151,18 +159,18 @@ def test_a_node_that_ends_says_so() -> None:
     with served(Stuck(lambda request: (1,))) as at:
         answer = at.desk.ask(Question(text="a"))
     [_, found] = all_of(answer)
-    assert isinstance(found, Refused) and found.code == "shutting_down"
-    with pytest.raises(Refusal, match="ends"):
+    assert isinstance(found, NoAnswer) and found.code == "shutting_down"
+    with pytest.raises(QuestionRefused, match="ends"):
         at.desk.ask(Question(text="a"))
 
 
 def test_updates_between_questions_lose_none_of_them() -> None:
     with served(repeats()) as at:
-        answers: list[Answer] = []
+        answers: list[AnswerUnderWay] = []
         for version in range(1, 13):
             answers.append(at.desk.ask(Question(text="abcdefgh", max_tokens=9, stream=True)))
             at.policy.set_policy(update(version))
         found = [all_of(answer) for answer in answers]
     assert [text_of(events) for events in found] == ["abcdefgh"] * 12
-    begun = [event.model for events in found for event in events if isinstance(event, Began)]
+    begun = [event.model for events in found for event in events if isinstance(event, AnswerBegan)]
     assert begun == [f"policy@{version}" for version in range(12)]

@@ -13,7 +13,7 @@ import pytest
 
 from swarmnode.extensions.serve import desk_client
 from swarmnode.extensions.serve.desk_socket import MOST_CONNECTIONS, find_desk, open_desk
-from swarmnode.extensions.serve.questions import Event, Piece, Question, Refusal
+from swarmnode.extensions.serve.questions import Event, Piece, Question, QuestionRefused
 from swarmnode.node.building.callers import CallerSource
 from swarmnode.rollout.engine import Output
 from swarmnode.rollout.renderer import Renderer
@@ -43,10 +43,10 @@ async def test_a_question_is_answered_over_the_socket() -> None:
 
 
 async def test_a_refusal_travels() -> None:
-    with served(says("hello")) as at, pytest.raises(Refusal, match="gpt-4"):
+    with served(says("hello")) as at, pytest.raises(QuestionRefused, match="gpt-4"):
         await events_of(at.path, Question(model="gpt-4", text="hi"))
     for gone in (at.path, None):
-        with pytest.raises(Refusal, match="does not answer"):
+        with pytest.raises(QuestionRefused, match="does not answer"):
             await events_of(gone, Question(text="hi"))
 
 
@@ -90,7 +90,7 @@ async def test_connections_are_bounded_and_the_next_one_is_served_again() -> Non
             held = [stack.enter_context(connected(at)) for _ in range(MOST_CONNECTIONS + 8)]
             assert _is_turned_away(held[-1])
         for _ in range(1000):
-            with suppress(Refusal):
+            with suppress(QuestionRefused):
                 assert len(await events_of(at.path, Question(text="hi"))) == 3
                 return
         raise AssertionError("nobody is served any more")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from swarmnode.extensions.serve.openai_requests import read_chat, read_completion
-from swarmnode.extensions.serve.questions import Question, Refusal
+from swarmnode.extensions.serve.questions import Question, QuestionRefused
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -84,18 +84,18 @@ def test_values_that_change_nothing_are_taken() -> None:
     ids=str,
 )
 def test_what_cannot_be_followed_is_refused_by_name(more: dict[str, object], param: str) -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(QuestionRefused) as refusal:
         read_chat(chat(**more))
     assert (refusal.value.refused.status, refusal.value.refused.param) == (400, param)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": 1}', b"null"])
 def test_nonsense_is_refused(content: bytes) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(QuestionRefused):
         read_chat(content)
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [], [1, "a"], 7, None, [[1]], [-1]])
 def test_several_prompts_at_once_and_other_things_are_refused(prompt: object) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(QuestionRefused):
         read_completion(completion(prompt=prompt))
