@@ -24,8 +24,8 @@ GONE = NoAnswer(503, "the node does not answer: it ends, or is not up yet", "una
 
 
 async def ask(path: str | None, asked: Question | ListModels) -> AsyncGenerator[Event]:
-    """Yields the events of an answer. Closing the generator ends the answer. Raises QuestionRefused for what is not
-    answered, or not to its end. `path` None: there is nobody to ask."""
+    """Yields the events of an answer. Closing the generator ends the answer. Raises QuestionRefused for what
+    is not answered, or not to its end. `path` None: there is nobody to ask."""
     if path is None:
         raise QuestionRefused(GONE)
     try:
