@@ -120,15 +120,20 @@ def lora_linear_segments(
     adapters: Sequence[LoraWeights],
     segments: tuple[Segment, ...],
     stacked: StackedGemm | None = None,
+    *,
+    alike: bool = False,
 ) -> Tensor:
     """Computes each segment of the flattened tokens through its own adapter: x [..., K] -> y [..., N].
 
     The base is one GEMM for all. Tokens in no segment, or in one with adapter -1, get the base alone. Ranks
     may differ. An adapter without tokens gets no gradient (None, not zero: its optimizer state must not
-    move). `weight_NK` and `bias_N` are frozen as in `lora_linear`.
+    move). `weight_NK` and `bias_N` are frozen as in `lora_linear`. `alike`: all adapters have the same values,
+    and all tokens are in segments; only gradients are told apart.
     """
+    filled = tuple(s for s in segments if s.adapter >= 0 and s.end > s.start)
     plan = _Plan(
-        tuple(s for s in segments if s.adapter >= 0 and s.end > s.start),
+        filled,
+        (Segment(0, filled[-1].end, 0),) if alike else filled,
         tuple(adapter.scaling for adapter in adapters),
         stacked,
         _autocast_dtype(x),
@@ -194,6 +199,8 @@ class _Plan:
 
     segments: tuple[Segment, ...]
     """Segments of adapters, without those of the base and empty ones."""
+    products: tuple[Segment, ...]
+    """Segments that have a product of their own: those, or one where all adapters are alike."""
     scalings: tuple[float, ...]
     stacked: StackedGemm | None
     cast_to: torch.dtype | None
@@ -269,7 +276,7 @@ def _per_segment(rows_MX: Tensor, factors_XR: list[Tensor], plan: _Plan) -> Tens
     """Returns each segment's rows times its adapter's factor: [M, largest rank], zero beyond its rank."""
     rank = max((factor.shape[1] for factor in factors_XR), default=0)
     out_MR = rows_MX.new_zeros(rows_MX.shape[0], rank)
-    for segment in plan.segments:
+    for segment in plan.products:
         factor = factors_XR[segment.adapter]
         rows = slice(segment.start, segment.end)
         torch.mm(rows_MX[rows], factor, out=out_MR[rows, : factor.shape[1]])
@@ -277,7 +284,7 @@ def _per_segment(rows_MX: Tensor, factors_XR: list[Tensor], plan: _Plan) -> Tens
 
 
 def _add_low_rank(out_MX: Tensor, s_MR: Tensor, factors_RX: list[Tensor], plan: _Plan) -> None:
-    for segment in plan.segments:
+    for segment in plan.products:
         factor = factors_RX[segment.adapter]
         rows = slice(segment.start, segment.end)
         s = s_MR[rows, : factor.shape[0]]
