@@ -189,9 +189,7 @@ class _TextReader:
     def read(self, answers: Sequence[Answer]) -> list[Completion | None]:
         # Who knows the answer says it again and again.
         different = {answer.text: answer for answer in answers}
-        read = {
-            text: _completion(one, self.policy_version, self.rules) for text, one in different.items()
-        }
+        read = {text: _completion(one, self.policy_version, self.rules) for text, one in different.items()}
         return [read[answer.text] for answer in answers]
 
 

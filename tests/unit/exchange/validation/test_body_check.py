@@ -18,7 +18,7 @@ from swarmnode.exchange.messages import (
 from swarmnode.exchange.validation.body_check import BodyRules, check_body, is_false_claim, require_advantage
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.tasks.task import is_held_out
-from swarmnode.types import Example, RolloutGroup
+from swarmnode.types import Example, FinishReason, RolloutGroup
 from tests.unit.exchange.conftest import Addition
 from tests.unit.exchange.validation.conftest import NOW, reason_of, resealed
 

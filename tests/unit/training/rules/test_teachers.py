@@ -9,8 +9,8 @@ from swarmnode.training.rules.book import Entry
 from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import SharingRule
 from swarmnode.training.rules.teachers import (
-    AUTHORS_A_ROUND,
     ANSWERS,
+    AUTHORS_A_ROUND,
     BATCH,
     BATCH_OF_TEACHER,
     LEAST_ANSWERS,
