@@ -1,146 +1,152 @@
 """Slow links and slow machines on one computer: an instance of a plan as if its nodes were where it says.
 
-Instance (hop_s, forward_s) -> [EmulatedLinks] -> transport.py, [EmulatedCompute] -> stage_worker.py
+Instance (hop_s, forward_s) -> [PacedStreams] -> tensor_transport.py, [EmulatedQueue] -> stage_worker.py
 
-Links: a message arrives when it would over the emulated link, its chunks spread over the time between, so
-that the real transfer on loopback hides within. With `bytes_per_s` a link carries one message after the
-other; without, only its delay counts, as in the simulator, whose links know no contention. A loss is what it
-is to a user of TCP: the message comes a retransmission later. Answers (a few bytes) are not delayed.
+Links: a message of training is sent when all of it would have come over the emulated link; loopback adds
+little. A link carries one message after the other at its `bytes_per_s`; where that is infinite only its delay
+counts, as in the simulator, whose links know no contention. Answers (a few bytes) are not delayed.
 
-Machines: `EmulatedCompute` waits until a piece of real work has taken as long as it would there; what takes
-longer in reality is counted, because then the emulation says nothing.
+Machines: a task of the stage takes as long as it would there; what takes longer in reality is counted,
+because then the emulation says nothing.
 
-`scale` shrinks all of it: at 0.1 an iteration of 70 s runs in 7 s. Draws depend on the seed, the link and the
-number of its message alone, so that two runs meet the same jitter and losses on each link in whatever order.
+All times are real seconds. `shrunk` makes a plan of seconds that last as long as one likes: at 0.1 an
+iteration of 70 s runs in 7 s.
 """
 
 import asyncio
-import random
-from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Any, TypeVar
 
+from swarmnode.errors import RequestTimeout
+from swarmnode.extensions.pipeline.execution.stage_queue import ReadyTask, StageQueue, settle
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
-from swarmnode.extensions.pipeline.wire.member_streams import ArrivalWindow
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.simulator import Kind
+from swarmnode.extensions.pipeline.wire.frames import encode
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
+from swarmnode.extensions.pipeline.wire.services import MemberService
+from swarmnode.network.streams import StreamHost
 
-MAX_LOSSES = 8
-"""How often in a row one message may be lost."""
+T = TypeVar("T")
+
+
+def shrunk(plan: Plan, scale: float) -> Plan:
+    """Returns the plan with all of its times multiplied."""
+    instance = plan.instance
+    return replace(
+        plan,
+        instance=replace(
+            instance,
+            forward_s=tuple(seconds * scale for seconds in instance.forward_s),
+            hop_s=tuple(tuple(seconds * scale for seconds in row) for row in instance.hop_s),
+            gap_s=instance.gap_s * scale,
+            first_gap_s=instance.first_gap_s * scale,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """One direction between two nodes, in emulated time."""
+    """One direction between two nodes."""
 
     latency_s: float
     """Time between sending the last byte and its arrival."""
     bytes_per_s: float = inf
-    """What the link carries; messages queue for it."""
-    jitter_s: float = 0.0
-    """How much later a message may come, evenly distributed."""
-    loss: float = 0.0
-    """Share of messages that come a retransmission later; of those, the same share another one."""
-    retransmit_s: float = 0.2
-    """TCP's least timeout on Linux."""
-
-
-def links_of(instance: Instance, node: int, *, activation_bytes: int = 0) -> tuple[LinkSpeed, ...]:
-    """The links out of `node` to each node: one activation arrives `hop_s` after it was sent.
-
-    With `activation_bytes` all of that time is taken to be bandwidth, of which one link has only so much;
-    without, it is delay, as in the simulator.
-    """
-    return tuple(
-        LinkSpeed(0.0, activation_bytes / hop_s) if activation_bytes and hop_s > 0 else LinkSpeed(hop_s)
-        for hop_s in instance.hop_s[node]
-    )
+    """Bytes that the link carries; messages queue for it."""
 
 
 class EmulatedLinks:
-    """The links out of one node: a `LinkPace` for its transport."""
+    """The links out of one node."""
 
-    def __init__(self, links: Mapping[str, LinkSpeed], *, seed: int, scale: float = 1.0) -> None:
+    def __init__(self, links: Mapping[str, LinkSpeed]) -> None:
         """`links`: by peer id. Peers that are not in it are as near as they really are."""
-        if scale <= 0:
-            raise ValueError(f"scale is {scale}, it must be above 0")
         self._links = dict(links)
-        self._seed = seed
-        self._scale = scale
         self._free_s: dict[str, float] = {}
-        self._messages: Counter[str] = Counter()
-        self._cut: set[str] = set()
 
-    def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
-        """When the bytes of the next message to a peer arrive. Times of the event loop."""
+    def arrival_s(self, peer_id: str, size_bytes: int, now_s: float) -> float:
+        """Returns the time at which the last byte of the next message to a peer arrives."""
         link = self._links.get(peer_id)
-        number = self._messages[peer_id]
-        self._messages[peer_id] += 1
-        if peer_id in self._cut:
-            return ArrivalWindow(inf, inf)
         if link is None:
-            return ArrivalWindow(now_s, now_s)
-        begins_s = max(now_s, self._free_s.get(peer_id, now_s))
-        sent_s = begins_s + self._scale * size_bytes / link.bytes_per_s
+            return now_s
+        sent_s = max(now_s, self._free_s.get(peer_id, now_s)) + size_bytes / link.bytes_per_s
         self._free_s[peer_id] = sent_s
-        draw = random.Random(f"{self._seed}/{peer_id}/{number}")
-        return ArrivalWindow(begins_s, sent_s + self._scale * _late_s(link, draw))
-
-    def cut(self, peer_id: str) -> None:
-        """Lose all that is sent there after this, and tell nobody."""
-        self._cut.add(peer_id)
-
-    def mend(self, peer_id: str) -> None:
-        self._cut.discard(peer_id)
+        return sent_s + link.latency_s
 
 
-def _late_s(link: LinkSpeed, draw: random.Random) -> float:
-    losses = 0
-    while losses < MAX_LOSSES and draw.random() < link.loss:
-        losses += 1
-    return link.latency_s + losses * link.retransmit_s + draw.uniform(0.0, link.jitter_s)
+class PacedStreams(MemberStreams):
+    """Streams whose messages of training take their time."""
+
+    def __init__(self, host: StreamHost, links: EmulatedLinks) -> None:
+        super().__init__(host)
+        self.links = links
+
+    async def ask(
+        self,
+        peer_id: str,
+        service: MemberService,
+        message: Any,
+        answer: type[T],
+        *,
+        timeout_s: float,
+        **more: Any,
+    ) -> T:
+        if service == MemberService.HOPS:
+            clock = asyncio.get_running_loop().time
+            size_bytes = len(encode(message)) + message.payload_bytes
+            wait_s = self.links.arrival_s(peer_id, size_bytes, clock()) - clock()
+            await asyncio.sleep(min(wait_s, timeout_s))
+            timeout_s -= wait_s
+            if timeout_s <= 0:
+                raise RequestTimeout(f"{peer_id} is farther away than the message is of use")
+        return await super().ask(peer_id, service, message, answer, timeout_s=timeout_s, **more)
 
 
-class EmulatedCompute:
-    """The machine of one node: real work that takes as long as it would there.
+class EmulatedQueue(StageQueue):
+    """The compute of one node of a plan: a task takes as long as it would there, and the node is not
+    available for a gap afterwards, as in the simulator."""
 
-    async with compute.forward():
-        hidden = await asyncio.to_thread(stage.forward, ...)
-    """
-
-    def __init__(self, instance: Instance, node: int, *, scale: float = 1.0) -> None:
-        self._forward_s = instance.forward_s[node] * scale
-        self._backward_factor = instance.backward_factor
-        self._loss_factor = instance.loss_factor
-        self.scale = scale
-        """Real seconds for an emulated one."""
-        self.gap_s = instance.gap_s * scale
-        """Real seconds for which the machine is not available after a task."""
-        self.first_gap_s = instance.first_gap_s * scale
-        """The same after the first forward of a micro-batch."""
+    def __init__(self, node: int) -> None:
+        super().__init__()
+        self._node = node
+        self._instance: Instance | None = None
+        self._ranks: dict[int, int] = {}
+        self._began_s: float | None = None
+        self.tasks = 0
         self.overruns = 0
-        """Pieces of work that really took longer than they were to."""
+        """Tasks that really took longer than they were to."""
         self.overrun_s = 0.0
-        """How much longer all of them took, in real seconds."""
+        """Seconds by which all of them took longer."""
 
-    def forward(self) -> AbstractAsyncContextManager[None]:
-        return self.lasting(self._forward_s)
+    def begin(self, plan: Plan) -> None:
+        """Stand for the node in another iteration of this plan."""
+        own = [agent for agent, path in enumerate(plan.paths) if path[0] == self._node]
+        self._instance, self._ranks, self._began_s = plan.instance, {a: r for r, a in enumerate(own)}, None
 
-    def backward(self) -> AbstractAsyncContextManager[None]:
-        return self.lasting(self._forward_s * self._backward_factor)
-
-    def loss(self) -> AbstractAsyncContextManager[None]:
-        return self.lasting(self._forward_s * self._loss_factor)
-
-    @asynccontextmanager
-    async def lasting(self, duration_s: float) -> AsyncGenerator[None, None]:
-        """Real work that lasts at least so many real seconds."""
+    async def perform(self, kind: Kind, agent: int, work: Callable[[], T]) -> T:
         clock = asyncio.get_running_loop().time
-        until_s = clock() + duration_s
-        yield
+        if kind == "forward" and agent in self._ranks and self._instance is not None:
+            # A data node releases its agents one forward after the other.
+            self._began_s = clock() if self._began_s is None else self._began_s
+            release_s = self._began_s + self._ranks[agent] * self._instance.forward_s[self._node]
+            await asyncio.sleep(max(0.0, release_s - clock()))
+        return await super().perform(kind, agent, work)
+
+    async def take(self, task: ReadyTask) -> None:
+        instance, clock = self._instance, asyncio.get_running_loop().time
+        assert instance is not None, "begin comes first"
+        factors = {"forward": 1.0, "loss": instance.loss_factor, "backward": instance.backward_factor}
+        until_s = clock() + instance.forward_s[self._node] * factors[task.kind]
+        outcome = await self.compute(task)
         rest_s = until_s - clock()
+        self.tasks += 1
         if rest_s < 0:
             self.overruns += 1
             self.overrun_s -= rest_s
         else:
+            self.busy_s += rest_s
             await asyncio.sleep(rest_s)
+        settle(task, outcome)
+        is_first = task.kind == "forward" and task.agent in self._ranks
+        await asyncio.sleep(instance.first_gap_s if is_first else instance.gap_s)

@@ -10,11 +10,12 @@ from io import BytesIO
 from itertools import count
 from pathlib import Path
 
+import msgspec
 from rich.cells import set_cell_size
 
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
-from swarmnode.extensions.pipeline.scheduling.plan import Plan, decode_plan
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.scheduling.simulator import ScheduledWork, Timeline, simulate
 from swarmnode.machine.installing import how_to_install
 
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--png", type=Path, help="draw to this file instead of the terminal")
     options = parser.parse_args()
-    plan = decode_plan(options.plan.read_bytes())
+    plan = msgspec.json.decode(options.plan.read_bytes(), type=Plan)
     if options.png is not None:
         options.png.write_bytes(png_chart(plan, simulate(plan)))
     else:

@@ -2,9 +2,10 @@
 
 pipeline_run.py -> [Processes] -> pipe -> [node_main: P2pdHost, PipelineMember, ReplicaExchange] -> Part
 
-Links and machines are emulated inside the member's transport and queue (emulated.py); all else is what a node
-runs: tensors over libp2p streams, real stages and gradients, real averaging, real optimizer steps. A process
-can run several pipelines in turn, each with a model of its own; its assignment changes between iterations.
+Links and machines are emulated in the member's streams and queue (pipeline_emulated.py); all else is what a
+node runs: tensors over libp2p streams, real stages and gradients, real averaging, real optimizer steps. A
+process can run several pipelines in turn, each with a model of its own; its assignment changes between
+iterations.
 Processes are forked from one that has loaded torch; time.monotonic is the same clock in all of them.
 """
 
@@ -26,13 +27,12 @@ import common  # noqa: F401  # before torch is loaded, for one thread
 import pipeline_text
 import psutil
 import torch
-from pipeline_emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
+from pipeline_emulated import EmulatedLinks, EmulatedQueue, LinkSpeed, PacedStreams, shrunk
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, IterationReport, MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
-from swarmnode.extensions.pipeline.replication.gradient_exchange import AveragingSettings
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
@@ -40,7 +40,6 @@ from swarmnode.extensions.pipeline.scheduling.simulator import ScheduledWork, si
 from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
-from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity import key_file
 from swarmnode.network.daemon.p2pd_host import P2pdHost
 
@@ -76,7 +75,6 @@ class Setup:
     """Real seconds for an emulated one."""
     bandwidth: bool
     """Whether what exceeds a hop's fixed cost is bandwidth, which messages on one link share."""
-    seed: int
 
     @property
     def instance(self) -> Instance:
@@ -190,29 +188,23 @@ async def _serve(setup: Setup, node: int, pipe: Connection) -> None:
     key = key_file.load_or_create(key_path)
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(P2pdHost(key_path))
-        streams = await stack.enter_async_context(MemberStreams(host))
-        exchange = await stack.enter_async_context(ReplicaExchange(streams, key, AveragingSettings()))
+        streams = await stack.enter_async_context(PacedStreams(host, EmulatedLinks({})))
+        exchange = await stack.enter_async_context(ReplicaExchange(streams))
         pipe.send((host.peer_id, (await host.addresses())[0]))
         everybody: Sequence[tuple[str, str]] = await asyncio.to_thread(pipe.recv)
         for _, address in everybody[node + 1 :]:
             await host.connect(address)
         peers = tuple(peer for peer, _ in everybody)
         exchange.admit(peers)
-        compute = EmulatedCompute(setup.instance, node, scale=setup.scale)
+        queue = EmulatedQueue(node)
         links = dict(zip(peers, links_of(setup, node), strict=True))
         del links[host.peer_id]
-        member = PipelineMember(
-            streams,
-            key=key,
-            averager=exchange,
-            settings=SETTINGS,
-            compute=compute,
-            pace=EmulatedLinks(links, seed=setup.seed, scale=setup.scale),
-        )
+        streams.links = EmulatedLinks(links)
+        member = PipelineMember(streams, key=key, averager=exchange, settings=SETTINGS, queue=queue)
         await stack.enter_async_context(member)
         pipe.send(None)
         daemon = psutil.Process(host.daemon_pid)
-        await _Node(setup, node, peers, member, compute, daemon).obey(pipe)
+        await _Node(setup, node, peers, member, queue, daemon).obey(pipe)
 
 
 class _Node:
@@ -222,14 +214,15 @@ class _Node:
         node: int,
         peers: tuple[str, ...],
         member: PipelineMember,
-        compute: EmulatedCompute,
+        queue: EmulatedQueue,
         daemon: psutil.Process,
     ) -> None:
         self._setup = setup
         self._node = node
         self._peers = peers
         self._member = member
-        self._compute = compute
+        self._queue = queue
+        self._plans = tuple(shrunk(plan, setup.scale) for plan in setup.plans)
         self._daemon = daemon
         self._workers: dict[int, tuple[StageWorker, torch.optim.Optimizer]] = {}
         """By pipeline."""
@@ -248,15 +241,16 @@ class _Node:
                 await asyncio.to_thread(pipe.recv)
             except EOFError:
                 return
-            pipe.send(await self._iterate(self._setup.plans[run], iterations[run]))
+            pipe.send(await self._iterate(self._plans[run], iterations[run]))
             iterations[run] += 1
 
     def _assign(self, run: int, iteration: int) -> None:
-        plan = self._setup.plans[run]
+        plan = self._plans[run]
         if plan.instance.stage_of[self._node] < 0:
             return
         if run not in self._workers:
             self._workers[run] = self._new_worker(plan)
+        self._queue.begin(plan)
         self._member.assign(
             Assignment(plan, digest(plan), self._peers, self._node, iteration), *self._workers[run]
         )
@@ -287,7 +281,7 @@ class _Node:
         daemon_s = sum(self._daemon.cpu_times()[:2])
         cpu_s = time.process_time() + daemon_s
         waited = waited_s(os.getpid()) + waited_s(self._daemon.pid)
-        return self._compute.overruns, self._compute.overrun_s, self._member.times.tasks, cpu_s, waited
+        return self._queue.overruns, self._queue.overrun_s, self._queue.tasks, cpu_s, waited
 
 
 def waited_s(pid: int) -> float:
@@ -303,8 +297,9 @@ def waited_s(pid: int) -> float:
 
 
 def links_of(setup: Setup, node: int) -> list[LinkSpeed]:
-    """By node: a micro-batch alone on a link arrives `hop_s` after it was sent."""
-    return [link(hop_s, setup.bandwidth) for hop_s in setup.instance.hop_s[node]]
+    """Returns by node the link on which a micro-batch alone arrives `hop_s` after it was sent, shrunk."""
+    links = [link(hop_s, setup.bandwidth) for hop_s in setup.instance.hop_s[node]]
+    return [LinkSpeed(each.latency_s * setup.scale, each.bytes_per_s / setup.scale) for each in links]
 
 
 def link(hop_s: float, bandwidth: bool) -> LinkSpeed:

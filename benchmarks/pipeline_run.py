@@ -130,7 +130,7 @@ def main() -> None:
         identities.mkdir()
         first_model().save_pretrained(model)
         plans = tuple(pipeline.plan for pipeline in pipelines.values())
-        setup = Setup(plans, model, identities, effort.scale, bandwidth=not delays, seed=0)
+        setup = Setup(plans, model, identities, effort.scale, bandwidth=not delays)
         with Processes(setup) as nodes:
             for round_ in range(effort.rounds):
                 for run, pipeline in enumerate(pipelines.values()):

@@ -37,6 +37,7 @@ from random import Random
 import torch
 from common import arguments, middle, report
 from pipeline_curves import Outcome, Point, as_figures, overtaken_at_share
+from pipeline_local import LocalPipeline
 from pipeline_study import find_full, seconds_for
 from pipeline_text import END_TOKEN_ID, VOCABULARY, documents, encode
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -48,7 +49,6 @@ from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
 from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
-from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 
 INSTANCE = Path(__file__).parent / "instances" / "geo20_skip33.json"
 STAGES = 6

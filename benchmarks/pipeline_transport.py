@@ -30,7 +30,7 @@ from swarmnode.network.daemon.p2pd_host import P2pdHost
 MIB = 1 << 20
 SIZES_MIB = (1, 8, 32)
 PLAN = "ab" * 32
-CODECS: tuple[CodecName, ...] = ("none", "fp16", "int8")
+CODECS: tuple[CodecName, ...] = ("none", "fp16")
 PLAIN = "/swarmnode/benchmark/request/1"
 
 

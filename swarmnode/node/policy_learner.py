@@ -135,10 +135,13 @@ class PolicyLearner(RolloutLearner):
         if self._sleep_while_training:
             self._rollouts.park()
             self.engine.sleep()
-        self._demonstrate(own)
-        if self._train_jointly is None:
-            return self._trainer.train(own, external, foreign_share)
-        return self._train_jointly(self._trainer.prepare(own, external, foreign_share))
+        try:
+            self._demonstrate(own)
+            if self._train_jointly is None:
+                return self._trainer.train(own, external, foreign_share)
+            return self._train_jointly(self._trainer.prepare(own, external, foreign_share))
+        finally:
+            self.engine.submit(())  # Awake: others may ask it before we do.
 
     def catch_up(self, mix: RoundMix | None) -> None:
         super().catch_up(mix)

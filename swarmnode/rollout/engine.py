@@ -274,11 +274,17 @@ class Engine(Protocol):
         under a live version (None: the newest). Requests in flight are not disturbed."""
         ...
 
+    def load(self, update: PolicyUpdate) -> None:
+        """Makes a version live beside the newest, for requests that name it: it is forgotten when no request
+        does. One that is live stays as it is. Raises EngineError, with everything as before, for an adapter
+        that does not fit the model and for one version more than `max_versions`."""
+        ...
+
     def stats(self) -> EngineStats: ...
 
-    def snapshot(self) -> tuple[Request, ...]:
-        """Returns everything in flight as requests that go on where each one is. Plain data; changes
-        nothing."""
+    def snapshot(self, request_ids: Iterable[str] | None = None) -> tuple[Request, ...]:
+        """Returns these requests in flight (None: all) as requests that go on where each one is. Plain data;
+        changes nothing."""
         ...
 
     def restore(self, snapshot: Iterable[Request]) -> None:

@@ -1,4 +1,4 @@
-"""One policy's part of a shared engine: its queue, rows, versions and outputs. No engine, no threads."""
+"""One caller's part of a shared engine: its queue, rows, versions and outputs. No engine, no threads."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +22,9 @@ from swarmnode.types import Span
 FIRST_SERIAL = 2**32
 """Lowest serial, far above any version number: a span with a serial never touches one with a version."""
 
+RECENT_VERSIONS = 4
+"""Last versions of a policy that guests may ask for, each an adapter."""
+
 
 @dataclass(frozen=True, slots=True)
 class KnownPolicy:
@@ -42,23 +45,39 @@ class MemberRow:
     """Request id in the engine, never used twice."""
     request: Request
     """The request as the member submitted it, or with the tokens so far if it was put back."""
-    serial: int
+    serial: int | None
+    """None: the newest policy of the engine, through every update."""
 
-    @property
-    def below(self) -> Request:
-        """Returns the request in the engine's terms."""
-        return replace(self.request, request_id=self.name, version=self.serial)
+    def below(self, priority: int | None) -> Request:
+        """Returns the request in the engine's terms. `priority` None: its own."""
+        known = replace(self.request, request_id=self.name, version=self.serial)
+        return known if priority is None else replace(known, priority=priority)
 
 
 class MemberState:
     """The bookkeeping of one member. The caller holds the shared engine's lock."""
 
-    def __init__(self, name: str, max_length: int, base: PolicyUpdate, version: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_length: int,
+        base: PolicyUpdate,
+        version: int,
+        *,
+        leads: bool = False,
+        weight: float = 1.0,
+    ) -> None:
+        """`leads`: the engine's newest policy is this member's, and its version numbers are the engine's.
+        `weight`: its share of rows that others want as well."""
         self.name = name
+        self.leads = leads
+        self.weight = weight
         self.rows: dict[str, MemberRow] = {}
         self.policies = {base.version: KnownPolicy(base, version)}
         """Policies by serial: the newest, and what somebody runs on or waits for."""
         self.newest = base.version
+        self.recent = {version: self.policies[base.version]}
+        """The last policies that it had, by version number, for guests to ask for."""
         self.asleep = False
         self.closed = False
         self.last_start = -1
@@ -105,9 +124,17 @@ class MemberState:
         for request in self._queue.take(count):
             self.last_start = next(numbers)
             name = f"{self.name}:{request.request_id}#{self.last_start}"
-            row = self.rows[name] = MemberRow(name, request, self.serial_of(request.version))
+            follows = self.leads and request.version is None
+            serial = None if follows else self.serial_of(request.version)
+            row = self.rows[name] = MemberRow(name, request, serial)
             rows.append(row)
         return rows
+
+    def pin_followers(self) -> None:
+        """Records that the followers stay on the policy that they have, as the engine has it too."""
+        for row in self.followers:
+            if row.serial is None:
+                self.rows[row.name] = replace(row, serial=self.newest)
 
     def left(self, row: MemberRow, output: Output) -> Output:
         """Removes a row that left the engine. Returns its output in the member's terms."""
@@ -189,7 +216,9 @@ class MemberState:
     def check_versions(self, new_version: int, inflight: InFlight, most: int) -> None:
         """Raises EngineError unless there is room for a new version beside those that stay."""
         running = {
-            row.serial for row in self.rows.values() if inflight == "pin" or row.request.version is not None
+            self.newest if row.serial is None else row.serial
+            for row in self.rows.values()
+            if inflight == "pin" or row.request.version is not None
         }
         live = len((running | self._asked_for(new_version)) - {BASE_VERSION}) + 1
         if live > most:
@@ -200,8 +229,17 @@ class MemberState:
 
     def adopt(self, known: PolicyUpdate, version: int) -> None:
         """Adds a new version, which the engine has just taken over."""
-        self.policies[known.version] = KnownPolicy(known, version)
-        self._named[version] = self.newest = known.version
+        policy = KnownPolicy(known, version)
+        self.know(policy)
+        self.newest = known.version
+        self.recent = {**{v: one for v, one in self.recent.items() if v != version}, version: policy}
+        for older in list(self.recent)[:-RECENT_VERSIONS]:
+            del self.recent[older]
+
+    def know(self, policy: KnownPolicy) -> None:
+        """Adds a version that requests may ask for."""
+        self.policies[policy.update.version] = policy
+        self._named[policy.version] = policy.update.version
 
     def forget_unused(self) -> None:
         used = {self.newest, *(row.serial for row in self.rows.values()), *self._asked_for(None)}
@@ -218,8 +256,16 @@ class MemberState:
         )
         return replace(sampled, spans=merged(spans))
 
-    def stats(self, kv_use: float | None) -> EngineStats:
-        return self.counters.stats(len(self.rows), len(self._queue), self.live_versions, kv_use)
+    def stats(self, below: EngineStats, others: int) -> EngineStats:
+        """Returns its part of what the engine did, on which `others` have so many requests."""
+        if not self.leads:
+            return self.counters.stats(len(self.rows), len(self._queue), self.live_versions, below.kv_use)
+        return replace(
+            below,
+            running=max(0, below.running - others),
+            waiting=below.waiting + len(self._queue),
+            live_versions=tuple(sorted(self.live_versions)),
+        )
 
     def _asked_for(self, new_version: int | None) -> set[int]:
         """Returns the serials that waiting requests will start on, except `new_version` and the newest."""
@@ -228,13 +274,14 @@ class MemberState:
 
 
 def fair_shares(members: Iterable[MemberState], free: int) -> dict[MemberState, int]:
-    """Returns free rows by member: one after the other goes to the member with the fewest that still waits
-    for one, and among equals to the one that has waited longest. With fewer rows than members, only the first
-    would get any otherwise."""
+    """Returns free rows by member: one after the other goes to the member that still waits for one and has
+    the fewest for its weight, and among equals to the one that has waited longest. With fewer rows than
+    members, only the first would get any otherwise."""
     shares = {member: 0 for member in members if member.waits_for}
     if free >= sum(member.waits_for for member in shares):
         return {member: member.waits_for for member in shares}
     for _ in range(min(free, sum(member.waits_for for member in shares))):
         unserved = (member for member in shares if member.waits_for > shares[member])
-        shares[min(unserved, key=lambda one: (len(one.rows) + shares[one], one.last_start))] += 1
+        first = min(unserved, key=lambda one: ((len(one.rows) + shares[one]) / one.weight, one.last_start))
+        shares[first] += 1
     return shares

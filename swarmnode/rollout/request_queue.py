@@ -94,7 +94,8 @@ class RequestQueue:
         _check_sampling(name, sampling)
         if not prompt:
             raise RequestRefused(
-                f"request {name} has an empty prompt", hint="a model continues at least one token"
+                f"request {name} has an empty prompt",
+                hint="a model continues at least one token: does its tokenizer make tokens of the text?",
             )
         known = (*prompt, *request.sampled.token_ids)
         if not 0 <= min(known) <= max(known) < self._vocab:
@@ -116,7 +117,7 @@ class RequestQueue:
             raise RequestRefused(
                 f"request {name} needs {len(prompt)} prompt tokens + {sampling.max_tokens} new ones, "
                 f"this engine holds {self._max_length}",
-                hint="shorten the prompt or lower max_tokens",
+                hint="shorten the prompt, lower max_tokens, or raise --set rollout.max_prompt_tokens=...",
             )
 
 

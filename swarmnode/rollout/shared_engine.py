@@ -1,14 +1,19 @@
-"""One engine for several policies: the rows of all of them are in one decode batch.
+"""One engine for all who ask: policies in training, and guests who read what these have learnt.
 
 PartialRollouts of policy 0 -> member 0 --+
-                                          +--> [SharedEngine] -> any engine that keeps several versions live
-PartialRollouts of policy 1 -> member 1 --+
+PartialRollouts of policy 1 -> member 1 --+--> [SharedEngine] -> any engine
+people, by extensions/serve/ -> guests  --+
 
-Each member is an `Engine` of its own with its own version numbers. Below, every request names its version by
-a *serial* that is unique over all members, so that nobody's update moves anybody else's requests.
+Each member is an `Engine` of its own with its own version numbers. The only policy of an engine leads it:
+what it asks, updates and gets is what it would alone. Several have *serials* below, version numbers that are
+unique over all members, so that nobody's update moves anybody else's requests. A guest has no policy: each
+request of his stays on the version that he named, or that was the newest when he came.
 
 Each member is driven by a thread of its own. Whoever calls `step` advances the rows of all; those who call
 meanwhile wait for that same step and take what it finished of theirs. A step that fails, fails for all.
+
+Training never waits for guests: where the rows of guests hold more versions than there is room for beside a
+new one, or the engine sleeps, they are put back, and go on where they stopped, under the version they had.
 """
 
 import time
@@ -33,50 +38,66 @@ from swarmnode.rollout.member_state import FIRST_SERIAL, MemberRow, MemberState,
 from swarmnode.rollout.request_queue import with_live_version
 
 MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
-"""Modes of an update. Not "keep": a request that names its version stays on it, and here every request names
-one."""
+"""Modes of an update of one of several policies. Not "keep": a request that names its version stays on it,
+and there every request names one."""
+
+GUEST_ROWS = 8
+"""Most rows of all guests together."""
+GUEST_VERSIONS = 2
+"""Most versions, besides the newest ones, that rows of guests keep live."""
+PEOPLE_FIRST = -1
+"""Priority of guests' requests in the engine where people come first; else they wait with the others."""
+REST_S = 1.0
+"""Longest that training rests for guests between two micro-batches."""
+LOOK_AGAIN_S = 0.005
 
 
 def versions_needed(members: int) -> int:
     """Returns the live versions that an engine needs for `members` members which may each pin one beside its
-    newest.
+    newest, and for guests.
 
     One more than they use: an update is loaded before the version it replaces is released.
 
     >>> versions_needed(3)
-    7
+    9
     """
-    return 2 * members + 1
+    return 2 * members + 1 + GUEST_VERSIONS
 
 
 class SharedEngine:
-    """Gives out one `Engine` per policy over a single one, which nobody else may use.
+    """Gives out one `Engine` per policy over a single one, which nobody else may use, and any number to
+    guests.
 
-    >>> shared = SharedEngine(EmbeddedEngine(model, eos, max_versions=5), members=2)    # doctest: +SKIP
+    >>> shared = SharedEngine(EmbeddedEngine(model, eos, max_versions=7), members=2)    # doctest: +SKIP
     >>> first, second = shared.member("policy-0"), shared.member("policy-1")            # doctest: +SKIP
+    >>> people = shared.guest("people", of="policy-0")                                  # doctest: +SKIP
     """
 
-    def __init__(self, engine: Engine, members: int) -> None:
-        """Raises EngineError if the engine cannot keep a version live for each member."""
-        limits = engine.capabilities
-        versions = (limits.max_versions - 1) // members
-        if "pin" not in limits.inflight or versions < 1:
+    def __init__(self, engine: Engine, members: int, *, people_first: bool = False) -> None:
+        """`people_first`: guests start before all others, and training rests while they are answered. Raises
+        EngineError if the engine cannot keep a version live for each member."""
+        limits, several = engine.capabilities, members > 1
+        spare = limits.max_versions - members - several
+        self.guest_versions = max(0, min(spare, GUEST_VERSIONS))
+        """Versions that rows of guests may keep live beside the newest ones."""
+        versions = (limits.max_versions - several - self.guest_versions) // members
+        if several and ("pin" not in limits.inflight or versions < 1):
             raise EngineError(
                 f"the {limits.name} engine keeps {limits.max_versions} policy versions live, "
                 f"{members} policies on one engine need {members + 1} at least",
                 hint="run each policy in a process of its own, or try another --engine",
             )
+        modes = limits.inflight & (MODES if versions > 1 else MODES - {"pin"})
         self.capabilities = replace(
-            limits,
-            name=f"shared {limits.name}",
-            inflight=limits.inflight & (MODES if versions > 1 else MODES - {"pin"}),
-            max_versions=versions,
+            limits, inflight=modes if several else limits.inflight, max_versions=versions
         )
         self.steps = 0
         """Steps of the engine below, failed ones included."""
         self.engine = engine
+        self.people_first = people_first
         self._expected = members
         self._members: dict[str, MemberState] = {}
+        self._guests: list[MemberState] = []
         self.turns = FairLock()
         """Each call of a member has the engine to itself."""
         self.serials = count(FIRST_SERIAL)
@@ -89,76 +110,204 @@ class SharedEngine:
         """Number of callers that wait for the engine."""
         return self.turns.waiting
 
+    @property
+    def rows(self) -> int:
+        """Number of requests in the engine below."""
+        return len(self._rows)
+
+    @property
+    def resting(self) -> bool:
+        """True while all policies have the engine sleep: guests wait."""
+        return self.all_are(lambda one: one.asleep or one.closed)
+
     def member(self, name: str) -> "SharedMember":
         """Returns the engine of one more policy, which starts on the base, version 0. All members must be
         made before any of them closes: the last one that closes, closes the engine."""
         if name in self._members or len(self._members) == self._expected:
             raise EngineError(f"no place for {name}: this engine is shared by {self._expected} policies")
-        base = PolicyUpdate(next(self.serials), {}, 1.0)
-        member = self._members[name] = MemberState(name, self.capabilities.max_length, base, version=0)
+        leads = self._expected == 1
+        base = PolicyUpdate(0 if leads else next(self.serials), {}, 1.0)
+        member = MemberState(name, self.capabilities.max_length, base, version=0, leads=leads)
+        self._members[name] = member
         return SharedMember(self, member)
+
+    def guest(self, name: str, of: str, *, weight: float = 1.0) -> "SharedGuest":
+        """Returns an engine for one more caller, who samples from the versions of the policy `of` and from
+        the base. `weight`: his share of the rows that guests have."""
+        with self.turns:
+            host, limits = self._members[of], self.capabilities
+            known = host.policies[host.newest]
+            state = MemberState(name, limits.max_length, known.update, known.version, weight=weight)
+            self._guests.append(state)
+        return SharedGuest(self, state, host)
+
+    def give_way(self) -> None:
+        """Lets the one who trains rest before a micro-batch, where people come first and wait for tokens."""
+        if not self.people_first:
+            return
+        until_s = time.monotonic() + REST_S
+        while not self.resting and any(map(_is_busy, self._guests)) and time.monotonic() < until_s:
+            time.sleep(LOOK_AGAIN_S)
 
     # What members ask for; the caller holds `turns`.
 
     def step(self, caller: MemberState) -> None:
         """Steps the engine once, after waiting requests took the free rows."""
         started = time.perf_counter()
-        with self._failing_for_all(caller):
-            self._fill_rows()
-            busy = set(self._rows.values())
-            for output in self.engine.step():
-                if (member := self._rows.pop(output.request_id, None)) is not None:
-                    member.post(member.left(member.rows[output.request_id], output))
+        try:
+            with self.failing_for_all(caller):
+                self._fill_rows()
+                busy = set(self._rows.values())
+                for output in self.engine.step():
+                    if (member := self._rows.pop(output.request_id, None)) is not None:
+                        member.post(member.left(member.rows[output.request_id], output))
+        finally:
+            self.steps += 1
         for member in busy:
             member.counters.generation_s += time.perf_counter() - started
 
     def _fill_rows(self) -> None:
+        policies = self._members.values()
         free = self.capabilities.max_running - len(self._rows)
-        for member, share in fair_shares(self._members.values(), free).items():
+        if self._expected == 1:  # The engine has a line of its own, and computes prompts ahead for it.
+            free = sum(member.waits_for for member in policies)
+        for member, share in fair_shares(policies, free).items():
             # One version after the other: nothing asks for one that is loaded until its rows are submitted.
             for serial, rows in groupby(member.start(share, self._numbers), lambda row: row.serial):
                 self.load(member, serial)
-                started = [row.below for row in rows]
-                self._rows |= {request.request_id: member for request in started}
-                self.engine.submit(started)
+                self._submit(member, list(rows), None)
+        if not self.resting:
+            self._fill_rows_of_guests()
 
-    def load(self, member: MemberState, serial: int) -> None:
+    def _fill_rows_of_guests(self) -> None:
+        free = GUEST_ROWS - sum(len(guest.rows) for guest in self._guests)
+        for guest, share in fair_shares(self._guests, free).items():
+            for _ in range(share):
+                if not self._has_room(guest.serial_of(guest.waiting[0].version)):
+                    break
+                [row] = guest.start(1, self._numbers)
+                try:
+                    self.load(guest, row.serial)
+                    self._submit(guest, [row], PEOPLE_FIRST if self.people_first else 0)
+                except (EngineError, RuntimeError, MemoryError) as error:
+                    # A version that he asked for does not fit in: that is nobody else's error.
+                    self._send_away(guest, error)
+                    break
+
+    def _submit(self, member: MemberState, rows: Sequence[MemberRow], priority: int | None) -> None:
+        self._rows |= {row.name: member for row in rows}
+        try:
+            self.engine.submit([row.below(priority) for row in rows])
+        except EngineError:
+            for row in rows:
+                del self._rows[row.name]
+            raise
+
+    def _has_room(self, serial: int) -> bool:
+        held = self._held_by_guests()
+        return serial in (BASE_VERSION, *self._newest(), *held) or len(held) < self.guest_versions
+
+    def _newest(self) -> set[int]:
+        return {member.newest for member in self._members.values()}
+
+    def _held_by_guests(self) -> list[int]:
+        """Returns the versions, besides the newest ones, that rows of guests run on, the oldest first."""
+        used = {row.serial for guest in self._guests for row in guest.rows.values() if row.serial is not None}
+        return sorted(used - self._newest() - {BASE_VERSION})
+
+    def make_room(self, member: MemberState) -> None:
+        """Puts back the rows of guests on the oldest versions, if a new policy of this member would find no
+        room beside them."""
+        if not self.guest_versions:
+            for guest in self._guests:
+                self._send_away(guest, EngineError("the policy has moved on, and this engine holds only one"))
+            return
+        held = {*self._held_by_guests()}
+        if any(row.serial == member.newest for guest in self._guests for row in guest.rows.values()):
+            held.add(member.newest)
+        for serial in sorted(held)[: max(0, len(held) - self.guest_versions)]:
+            self._put_guests_back(lambda row, serial=serial: row.serial == serial)
+
+    def _put_guests_back(self, choose: Callable[[MemberRow], bool]) -> None:
+        for guest in self._guests:
+            rows = [row for row in guest.rows.values() if choose(row)]
+            guest.put_back(rows, self.take_back(guest, rows))
+
+    def _send_away(self, guest: MemberState, error: Exception | None) -> None:
+        if names := [name for name in guest.rows if name in self._rows]:
+            with self.failing_for_all(guest):
+                self.engine.abort(names)
+            for name in names:
+                del self._rows[name]
+        guest.fail(error)
+
+    def load(self, member: MemberState, serial: int | None) -> None:
         """Loads a version again before a request asks for it: the engine forgets versions that no request
         uses."""
-        if serial != BASE_VERSION and serial not in self.engine.stats().live_versions:
+        if serial not in (None, BASE_VERSION) and serial not in self.engine.stats().live_versions:
             started = time.perf_counter()
-            self.engine.set_policy(member.policies[serial].update, "keep")
+            update = member.policies[serial].update
+            if member in self._guests:
+                self.engine.load(update)
+            else:  # The newest one stays, and nobody follows it: each names his own.
+                self.engine.set_policy(update, "keep")
             member.counters.swap_s += time.perf_counter() - started
 
     def take_back(self, member: MemberState, rows: Sequence[MemberRow]) -> list[Output]:
         """Takes rows out of the engine, with their tokens so far, in this order."""
         if not rows:
             return []
-        found = {output.request_id: output for output in self.engine.abort([row.name for row in rows])}
-        for row in rows:
-            del self._rows[row.name]
-        return [member.left(row, found[row.name]) for row in rows]
+        with self.failing_for_all(member):
+            found = {output.request_id: output for output in self.engine.abort([row.name for row in rows])}
+        return [self.leave(member, found[row.name]) for row in rows]
 
-    def check(self, request: Request) -> None:
+    def leave(self, member: MemberState, output: Output) -> Output:
+        """Returns what left the engine in the member's terms."""
+        del self._rows[output.request_id]
+        return member.left(member.rows[output.request_id], output)
+
+    def sleep(self) -> None:
+        """Lets the engine sleep if nobody who trains is awake."""
+        if self.resting:
+            self._put_guests_back(lambda row: True)
+            self.engine.sleep()
+
+    def close(self) -> None:
+        """Closes the engine behind the last policy."""
+        if not self.all_are(lambda one: one.closed):
+            return
+        ended = EngineError("the engine is closed: this node ends", hint="ask again when it runs")
+        for guest in self._guests:
+            guest.fail(ended)
+            guest.closed = True
+        self.engine.close()
+
+    def remove(self, guest: MemberState) -> None:
+        """Forgets a guest, with all that he asked."""
+        if not guest.closed:
+            self._send_away(guest, None)
+            self._guests.remove(guest)
+
+    def check(self, member: MemberState, request: Request) -> None:
         """Lets the engine refuse now the requests that it would refuse at their turn. The member checks its
         own versions."""
         self.engine.check(replace(request, version=BASE_VERSION if request.version == BASE_VERSION else None))
+        member.check(request)
 
     @contextmanager
-    def _failing_for_all(self, caller: MemberState) -> Iterator[None]:
+    def failing_for_all(self, caller: MemberState) -> Iterator[None]:
         """Context that tells all members with requests in flight of an error: the caller now, others in their
         next step."""
         try:
             yield
         except BaseException as error:
             self._rows.clear()
-            for member in self._members.values():
+            for member in (*self._members.values(), *self._guests):
                 member.fail(None if member is caller else error)
             raise
-        finally:
-            self.steps += 1
 
     def all_are(self, condition: Callable[[MemberState], bool]) -> bool:
+        """Returns True if this is so of every policy."""
         return len(self._members) == self._expected and all(map(condition, self._members.values()))
 
 
@@ -176,23 +325,16 @@ class SharedMember:
 
     def check(self, request: Request) -> None:
         with self._shared.turns:
-            self._shared.check(request)
-            self._member.check(request)
+            self._shared.check(self._member, request)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        accepted = list(requests)
         with self._shared.turns:
-            for request in accepted:
-                self._shared.check(request)
-            self._member.submit(accepted)
+            self._submit(list(requests))
 
     def step(self) -> Sequence[Output]:
         before = self._shared.steps
         with self._shared.turns:
-            # Waiting for our turn we may have waited for somebody's step: it was ours as well.
-            if self._member.wants_a_step and self._shared.steps == before:
-                self._shared.step(self._member)
-            return tuple(self._member.take_outputs())
+            return self._step(before)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
         chosen = None if request_ids is None else set(request_ids)
@@ -200,18 +342,16 @@ class SharedMember:
             return self._abort(chosen)
 
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
-        shared, member, can = self._shared, self._member, self.capabilities
+        shared, member = self._shared, self._member
         with shared.turns:
-            followers = member.followers
-            if followers and inflight not in can.inflight:
-                raise EngineError(
-                    f"the {can.name} engine cannot {inflight} requests in flight",
-                    hint=f"it can {', '.join(sorted(can.inflight))} them",
-                )
-            member.check_versions(update.version, inflight, can.max_versions)
+            self._check_update(update, inflight)
+            if member.leads:
+                return self._lead(update, inflight)
             known = replace(update, version=next(shared.serials))
             outputs: list[Output] = []
             with member.counters.swap():
+                shared.make_room(member)
+                followers = member.followers
                 # At once, although it may be forgotten before it is used: an update that does not fit the
                 # model is refused here and not in the middle of a round.
                 shared.engine.set_policy(known, "keep")
@@ -224,6 +364,28 @@ class SharedMember:
             member.forget_unused()
             return outputs
 
+    def _lead(self, update: PolicyUpdate, inflight: InFlight) -> Sequence[Output]:
+        """Updates the engine itself, whose requests without a version are all this member's."""
+        shared, member = self._shared, self._member
+        shared.make_room(member)
+        below = shared.engine.set_policy(update, inflight)
+        outputs = [shared.leave(member, output) for output in below]
+        member.release(outputs)
+        if inflight == "pin":
+            member.pin_followers()
+        member.adopt(update, update.version)
+        member.forget_unused()
+        return outputs
+
+    def _check_update(self, update: PolicyUpdate, inflight: InFlight) -> None:
+        can = self.capabilities
+        if self._member.followers and inflight not in can.inflight:
+            raise EngineError(
+                f"the {can.name} engine cannot {inflight} requests in flight",
+                hint=f"it can {', '.join(sorted(can.inflight))} them",
+            )
+        self._member.check_versions(update.version, inflight, can.max_versions)
+
     def score(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
     ) -> list[tuple[float, ...]]:
@@ -232,17 +394,19 @@ class SharedMember:
             self._shared.load(self._member, serial)
             return self._shared.engine.score(sequences, serial)
 
-    def stats(self) -> EngineStats:
-        with self._shared.turns:
-            return self._member.stats(self._shared.engine.stats().kv_use)
+    def load(self, update: PolicyUpdate) -> None:
+        raise EngineError(f"policy {update.version} is not live", hint="only a guest asks for older ones")
 
-    def snapshot(self) -> tuple[Request, ...]:
-        member = self._member
+    def stats(self) -> EngineStats:
+        shared, member = self._shared, self._member
+        with shared.turns:
+            return member.stats(shared.engine.stats(), shared.rows - len(member.rows))
+
+    def snapshot(self, request_ids: Iterable[str] | None = None) -> tuple[Request, ...]:
+        chosen = None if request_ids is None else set(request_ids)
         with self._shared.turns:
-            below = {request.request_id: request.sampled for request in self._shared.engine.snapshot()}
-            rows = [row for row in member.rows.values() if row.name in below]
-            running = [row.request.resumed(member.translated(below[row.name])) for row in rows]
-            return (*running, *member.waiting)
+            in_flight = self._snapshot()
+        return tuple(one for one in in_flight if chosen is None or one.request_id in chosen)
 
     def restore(self, snapshot: Iterable[Request]) -> None:
         live = self._member.live_versions
@@ -252,8 +416,7 @@ class SharedMember:
         with self._shared.turns:
             outputs = self._abort(None)
             self._member.asleep = True
-            if self._shared.all_are(lambda one: one.asleep or one.closed):
-                self._shared.engine.sleep()
+            self._shared.sleep()
             return outputs
 
     def close(self) -> None:
@@ -262,11 +425,32 @@ class SharedMember:
             if member.closed:
                 return
             member.closed = True
-            if self._shared.all_are(lambda one: one.closed):
-                self._shared.engine.close()
-            else:
+            if not self._shared.all_are(lambda one: one.closed):
                 self._shared.take_back(member, list(member.rows.values()))
-                member.fail(None)
+            member.fail(None)
+            self._shared.close()
+
+    # The caller holds the turn.
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._shared.check(self._member, request)
+        self._member.submit(requests)
+
+    def _step(self, before: int) -> Sequence[Output]:
+        # Waiting for our turn we may have waited for somebody's step: it was ours as well.
+        if self._member.wants_a_step and self._shared.steps == before:
+            self._shared.step(self._member)
+        return tuple(self._member.take_outputs())
+
+    def _snapshot(self) -> tuple[Request, ...]:
+        member = self._member
+        with self._shared.failing_for_all(member):
+            found = self._shared.engine.snapshot(member.rows) if member.rows else ()
+        below = {request.request_id: request.sampled for request in found}
+        rows = [row for row in member.rows.values() if row.name in below]
+        running = [row.request.resumed(member.translated(below[row.name])) for row in rows]
+        return (*running, *member.waiting)
 
     def _abort(self, chosen: set[str] | None) -> list[Output]:
         member = self._member
@@ -277,3 +461,70 @@ class SharedMember:
         member.release(outputs)
         member.forget_unused()
         return [*ended, *outputs, *waiting]
+
+
+class SharedGuest(SharedMember):
+    """The `Engine` of a guest: it samples from what a policy has learnt, and from the base. A request without
+    a version stays on the one that is the newest as it is submitted."""
+
+    def __init__(self, shared: SharedEngine, member: MemberState, host: MemberState) -> None:
+        super().__init__(shared, member)
+        self._host = host
+
+    @property
+    def policy_version(self) -> int:
+        return self._host.version
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that he may ask for besides the base, the newest last."""
+        with self._shared.turns:
+            return tuple(self._host.recent)
+
+    def named(self, request: Request) -> Request:
+        """Returns the request with the version that it would be answered from now. Raises EngineError for one
+        that is not kept."""
+        with self._shared.turns:
+            return self._named(request)
+
+    def advance(self) -> tuple[Sequence[Output], Sequence[Request]]:
+        """Steps, and returns what has ended and what is under way by now, with its tokens so far."""
+        before = self._shared.steps
+        with self._shared.turns:
+            waits = self._shared.resting and not self._member.closed
+            outputs = () if waits else self._step(before)
+            return outputs, self._snapshot()
+
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+        raise EngineError("a guest has no policy of his own", hint="only the one who trains it updates it")
+
+    def sleep(self) -> Sequence[Output]:
+        return self.abort()
+
+    def close(self) -> None:
+        with self._shared.turns:
+            self._shared.remove(self._member)
+            self._member.closed = True
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        if self._member.closed:
+            raise EngineError("the engine is closed: this node ends", hint="ask again when it runs")
+        super()._submit([self._named(request) for request in requests])
+
+    def _named(self, request: Request) -> Request:
+        recent, version = self._host.recent, request.version
+        if version == BASE_VERSION:
+            if not self._shared.guest_versions and self._host.policies[self._host.newest].update.tensors:
+                raise EngineError("this engine holds one policy, and no base beside it")
+            return request
+        policy = recent.get(self._host.version if version is None else version)
+        if policy is None:
+            raise EngineError(
+                f"policy {version} is not kept", hint=f"there are {', '.join(map(str, recent))}"
+            )
+        self._member.know(policy)
+        return replace(request, version=policy.version)
+
+
+def _is_busy(guest: MemberState) -> bool:
+    return bool(guest.rows or guest.waits_for)

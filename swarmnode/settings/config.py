@@ -320,6 +320,10 @@ class RolloutConfig(Section):
     dynamic_sampling: float = Field(default=1.0, ge=1, le=16)
     """DAPO's dynamic sampling: ask again until enough groups have a gradient, at most this many times as many
     as wanted. 1: ask once."""
+    first: Literal["training", "people"] = "training"
+    """Whoever goes first while people ask the policy that trains. people: their
+    answers start before all others, and training rests between two micro-batches while they are written, a
+    second at most each time."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Generate the next round while this one is trained on. auto: where memory and processors allow it."""
 
@@ -408,15 +412,10 @@ class PipelineConfig(Section):
     """Tokens of one micro-batch."""
     trainable: Literal["lora", "full"] = "lora"
     """Train an adapter on each stage, or all of its weights."""
-    codec: Literal["none", "fp16", "int8"] = "fp16"
-    """Encoding of activations and gradients on the wire. int8 is a quarter of float32 and changes them by up
-    to 1/254."""
+    codec: Literal["none", "fp16"] = "fp16"
+    """Encoding of activations and gradients on the wire. fp16 is half of float32."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
-    idle_model: str = ""
-    """Small model of our own that generates rollouts for the swarm while our stage waits: `tiny`, a folder or
-    a hub name. Its memory is taken off the stage's. It rests while we hold stage 0 and learn from tasks: then
-    there are other rollouts to share. Empty: none."""
     search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
     """Tasks that the search for a plan simulates, about a second of CPU. All members must agree."""
 

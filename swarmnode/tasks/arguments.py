@@ -1,7 +1,7 @@
 """Arguments that a function of the user takes."""
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -35,9 +35,10 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
     >>> list(parameters_of(lambda answer, index=0: answer))
     ['answer', 'index']
     """
-    if isinstance(function, Hashable):
+    try:
         return _known_parameters(function)
-    return inspect.signature(function).parameters
+    except TypeError:  # It cannot be a key, or has no parameters that one could know.
+        return inspect.signature(function).parameters
 
 
 @lru_cache(FUNCTIONS_KNOWN)

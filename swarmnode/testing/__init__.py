@@ -3,8 +3,7 @@
 your tests, ours, benchmarks -> [testing] -> everything else; nothing of a node imports it
 
 Each fake keeps the whole contract of the thing it stands for; ours and yours run against the same ones. What
-is imported here needs no torch. `local_pipeline.LocalPipeline` and `local_chain.LocalChain`, a whole pipeline
-in one process, do; `emulated` makes one computer the machines and links of a plan.
+is imported here needs no torch.
 
 >>> from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
 """

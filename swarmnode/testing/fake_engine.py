@@ -95,6 +95,10 @@ class FakeEngine:
         """`step_s`: seconds that `stats` reports for a step with so many running requests. Nothing waits."""
         self.updates: list[PolicyUpdate] = []
         """Every policy it was given."""
+        self.loads: list[PolicyUpdate] = []
+        """Every policy that was loaded beside the newest."""
+        self._loaded: set[int] = set()
+        """Versions that were loaded and not asked for yet."""
         self.closed = False
         self.capabilities = Capabilities(
             name="fake",
@@ -165,12 +169,23 @@ class FakeEngine:
             raise EngineError(f"policy {version} is not live")
         return [(LOGPROB,) * len(completion) for _, completion in sequences]
 
+    def load(self, update: PolicyUpdate) -> None:
+        live = self._live_versions()
+        if update.version in live:
+            return
+        if len(live) == self.capabilities.max_versions:
+            raise EngineError(f"{len(live) + 1} policy versions would be live")
+        self.loads.append(update)
+        self._loaded.add(update.version)
+
     def stats(self) -> EngineStats:
         return self._counters.stats(len(self._running), len(self._queue), self._live_versions())
 
-    def snapshot(self) -> tuple[Request, ...]:
+    def snapshot(self, request_ids: Iterable[str] | None = None) -> tuple[Request, ...]:
+        chosen = None if request_ids is None else set(request_ids)
         running = [running.request.resumed(running.sampled()) for running in self._running]
-        return (*running, *self._queue.waiting)
+        in_flight = (*running, *self._queue.waiting)
+        return tuple(one for one in in_flight if chosen is None or one.request_id in chosen)
 
     def restore(self, snapshot: Iterable[Request]) -> None:
         live = self._live_versions()
@@ -186,7 +201,7 @@ class FakeEngine:
         """Returns the live versions: the newest, and the ones that a request uses."""
         used = {running.version for running in self._running}
         asked = {request.version for request in self._queue.waiting if request.version is not None}
-        return {self.policy_version, *used, *asked} - {BASE_VERSION}
+        return {self.policy_version, *self._loaded, *used, *asked} - {BASE_VERSION}
 
     def _start(self, request: Request) -> None:
         answer = tuple(self._answer(request))
@@ -196,6 +211,7 @@ class FakeEngine:
                 hint="end it with EOS",
             )
         version = self.policy_version if request.version is None else request.version
+        self._loaded.discard(version)
         self._running.append(_Running(request, answer, version))
         self._counters.started(request)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from swarmnode.errors import NetworkError
@@ -43,11 +44,13 @@ def _hosts(kind: str, folder: Path) -> HostFactory:
 
 @pytest.fixture(scope="session")
 def make_vllm_engine() -> Iterator[Callable[..., Engine]]:
-    """`make(folder, base_model, slots=..., eos=..., weights="lora" | "merged")`, in float32.
+    """`make(folder, base_model, slots=..., eos=..., weights="lora" | "merged")`, in float32, on the card
+    where there is one.
 
     The same arguments give the same engine: leave it empty, and on whatever policy.
     """
-    if (reason := missing_reason("cpu")) is not None:
+    on_card = torch.cuda.is_available()
+    if (reason := missing_reason("cuda" if on_card else "cpu")) is not None:
         pytest.skip(reason)
     from swarmnode.extensions.vllm.vllm_engine import VllmEngine
 
@@ -57,6 +60,8 @@ def make_vllm_engine() -> Iterator[Callable[..., Engine]]:
         folder: Path, base_model: PreTrainedModel, *, slots: int, eos: Sequence[int], weights: str
     ) -> VllmEngine:
         assert weights in ("lora", "merged")
+        if on_card and weights == "merged":
+            pytest.skip("merged weights need vLLM in this process, and on a card it has its own")
         key = (folder, slots, tuple(eos), weights)
         if key not in engines:
             engines[key] = VllmEngine(

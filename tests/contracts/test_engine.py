@@ -38,7 +38,6 @@ from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.extensions.pipeline.testing.local_chain import LocalChain
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import (
@@ -57,6 +56,7 @@ from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Span
 from tests.conversations import Talk
 from tests.families import DENSE, dense
+from tests.local_chain import LocalChain
 
 VOCAB = 61
 EOS = 0
@@ -153,6 +153,14 @@ def shared(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engine
     return member
 
 
+def leading(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engine:
+    """The only policy of an engine, beside a guest of it."""
+    front = SharedEngine(EmbeddedEngine(model, eos, max_slots), members=1)
+    member = front.member("policy-0")
+    front.guest("people", of="policy-0")
+    return member
+
+
 CUTS: dict[str, StageCut] = {}
 """By family, as a pipeline's members find them once."""
 
@@ -177,10 +185,17 @@ def pipeline(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engi
     )
 
 
-LOCAL = {"embedded": EmbeddedEngine, "generate": GenerateEngine, "shared": shared, "pipeline": pipeline}
+LOCAL = {
+    "embedded": EmbeddedEngine,
+    "generate": GenerateEngine,
+    "shared": shared,
+    "leading": leading,
+    "pipeline": pipeline,
+}
 CASES = (
     *(("embedded", name) for name in ("qwen2", "llama", "qwen3", *ADDED)),
     *(("shared", name) for name in ("qwen2", "qwen3")),
+    ("leading", "qwen2"),
     *(("generate", name) for name in ("qwen2", "gpt2", "mistral")),
     ("pipeline", "qwen3"),
     ("vllm-lora", "qwen2"),
@@ -241,7 +256,7 @@ def engine(backend: Backend) -> Engine:
     return backend.engine()
 
 
-@pytest.fixture(params=["embedded", "generate", "shared", "pipeline", "fake"])
+@pytest.fixture(params=["embedded", "generate", "shared", "leading", "pipeline", "fake"])
 def bookkeeper(request: pytest.FixtureRequest) -> Engine:
     """An engine with two slots and no EOS, for everything that is not arithmetic."""
     if request.param == "fake":

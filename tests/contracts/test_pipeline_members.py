@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, cross_entropy
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.identity import key_file
 from tests.contracts.hosts import HostFactory
 from tests.unit.extensions.pipeline.members import PATIENT, ListFeed, crew, instance_of, sgd, stage_worker

@@ -6,14 +6,15 @@ Times are compared with the clock of an event loop whose sleeps cost nothing, so
 import asyncio
 import selectors
 from collections.abc import Coroutine
-from math import inf
 from typing import Any
 
 import pytest
 
-from benchmarks.pipeline_emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
+from benchmarks.pipeline_emulated import EmulatedLinks, EmulatedQueue, LinkSpeed, PacedStreams, shrunk
 from swarmnode.errors import RequestTimeout
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.wire.hop_messages import Message, StepDone
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
@@ -58,110 +59,61 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(work)
 
 
-async def elapsed_s(work: Coroutine[Any, Any, Any]) -> float:
-    began_s = asyncio.get_running_loop().time()
-    await work
-    return asyncio.get_running_loop().time() - began_s
-
-
 def test_a_message_takes_its_time_on_the_link_and_then_its_latency():
-    links = EmulatedLinks({"b": LinkSpeed(latency_s=0.5, bytes_per_s=100.0)}, seed=1)
-    arrival = links.arrival("b", 200, 10.0)
-    assert (arrival.first_s, arrival.last_s) == (10.0, 12.5)
-    assert arrival.at_s(0.5) == 11.25
+    links = EmulatedLinks({"b": LinkSpeed(latency_s=0.5, bytes_per_s=100.0)})
+    assert links.arrival_s("b", 200, 10.0) == 12.5
 
 
 def test_messages_queue_for_a_link_but_not_for_another_one():
     link = LinkSpeed(latency_s=0.5, bytes_per_s=100.0)
-    links = EmulatedLinks({"b": link, "c": link}, seed=1)
-    assert links.arrival("b", 200, 10.0).last_s == 12.5
-    assert links.arrival("b", 100, 10.0).last_s == 13.5
-    assert links.arrival("c", 100, 10.0).last_s == 11.5
-    assert links.arrival("b", 100, 20.0).last_s == 21.5
+    links = EmulatedLinks({"b": link, "c": link})
+    assert links.arrival_s("b", 200, 10.0) == 12.5
+    assert links.arrival_s("b", 100, 10.0) == 13.5
+    assert links.arrival_s("c", 100, 10.0) == 11.5
+    assert links.arrival_s("b", 100, 20.0) == 21.5
 
 
 def test_without_a_bandwidth_messages_only_wait_for_the_delay():
-    links = EmulatedLinks({"b": LinkSpeed(3.0)}, seed=1)
-    assert [links.arrival("b", 10**9, 10.0).last_s for _ in range(2)] == [13.0, 13.0]
-
-
-def test_scale_shrinks_everything():
-    link = LinkSpeed(latency_s=0.5, bytes_per_s=100.0, jitter_s=0.2, loss=0.5)
-    whole = EmulatedLinks({"b": link}, seed=1)
-    tenth = EmulatedLinks({"b": link}, seed=1, scale=0.1)
-    for _ in range(20):
-        lasts_s = whole.arrival("b", 100, 0.0).last_s
-        assert tenth.arrival("b", 100, 0.0).last_s == pytest.approx(0.1 * lasts_s)
-    with pytest.raises(ValueError, match="scale"):
-        EmulatedLinks({}, seed=1, scale=0.0)
-
-
-def lateness(seed: int, order: str) -> dict[str, list[float]]:
-    link = LinkSpeed(latency_s=1.0, jitter_s=0.5, loss=0.3, retransmit_s=10.0)
-    links = EmulatedLinks({"b": link, "c": link}, seed=seed)
-    found: dict[str, list[float]] = {"b": [], "c": []}
-    for peer_id in order:
-        found[peer_id].append(links.arrival(peer_id, 1, 0.0).last_s)
-    return found
-
-
-def test_jitter_and_losses_depend_on_seed_link_and_number_alone():
-    one = lateness(1, "bc" * 100)
-    assert one == lateness(1, "b" * 100 + "c" * 100)
-    assert one != lateness(2, "bc" * 100)
-    assert one["b"] != one["c"]
-    assert all(1.0 <= late_s % 10.0 <= 1.5 for late_s in one["b"])
-    assert 15 <= sum(late_s > 10.0 for late_s in one["b"]) <= 45
-
-
-def test_a_loss_that_never_ends_still_ends():
-    links = EmulatedLinks({"b": LinkSpeed(0.0, loss=1.0, retransmit_s=1.0)}, seed=1)
-    assert links.arrival("b", 1, 0.0).last_s == 8.0
-
-
-def test_a_cut_link_delivers_nothing_until_it_is_mended():
-    links = EmulatedLinks({"b": LinkSpeed(1.0)}, seed=1)
-    links.cut("b")
-    assert links.arrival("b", 1, 0.0).last_s == inf
-    links.mend("b")
-    assert links.arrival("b", 1, 0.0).last_s == 1.0
+    links = EmulatedLinks({"b": LinkSpeed(3.0)})
+    assert [links.arrival_s("b", 10**9, 10.0) for _ in range(2)] == [13.0, 13.0]
 
 
 def test_peers_that_are_not_emulated_are_as_near_as_they_are():
-    assert EmulatedLinks({}, seed=1).arrival("b", 10**9, 7.0).last_s == 7.0
+    assert EmulatedLinks({}).arrival_s("b", 10**9, 7.0) == 7.0
 
 
-def test_links_of_an_instance_delay_as_its_simulator_does():
-    assert links_of(INSTANCE, 0) == (LinkSpeed(0.0), LinkSpeed(3.0), LinkSpeed(5.0))
+def test_a_shrunk_plan_takes_a_share_of_the_time():
+    plan = Plan(INSTANCE, ((0, 1),))
+    assert simulate(shrunk(plan, 0.1)).makespan_s == pytest.approx(0.1 * simulate(plan).makespan_s)
 
 
-def test_links_of_an_instance_may_carry_one_activation_at_a_time():
-    link = links_of(INSTANCE, 0, activation_bytes=600)[1]
-    assert (link.latency_s, link.bytes_per_s) == (0.0, 200.0)
-    assert links_of(INSTANCE, 0, activation_bytes=600)[0] == LinkSpeed(0.0)
-
-
-def test_work_lasts_as_long_as_on_the_emulated_machine():
+def test_tasks_take_as_long_as_on_the_emulated_machine_and_are_a_gap_apart():
     async def check() -> None:
-        compute = EmulatedCompute(INSTANCE, 1, scale=0.1)
-        for work, expected_s in ((compute.forward, 0.4), (compute.backward, 0.6), (compute.loss, 0.1)):
-
-            async def task(work: Any = work) -> None:
-                async with work():
-                    await asyncio.sleep(0.03)
-
-            assert await elapsed_s(task()) == pytest.approx(expected_s)
-        assert (compute.overruns, compute.overrun_s) == (0, 0.0)
+        clock = asyncio.get_running_loop().time
+        async with EmulatedQueue(1) as queue:
+            queue.begin(Plan(INSTANCE, ((0, 1),)))
+            began_s, ended_s = clock(), list[float]()
+            for kind in ("forward", "backward", "loss"):
+                await queue.perform(kind, 0, lambda: None)
+                ended_s.append(clock() - began_s)
+        assert ended_s == pytest.approx([4.0, 10.13, 11.26])
+        assert (queue.tasks, queue.overruns, queue.overrun_s) == (3, 0, 0.0)
 
     run(check())
 
 
-def test_work_that_really_takes_longer_is_counted():
+def test_a_data_node_releases_its_agents_one_forward_after_the_other():
     async def check() -> None:
-        compute = EmulatedCompute(INSTANCE, 1)
-        async with compute.forward():
-            await asyncio.sleep(4.5)
-        assert (compute.overruns, compute.overrun_s) == (1, pytest.approx(0.5))
+        clock, began_s = asyncio.get_running_loop().time, list[float]()
+        async with EmulatedQueue(0) as queue:
+            queue.begin(Plan(INSTANCE, ((0, 1), (0, 2))))
+            start_s = clock()
+            async with asyncio.TaskGroup() as tasks:
+                for agent in (1, 0):
+                    tasks.create_task(
+                        queue.perform("forward", agent, lambda a=agent: began_s.append(clock() - start_s + a))
+                    )
+        assert began_s == pytest.approx([0.0, 1.0 + 2.09])
 
     run(check())
 
@@ -184,12 +136,12 @@ def test_a_transport_delivers_at_the_pace_of_its_emulated_links():
         network = MemoryNetwork(seed=1)
         async with network.host() as alice, network.host() as bob:
             await alice.connect((await bob.addresses())[0])
-            links = EmulatedLinks({bob.peer_id: LinkSpeed(3.0)}, seed=1)
+            links = EmulatedLinks({bob.peer_id: LinkSpeed(3.0)})
             inbox = Everything()
             async with (
-                MemberStreams(alice) as near,
+                PacedStreams(alice, links) as near,
                 MemberStreams(bob) as far,
-                TensorTransport(near, inbox, pace=links) as sender,
+                TensorTransport(near, inbox) as sender,
                 TensorTransport(far, inbox) as receiver,
             ):
                 for number, transport in enumerate((sender, receiver)):
@@ -202,9 +154,8 @@ def test_a_transport_delivers_at_the_pace_of_its_emulated_links():
                     ]
                 assert [task.result() for task in sent] == [None, None]
                 assert [taken_s - began_s for taken_s in inbox.taken_s] == [pytest.approx(3.0, abs=0.1)] * 2
-                links.cut(bob.peer_id)
                 with pytest.raises(RequestTimeout):
-                    await sender.send(bob.peer_id, ready(2), timeout_s=60.0)
+                    await sender.send(bob.peer_id, ready(2), timeout_s=2.0)
 
     run(check())
 

@@ -84,7 +84,7 @@ LOOK_EVERY_S = 0.25
 """Seconds between two looks whether there is a new peer, room for more, or time of the judge left."""
 
 LOOK_LATE_S = 5.0
-"""Seconds between two looks for a new peer after LOOK_FOR_S, and whether anybody is there between searches."""
+"""Seconds between two looks for a new peer after LOOK_FOR_S, and for any peer between two searches."""
 
 CUT_OFF_S = 1800.0
 """Seconds without any peer after which others may have found what no gossip brings any more."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, spawn
 from typing import Any
 
 from swarmnode.errors import EngineError
@@ -54,6 +54,10 @@ IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """Environment variables of the in-process driver: it owns the step loop, so the model must live in this
 process."""
 
+
+SPAWNED = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+"""Environment variables of vLLM in a process of its own: a fork of one that has threads, and has asked for a
+card, cannot use the card. vLLM's own check sees that only once something lies on it."""
 
 STARTED_BY = "SWARMNODE_VLLM_STARTED_BY"
 """Environment variable with the process that vLLM's process must not outlive."""
@@ -121,9 +125,9 @@ def starting_vllm(in_process: bool, card: int | None = None) -> Iterator[None]:
     threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
     generators = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     excepthook = sys.excepthook
-    _set_variables(IN_PROCESS if in_process else {STARTED_BY: str(os.getpid()), **only_card(card)})
+    _set_variables(IN_PROCESS if in_process else {**SPAWNED, STARTED_BY: str(os.getpid()), **only_card(card)})
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), without_the_script():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -134,6 +138,22 @@ def starting_vllm(in_process: bool, card: int | None = None) -> Iterator[None]:
         numpy.random.set_state(generators[1])
         torch.set_rng_state(generators[2])
         sys.excepthook = excepthook
+
+
+@contextmanager
+def without_the_script() -> Iterator[None]:
+    """Context in which processes that multiprocessing spawns do not import the running script again: vLLM's
+    needs nothing of it, and a script without `if __name__ == "__main__"` would begin once more in there."""
+    prepared = spawn.get_preparation_data
+
+    def prepared_without(name: str) -> dict[str, Any]:
+        return {key: value for key, value in prepared(name).items() if not key.startswith("init_main_")}
+
+    spawn.get_preparation_data = prepared_without
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = prepared
 
 
 def only_card(card: int | None) -> dict[str, str]:

@@ -187,15 +187,25 @@ class VllmEngine:
         found = iter(scores)
         return [next(found) if completion else () for _, completion in sequences]
 
+    def load(self, update: PolicyUpdate) -> None:
+        if update.version in self._live_versions():
+            return
+        policy = self._policies.check(update)
+        staying = [self._policies.newest, *(row.policy for row in self._running.values())]
+        refuse_versions(staying, self._asked(), policy.version, self.capabilities.max_versions)
+        self._policies.hold(policy)
+
     def stats(self) -> EngineStats:
         running = len(self._running) + len(self._ready)
         stats = self._counters.stats(running, len(self._queue), self._live_versions())
         return replace(stats, kv_use=self._driver.kv_use())
 
-    def snapshot(self) -> tuple[Request, ...]:
-        rows = list(self._running.values())
+    def snapshot(self, request_ids: Iterable[str] | None = None) -> tuple[Request, ...]:
+        chosen = None if request_ids is None else set(request_ids)
+        rows = [row for row in self._running.values() if chosen is None or row.request.request_id in chosen]
         running = (row.request.resumed(s) for row, s in zip(rows, self._sampled(rows), strict=True))
-        return (*running, *self._queue.waiting)
+        waiting = self._queue.waiting
+        return (*running, *(one for one in waiting if chosen is None or one.request_id in chosen))
 
     def restore(self, snapshot: Iterable[Request]) -> None:
         live = self._live_versions()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -78,6 +79,11 @@ class Policies(Protocol):
         `move_followers`: requests under way sample from the new one from now on."""
         ...
 
+    def hold(self, policy: LoadedPolicy) -> None:
+        """Makes a policy live beside the newest, for the requests that will ask for it. Raises EngineError if
+        there is room for one policy only."""
+        ...
+
     def enter(self, version: int | None) -> Lane:
         """Returns the lane of a request that starts now."""
         ...
@@ -100,9 +106,13 @@ class LoraPolicies:
         self._base = Lane(LoadedPolicy(BASE_VERSION, -1, {}), None, follows=False)
         self._lanes: list[Lane] = []
         self._known = {0: self.newest}
+        self._held: set[int] = set()
+        """Versions that were loaded for requests which have not started."""
+        self._serials = count(1)
 
     def live(self, asked: Collection[int]) -> set[int]:
-        return {self.newest.version, *asked, *(lane.policy.version for lane in self._lanes if lane.users)}
+        used = (lane.policy.version for lane in self._lanes if lane.users)
+        return {self.newest.version, *asked, *self._held, *used}
 
     def has_base(self, newest: LoadedPolicy) -> bool:
         return True
@@ -116,8 +126,9 @@ class LoraPolicies:
                 hint="start it with the rank of the trainer",
             )
         # The trainer may go on writing into its tensors; an adapter may be loaded much later.
+        # A serial for each that is looked at: no two policies may share a salt of the cache.
         return LoadedPolicy(
-            update.version, self.newest.serial + 1, {m: _copied(pair) for m, pair in pairs.items()}
+            update.version, next(self._serials), {m: _copied(pair) for m, pair in pairs.items()}
         )
 
     def can_pin(self) -> bool:
@@ -128,10 +139,15 @@ class LoraPolicies:
             if lane.follows and (move_followers or not lane.users):
                 self._load(lane, policy)
         self.newest = self._known[policy.version] = policy
+        self._held &= set(asked)
         live = self.live(asked)
         self._known = {version: known for version, known in self._known.items() if version in live}
         self._lane(policy, follows=True)
         self._drop_unused()
+
+    def hold(self, policy: LoadedPolicy) -> None:
+        self._known[policy.version] = policy
+        self._held.add(policy.version)
 
     def enter(self, version: int | None) -> Lane:
         if version == BASE_VERSION:
@@ -140,6 +156,7 @@ class LoraPolicies:
             lane = self._lane(self.newest, follows=True)
         else:
             lane = self._lane(self._known[version], follows=False)
+            self._held.discard(version)
         lane.users += 1
         return lane
 
@@ -203,6 +220,12 @@ class MergedPolicies:
         if changed:
             self._driver.load_weights(self._merged(policy.pairs, changed))
         self.newest = self._lane.policy = policy
+
+    def hold(self, policy: LoadedPolicy) -> None:
+        raise EngineError(
+            f"policy {policy.version} cannot be live beside {self.newest.version}, merged into the model",
+            hint='start vLLM with weights="lora"',
+        )
 
     def enter(self, version: int | None) -> Lane:
         if version == BASE_VERSION:

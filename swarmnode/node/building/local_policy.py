@@ -1,6 +1,7 @@
 """A policy on its base model, with the engine that samples from it; and more policies beside it.
 
 config, paths -> [load_policy] -> LocalPolicy -> [policies_beside] -> run.py: one for each seat of a process
+                 (on a SharedEngine)                               -> callers.py: others who ask its engine
                                               -> loaded_memory.py: Forward, which trains all of them
                                               -> offline.py: the policy of a checkpoint
 
@@ -26,7 +27,7 @@ from swarmnode.model.policy import Policy
 from swarmnode.models import find_model
 from swarmnode.node.building.look_ahead import look_ahead
 from swarmnode.node.building.machine_memory import longest_sequence, sequence_within
-from swarmnode.node.building.policies import Seat
+from swarmnode.node.building.policies import Seat, label_of
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.engine_choice import make_engine
 from swarmnode.rollout.renderer import Renderer
@@ -52,6 +53,8 @@ class LocalPolicy:
     base: LoadedModel
     policy: Policy
     engine: Engine
+    """This policy's part of the shared one."""
+    shared: SharedEngine
     renderer: Renderer
     store: CheckpointStore
 
@@ -96,7 +99,8 @@ def load_policy(
     logger.info("LoRA changes %s", policy.targets.describe())
     store = checkpoint_store(config, model, paths, base)
     renderer = renderer_of(config.policy, base.tokenizer, base.eos_token_ids)
-    return LocalPolicy(base, policy, engine, renderer, store)
+    shared = SharedEngine(engine, policies, people_first=config.rollout.first == "people")
+    return LocalPolicy(base, policy, shared.member(label_of(0)), shared, renderer, store)
 
 
 def renderer_of(
@@ -137,19 +141,15 @@ def checkpoint_store(
 
 def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPolicy]:
     """The policies of all seats on the base that the first one brought, each with a part of its engine."""
-    if len(seats) == 1:
-        return [first]
-    shared = SharedEngine(first.engine, members=len(seats))
-    return [
+    others = [
         replace(
             first,
-            policy=Policy(first.base, seat.config.policy, seat.seed, beside=first.policy)
-            if seat.number
-            else first.policy,
-            engine=shared.member(seat.label),
+            policy=Policy(first.base, seat.config.policy, seat.seed, beside=first.policy),
+            engine=first.shared.member(seat.label),
         )
-        for seat in seats
+        for seat in seats[1:]
     ]
+    return [first, *others]
 
 
 def cohort_of(seats: Sequence[Seat]) -> Cohort[RoundOfPolicy, TrainReport] | None:

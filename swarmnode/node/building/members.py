@@ -14,6 +14,7 @@ from pathlib import Path
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.models import remember_model
 from swarmnode.node.building.assemble import build_network
+from swarmnode.node.building.callers import open_callers
 from swarmnode.node.building.loaded_memory import build_forward, choose_overlap
 from swarmnode.node.building.local_policy import (
     LocalPolicy,
@@ -57,7 +58,8 @@ def build_members(
     if config.policy.model == "auto":
         remember_model(paths.model_choice, model)
     policies = policies_beside(loaded, seats)
-    forward = build_forward(config, loaded, paths)
+    open_callers(stack, loaded, [seat.label for seat in seats], config, paths)
+    forward = build_forward(config, loaded)
     overlap = choose_overlap(config, loaded, forward.budget)
     cohort, neighbourhood = cohort_of(seats), Neighbourhood()
     if fresh:

@@ -48,7 +48,12 @@ class Seat:
 
     @property
     def label(self) -> str:
-        return f"policy-{self.number}"
+        return label_of(self.number)
+
+
+def label_of(number: int) -> str:
+    """Returns the name of a policy of this process."""
+    return f"policy-{number}"
 
 
 @dataclass(slots=True)

@@ -260,11 +260,6 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Members that an iteration did not wait for."""
     lost: int = 0
     """Members that were there and are not any more."""
-    idle_tokens: int = 0
-    """Generated with a policy of our own while the stage had to wait."""
-    idle_share: float | None = None
-    """Share of the time that the stage had to wait which went into generating `idle_tokens`. None: there is
-    no such policy, or the stage has not worked yet."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):

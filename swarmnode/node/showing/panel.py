@@ -259,14 +259,8 @@ def _pipeline(pipeline: PipelineStatus) -> str:
         f" (layers {pipeline.first_layer} to {pipeline.end_layer - 1}), {pipeline.members} members;"
         f" iteration {pipeline.iteration} in {shown(pipeline.iteration_s, '.2f')} s"
         f" (planned {shown(pipeline.planned_s, '.2f')});"
-        f" {pipeline.repaired} paths repaired, {pipeline.lost} members lost{_idle(pipeline)}"
+        f" {pipeline.repaired} paths repaired, {pipeline.lost} members lost"
     )
-
-
-def _idle(pipeline: PipelineStatus) -> str:
-    if pipeline.idle_share is None:
-        return ""
-    return f"; {pipeline.idle_tokens:,} tokens in {pipeline.idle_share:.0%} of its waiting time"
 
 
 def _generation(status: NodeStatus) -> str:

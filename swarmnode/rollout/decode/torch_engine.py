@@ -196,17 +196,32 @@ class TorchEngine(ABC):
             raise not_finite(policy.version)
         return scores
 
+    @torch.inference_mode()
+    def load(self, update: PolicyUpdate) -> None:
+        if update.version in self._policies:
+            return
+        pairs = self._pairs(update)
+        self._check_versions(set(self._policies.values()))
+        loaded = DecodePolicy(update.version, self._merge(pairs, None), is_base=not pairs)
+        self._policies[update.version] = loaded
+
     def stats(self) -> EngineStats:
         return self._counters.stats(len(self._running), len(self._queue), self._live_versions())
 
     @torch.inference_mode()
-    def snapshot(self) -> tuple[Request, ...]:
-        rows = list(self._running)
+    def snapshot(self, request_ids: Iterable[str] | None = None) -> tuple[Request, ...]:
+        chosen = None if request_ids is None else set(request_ids)
+        rows = [
+            row
+            for row, running in self._running.items()
+            if chosen is None or running.request.request_id in chosen
+        ]
         running = [
             self._running[row].request.resumed(sampled)
             for row, sampled in zip(rows, self._collect(rows), strict=True)
         ]
-        return (*running, *self._queue.waiting)
+        waiting = self._queue.waiting
+        return (*running, *(one for one in waiting if chosen is None or one.request_id in chosen))
 
     def restore(self, snapshot: Iterable[Request]) -> None:
         live = self._live_versions()

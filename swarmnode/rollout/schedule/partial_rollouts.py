@@ -329,7 +329,7 @@ class PartialRollouts:
         if self._tally.refused_in_a_row > self._settings.groups:
             raise EngineError(
                 f"the engine refused a whole round of examples, last: {error.message}",
-                hint="their prompts are too long: raise --set rollout.max_prompt_tokens=...",
+                hint=error.hint,
             ) from error
 
     def _listen(self, should_stop: Callable[[], bool]) -> None:

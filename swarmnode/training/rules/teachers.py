@@ -11,9 +11,9 @@ that of answers that we found ourselves, task by task. Honest authors agree a li
 were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
 been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
 running mean of LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an
-admitted author sends is measured too before it enters, every BATCH_OF_TEACHER answers: a batch that pulls elsewhere
-stays out, and who falls below the threshold over his last few batches is put back, with all that the book has
-of him.
+admitted author sends is measured too before it enters, every BATCH_OF_TEACHER answers: a batch that pulls
+elsewhere stays out, and who falls below the threshold over his last few batches is put back, with all that
+the book has of him.
 
 Two cases have nothing to compare with, and are decided by what there is to lose:
 
@@ -53,8 +53,8 @@ UNKNOWN_GROUND = -0.02
 """Least agreement of a teacher in whose tasks we found nothing ourselves."""
 
 LEAST_MEASURED = 3
-"""Measurements before an author is admitted. Where there is enough of it (of ANSWERS of his and LEAST_FINDS of
-our own as many times), one of several times as many answers counts for several."""
+"""Measurements before an author is admitted. One of several times ANSWERS counts for several, if there are as
+many times LEAST_FINDS to compare with: who lends a library has much to show at once."""
 
 MEMORY = 8
 """Measurements that the mean of an author who waits follows, about. The first ones, of few answers and few
@@ -87,8 +87,8 @@ LEAST_ANSWERS = 8
 """Answers of an author that are measured at once, at least."""
 
 BATCH = 12
-"""New answers of who is doubted that wait for a measurement together: who is measured again and again is above
-any threshold at last."""
+"""New answers of who is doubted that wait for a measurement together: who is measured again and again is
+above any threshold at last."""
 
 BATCH_OF_TEACHER = 24
 """New answers of who is admitted that wait for one."""

@@ -17,7 +17,6 @@ from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
 from swarmnode.extensions.pipeline.wire.hop_messages import (
-    Abandoned,
     BackwardHop,
     Finished,
     ForwardHop,
@@ -72,8 +71,6 @@ class ActiveAssignment:
                 raise Rejected(Refusal.WRONG_ROUTE, f"node {node} is not of stage {message.stage}")
         elif isinstance(message, Finished) and message.node not in assignment.data_nodes:
             raise Rejected(Refusal.WRONG_ROUTE, f"node {message.node} starts nothing")
-        elif isinstance(message, Abandoned):
-            self._check_owner(peer_id, message)
 
     def check_origin(self, message: Message) -> None:
         """Raises Rejected: bad_signature, unless the data node of the micro-batch has signed this attempt.
@@ -101,8 +98,6 @@ class ActiveAssignment:
                 pass
             case Finished():
                 self.barrier.hear(message)
-            case Abandoned():
-                self.relay.abandon(message)
             case StepDone():
                 self.stepped[node] = message.iteration + 1
             case _:
@@ -123,15 +118,6 @@ class ActiveAssignment:
         if not isinstance(message, ForwardHop | BackwardHop):
             raise Rejected(Refusal.UNKNOWN_WORK, f"a {type(message).__name__}")
         self.part_for(message).admit(message)
-
-    def _check_owner(self, peer_id: str, message: Abandoned) -> None:
-        assignment = self.context.assignment
-        agent = message.micro_batch // assignment.plan.instance.waves
-        if (
-            agent >= len(assignment.plan.paths)
-            or assignment.peers[assignment.plan.paths[agent][0]] != peer_id
-        ):
-            raise Rejected(Refusal.WRONG_ROUTE, f"micro-batch {message.micro_batch} is another's")
 
 
 def _comes_home(message: ForwardHop | BackwardHop) -> bool:

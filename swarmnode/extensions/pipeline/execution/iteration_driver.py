@@ -33,7 +33,6 @@ from swarmnode.extensions.pipeline.plans.recovery import deadline_s, predicted_s
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     MAX_ATTEMPTS,
-    Abandoned,
     BackwardHop,
     Finished,
     ForwardHop,
@@ -70,8 +69,8 @@ class MicroBatchDriver:
         clock = asyncio.get_running_loop().time
         self._outcome = IterationOutcome(clock())
         async with asyncio.TaskGroup() as agents:
-            for rank, agent in enumerate(self.agents):
-                agents.create_task(self._run_agent(agent, rank, feed))
+            for agent in self.agents:
+                agents.create_task(self._run_agent(agent, feed))
         self._outcome.ended_s = clock()
         self._in_flight.clear()
         return self._outcome
@@ -130,11 +129,9 @@ class MicroBatchDriver:
             raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {list(in_flight.shape)}")
         return in_flight
 
-    async def _run_agent(self, agent: int, rank: int, feed: Feed) -> None:
-        """Bring an agent's waves, one after the other. `rank`: the agent's number among those of this data
-        node."""
+    async def _run_agent(self, agent: int, feed: Feed) -> None:
+        """Bring an agent's waves, one after the other."""
         instance = self._plan.instance
-        await asyncio.sleep(rank * self._context.release_s)
         for wave in range(instance.waves):
             path = self._living(self._plan.paths[agent])
             inputs = feed.take(agent, wave, tuple(instance.stage_of[node] for node in path))
@@ -154,9 +151,8 @@ class MicroBatchDriver:
         """Bring one micro-batch along its path, attempt after attempt."""
         context, outcome, tried = self._context, self._outcome, set[int]()
         clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
-        number, visited, pause_s = context.micro_batch(agent, wave), set[int](), FULL_PAUSE_S
+        number, pause_s = context.micro_batch(agent, wave), FULL_PAUSE_S
         for attempt in range(min(context.settings.max_attempts, MAX_ATTEMPTS)):
-            visited.update(path[1:])
             began_s = clock()
             if began_s > outcome.began_s + context.budget_s:
                 break
@@ -176,7 +172,7 @@ class MicroBatchDriver:
                 self._note_skips(agent, path)
                 if path == planned and attempt == 0:
                     took_s, wanted_s = clock() - began_s, predicted_s(self._plan)[agent][wave]
-                    outcome.round_trips.append(RoundTrip(path, took_s / context.scale, wanted_s))
+                    outcome.round_trips.append(RoundTrip(path, took_s, wanted_s))
                 return
             outcome.retried += 1
             node = path[failure.position]
@@ -199,8 +195,6 @@ class MicroBatchDriver:
             path = again
         outcome.given_up += 1
         self._in_flight.pop(agent, None)
-        for node in visited - context.lost:
-            context.spawn(self._abandon(node, number))
 
     async def _attempt(
         self, in_flight: InFlightMicroBatch, inputs: LossInputs, feed: Feed
@@ -224,7 +218,7 @@ class MicroBatchDriver:
         homeward = False
         try:
             async with asyncio.timeout(limit_s):
-                hidden_BTD = await queue.perform("forward", attempt.agent, forward, begins=True)
+                hidden_BTD = await queue.perform("forward", attempt.agent, forward)
                 arrived = await self._there(in_flight, hidden_BTD, inputs)
                 if isinstance(arrived, HopFailure):
                     return arrived
@@ -258,7 +252,7 @@ class MicroBatchDriver:
         before."""
         settings = self._context.settings
         limit_s = deadline_s(self._plan, attempt.agent, attempt.wave, slack=settings.slack, floor_s=0.0)
-        return limit_s * self._context.scale + settings.hop_timeout_s + settings.grace_s
+        return limit_s + settings.hop_timeout_s + settings.grace_s
 
     async def _there(
         self, in_flight: InFlightMicroBatch, hidden_BTD: Tensor, inputs: LossInputs
@@ -337,14 +331,6 @@ class MicroBatchDriver:
         timeout_s = min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s)
         sender = self._context.sender
         return await sender.message(in_flight.path[position], question, timeout_s=timeout_s) is None
-
-    async def _abandon(self, node: int, micro_batch: int) -> None:
-        message = Abandoned(
-            plan=self._context.assignment.digest,
-            iteration=self._context.iteration,
-            micro_batch=micro_batch,
-        )
-        await self._context.sender.message(node, message)
 
     def _note_skips(self, agent: int, path: tuple[int, ...]) -> None:
         visited = {self._plan.instance.stage_of[node] for node in path}

@@ -113,9 +113,9 @@ class RoundTrip:
     path: tuple[int, ...]
     """Nodes, the data node first."""
     took_s: float
-    """Time between the start of its forward pass and the end of its backward pass, in seconds of the plan."""
+    """Time between the start of its forward pass and the end of its backward pass."""
     planned_s: float
-    """Predicted time of the same round trip in seconds of the plan, waiting for others included."""
+    """Predicted time of the same round trip, waiting for others included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,21 +64,18 @@ class MessageSender:
         settings: MemberSettings,
         *,
         key: NodeKey,
-        scale: float,
         lost: Collection[int],
     ) -> None:
-        """`key`: signs own micro-batches. `scale`: real seconds for a second of the plan. `lost`: nodes that
-        are not tried again; a live view."""
+        """`key`: signs own micro-batches. `lost`: nodes that are not tried again; a live view."""
         self._key = key
         self._lost = lost
         self._transport = transport
         self._assignment = assignment
         self._settings = settings
-        self._scale = scale
 
     def _timeout_s(self, node: int) -> float:
         """Return the time limit of a hop to this node."""
-        hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node] * self._scale
+        hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node]
         return min(self._settings.hop_timeout_s + self._settings.slack * hop_s, MAX_DEADLINE_S)
 
     async def forward(
@@ -166,7 +163,7 @@ class MessageSender:
             try:
                 refusal = await self._transport.send(peer_id, message, payload, timeout_s=left_s)
             except NetworkError as error:
-                logger.debug("%s did not reach %s: %s", message.id, peer_id, error)
+                logger.debug("%s did not reach %s: %s", type(message).__name__, peer_id, error)
                 if node in self._lost or clock() + PAUSE_S >= min(until_s, unreachable_until_s):
                     return "silent"
             else:

@@ -35,11 +35,8 @@ from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENT
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.execution.stage_queue import (
-    IdleWork,
-    MachinePace,
     StageQueue,
     TaskOrder,
-    WorkTimes,
 )
 from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier, report_of
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
@@ -52,7 +49,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Hop,
     Message,
 )
-from swarmnode.extensions.pipeline.wire.member_streams import LinkPace, MemberStreams
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
@@ -79,9 +76,7 @@ class PipelineMember:
         key: NodeKey,
         averager: GradientExchange,
         settings: MemberSettings | None = None,
-        compute: MachinePace | None = None,
-        pace: LinkPace | None = None,
-        idle: IdleWork | None = None,
+        queue: StageQueue | None = None,
         reload: Reload | None = None,
     ) -> None:
         """`key`: that of the host. `reload`: fetches the weights of the majority; without it, a member whose
@@ -92,10 +87,9 @@ class PipelineMember:
         same."""
         self._key = key
         self._averager = averager
-        self._compute = compute
         self._reload = reload
-        self._transport = TensorTransport(streams, self, pace=pace)
-        self._queue = StageQueue(compute=compute, idle=idle)
+        self._transport = TensorTransport(streams, self)
+        self._queue = queue or StageQueue()
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._started: set[asyncio.Task[None]] = set()
@@ -157,11 +151,6 @@ class PipelineMember:
         )
 
     @property
-    def times(self) -> WorkTimes:
-        """Times of the worker thread since the start."""
-        return self._queue.times
-
-    @property
     def transport(self) -> TensorTransport:
         return self._transport
 
@@ -194,26 +183,20 @@ class PipelineMember:
         ModelError while `train` runs.
         """
         former = self._end_assignment()
-        scale = self._compute.scale if self._compute is not None else 1.0
-        timeline, lost = simulate(assignment.plan), set[int]()
-        forward_s = assignment.plan.instance.forward_s[assignment.own] * scale
+        lost = set[int]()
         context = StageContext(
             assignment=assignment,
             worker=worker,
             queue=self._queue,
-            sender=MessageSender(
-                self._transport, assignment, self.settings, key=self._key, scale=scale, lost=lost
-            ),
+            sender=MessageSender(self._transport, assignment, self.settings, key=self._key, lost=lost),
             settings=self.settings,
             spawn=self._spawn,
             report_lost=lambda node, why: self.on_lost(assignment.peers[node], why),
-            scale=scale,
-            makespan_s=timeline.makespan_s * scale,
-            release_s=forward_s if self._compute is not None else 0.0,
+            makespan_s=simulate(assignment.plan).makespan_s,
             iteration=assignment.iteration,
             lost=lost,
         )
-        self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own, timeline, scale=scale))
+        self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own))
         self._queue.post(_prepare, worker, assignment.iteration)
         self._active = active = ActiveAssignment(
             context,
@@ -265,7 +248,7 @@ class PipelineMember:
             )
         context, clock = active.context, asyncio.get_running_loop().time
         iteration, ended = context.iteration, active.ended
-        busy_s, stragglers = self._queue.times.busy_s, active.relay.stragglers
+        busy_s, stragglers = self._queue.busy_s, active.relay.stragglers
         self._training = True
         try:
             active.barrier.begin()
@@ -284,7 +267,7 @@ class PipelineMember:
             outcome,
             closed,
             ended_s=ended_s,
-            busy_s=self._queue.times.busy_s - busy_s,
+            busy_s=self._queue.busy_s - busy_s,
             stragglers=active.relay.stragglers - stragglers,
         )
 
@@ -338,7 +321,6 @@ class PipelineMember:
             if closed.lost_track:
                 active.ended.set_result(closed)
                 return
-            self._queue.begin_iteration()
             if active.relay.begin_iteration():
                 active.barrier.begin()
 

@@ -14,7 +14,6 @@ way and somebody else's counts; where we cannot know, the end of the iteration t
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -25,7 +24,6 @@ from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
-    Abandoned,
     BackwardHop,
     ForwardHop,
     Lost,
@@ -127,8 +125,6 @@ class Relay:
         """Each agent's micro-batch that belongs to the next iteration."""
         self.stragglers = 0
         """Micro-batches that were still here when their iteration was closed, since the start."""
-        self.troubles: Counter[Trouble] = Counter()
-        """Reasons why micro-batches did not get through or past this member, counted."""
 
     def admit(self, message: ForwardHop | BackwardHop) -> None:
         """Raises Rejected: no_slot; unknown_work for a micro-batch that is over or was never sent from
@@ -163,13 +159,6 @@ class Relay:
             self._begin(message, values)
         else:
             self._early[message.agent] = message, values
-
-    def abandon(self, message: Abandoned) -> None:
-        """Drop a micro-batch that its data node has given up."""
-        for agent, relayed in self._relayed.items():
-            if relayed.micro_batch == message.micro_batch and relayed.phase < RelayPhase.BACK:
-                self._stop(relayed)
-                self._leave(agent, relayed)
 
     def asked(self, message: Passed) -> None:
         """Return if the micro-batch was handed on. Raises Rejected: too_slow while it is here, unknown_work
@@ -310,7 +299,6 @@ class Relay:
         """Tell the data node, which decides what becomes of a micro-batch, that it does not get past a
         node."""
         context, node, data_node = self._context, relayed.path[position], relayed.path[0]
-        self.troubles[trouble] += 1
         if trouble == "silent":
             context.has_lost(node, "did not take a tensor in time")
         if node == data_node or self._relayed.get(relayed.attempt.agent) is not relayed:

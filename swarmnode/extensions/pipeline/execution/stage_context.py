@@ -33,13 +33,8 @@ class StageContext:
     changes runs on with the parts of the former assignment, and its result counts nowhere."""
     report_lost: Callable[[int, str], None]
     """Called with a node that does not answer and the reason why we think so."""
-    scale: float
-    """Real seconds for a second of the plan."""
     makespan_s: float
-    """Predicted time of an iteration, in real seconds."""
-    release_s: float
-    """Pause between the first micro-batches of two agents of this data node, in real seconds; 0 where compute
-    is real, and takes the time that it takes."""
+    """Predicted time of an iteration."""
     iteration: int
     """The running iteration: optimizer steps taken before it."""
     lost: set[int]

@@ -238,7 +238,7 @@ class StepBarrier:
         except NetworkError as error:
             # Where the others did without us, the next comparison of weights brings us back to theirs.
             logger.warning("stepping on our own gradients alone: %s", error)
-            return Combined(own, (us,), {}, agreed=False)
+            return Combined(own, (us,), {})
 
     def _report(self, iteration: int, own: GradientSum, digest: str) -> None:
         context, assignment = self._context, self._context.assignment

@@ -34,7 +34,7 @@ class StageServices:
     ) -> None:
         """`living`: returns the members that answer, with or without a stage."""
         self._parts = parts
-        self._averager = ReplicaExchange(streams, parts.key)
+        self._averager = ReplicaExchange(streams)
         self._stack = AsyncExitStack()
         self.states = StateService(streams)
         self.member = PipelineMember(
@@ -43,7 +43,6 @@ class StageServices:
             averager=self._averager,
             settings=parts.member,
             reload=self._reload,
-            idle=parts.idle,
         )
         self.decode = DecodeNode(
             streams,
@@ -64,15 +63,11 @@ class StageServices:
         )
 
     async def __aenter__(self) -> Self:
-        idle = self._parts.idle
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._averager)
             await stack.enter_async_context(self.states)
             self.states.offer_earlier(self._parts.earlier)
             await stack.enter_async_context(self.member)
-            if idle is not None:
-                await self.member.in_stage_thread(idle.rehearse)
-                idle.follow(self.member.times)
             await stack.enter_async_context(self.decode)
             self._stack = stack.pop_all()
         return self

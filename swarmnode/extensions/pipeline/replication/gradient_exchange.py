@@ -4,9 +4,8 @@ member (GradientSum of its own) -> [GradientExchange.combine] -> Combined -> Sta
 member (digest of its weights) -> [GradientExchange.compare] -> ReplicaVote (replica_vote.py) -> alignment.py
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Protocol
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
-from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, CodecName, Count, Digest
+from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest
 
 
 class ContributionFault(StrEnum):
@@ -25,18 +24,13 @@ class ContributionFault(StrEnum):
     SILENT = "silent"
     """Dead, frozen, or too late for the deadline."""
     MALFORMED = "malformed"
-    BAD_SIGNATURE = "bad_signature"
-    BAD_DIGEST = "bad_digest"
-    """Its bytes do not have the digest that it signed."""
     WRONG_SHAPE = "wrong_shape"
     WEIGHT = "weight"
     """More tokens or micro-batches than the plan gives it."""
     NOT_FINITE = "not_finite"
     NORM = "norm"
-    EQUIVOCATION = "equivocation"
-    """It signed two different contributions to one iteration."""
     LATE = "late"
-    """Only for ourselves: the others had closed without us."""
+    """Most others do not hold it, or another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +66,10 @@ class Combined:
     """Peer ids of the contributors, sorted. Our own may be missing."""
     rejected: Mapping[str, ContributionFault]
     """The replicas that did not contribute, with the reason."""
-    agreed: bool = True
-    """True if all replicas that answered reported the same set. If False, `compare` finds out about the
-    consequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class AveragingSettings:
-    codec: CodecName = "none"
-    """Codec of the gradients. fp16 halves the bytes; sums beyond 65504 are clamped to it."""
     max_norm_ratio: float = 16.0
     """Largest ratio of a replica's gradient norm a token to the (lower) median of all replicas. Means over
     few micro-batches of unequal size differ by single digits."""
@@ -91,18 +80,6 @@ class AveragingSettings:
     """Limit of one answer without gradients."""
     least_bytes_per_s: float = 250_000.0
     """Slowest line (2 Mbit/s) over which a contribution is fetched."""
-
-
-@dataclass(slots=True)
-class ExchangeCounters:
-    """Counters of averaging since the start."""
-
-    combined: int = 0
-    rejected: Counter[ContributionFault] = field(default_factory=Counter[ContributionFault])
-    stragglers: int = 0
-    """Replicas that asked after an exchange was closed without them."""
-    disagreements: int = 0
-    """Exchanges at whose end replicas held different sets."""
 
 
 class StageIteration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

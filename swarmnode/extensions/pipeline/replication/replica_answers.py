@@ -1,4 +1,4 @@
-"""Answers to the other replicas of our stage: contributions, holdings, and the weights after the step.
+"""Answers to the other replicas of our stage: our contribution, what we hold, and the weights after the step.
 
 replica_exchange.py (exchanges that run here) -> [ReplicaAnswers] <- incoming_streams.py <- a replica
 
@@ -9,13 +9,18 @@ our stage are answered, and only about the iteration that runs, the one before a
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally, SeenHeads
+from swarmnode.extensions.pipeline.replication.contributions import Contribution
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
-from swarmnode.extensions.pipeline.replication.replica_questions import AskDigest, AskGradients, Question
+from swarmnode.extensions.pipeline.replication.replica_questions import (
+    AskDigest,
+    AskGradients,
+    HeldContributions,
+    Question,
+)
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaWeights
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
@@ -41,51 +46,29 @@ class AnswerScope:
 
 
 @dataclass(slots=True)
-class AveragingUnderWay:
-    """An exchange that other replicas may ask about."""
+class OwnAnswers:
+    """What other replicas may ask about one exchange; None where it is not there yet."""
 
-    tally: ContributionTally
-    published: list[SeenHeads] = field(default_factory=list[SeenHeads])
-    """Our holdings at the end of each round."""
-    closed: SeenHeads | None = None
-    silent: set[str] = field(default_factory=set[str])
-    """Replicas that it was closed without and that have not been heard of since."""
-
-    def at(self, number: int) -> SeenHeads | None:
-        """Return our holdings at the end of a round; None before it."""
-        return self.published[number] if number < len(self.published) else self.closed
+    contribution: Contribution | None = None
+    held: HeldContributions | None = None
+    weights: ReplicaWeights | None = None
 
 
 class ReplicaAnswers:
     """Answers questions by `answer`."""
 
-    def __init__(self, note_late: Callable[[], None]) -> None:
-        """`note_late`: called when a replica asks after an exchange was closed without it."""
+    def __init__(self) -> None:
         self.scope: AnswerScope | None = None
-        self._note_late = note_late
-        self._running: OrderedDict[StageIteration, AveragingUnderWay] = OrderedDict()
-        self._weights: OrderedDict[StageIteration, ReplicaWeights] = OrderedDict()
+        self._own: OrderedDict[StageIteration, OwnAnswers] = OrderedDict()
         self._changed = asyncio.Event()
         self._waiting: Counter[str] = Counter()
 
-    def running(self, exchange: StageIteration) -> AveragingUnderWay | None:
-        return self._running.get(exchange)
-
-    def open(self, exchange: StageIteration, running: AveragingUnderWay) -> None:
-        """Record that an exchange has begun here. The bytes of former ones are released."""
-        for former in self._running.values():
-            former.tally.release()
-        self._running[exchange] = running
-        if len(self._running) > KEPT_EXCHANGES:
-            self._running.popitem(last=False)
-        self.tell()
-
-    def weigh(self, exchange: StageIteration, weights: ReplicaWeights) -> None:
-        """Record the weights after the step of an exchange."""
-        self._weights[exchange] = weights
-        if len(self._weights) > KEPT_EXCHANGES:
-            self._weights.popitem(last=False)
-        self.tell()
+    def of(self, exchange: StageIteration) -> OwnAnswers:
+        """Return our answers about an exchange, to be filled in. `tell` says that they were."""
+        own = self._own.setdefault(exchange, OwnAnswers())
+        if len(self._own) > KEPT_EXCHANGES:
+            self._own.popitem(last=False)
+        return own
 
     def tell(self) -> None:
         """Wake the questions that wait for an answer."""
@@ -95,21 +78,17 @@ class ReplicaAnswers:
     async def answer(self, incoming: Incoming[Question]) -> Reply:
         """Answer a question, waiting until it can be. Raises Rejected."""
         peer_id, question = incoming.peer_id, incoming.message
-        exchange = question.exchange
-        self._check_scope(peer_id, exchange)
-        if isinstance(question, AskDigest):
-            return Reply(await self._until(peer_id, lambda: self._weights.get(exchange)))
-        running = await self._until(peer_id, lambda: self._running.get(exchange))
-        if peer_id not in running.tally.replicas:
-            raise Rejected(Refusal.NOT_A_MEMBER, "of this stage")
+        self._check_scope(peer_id, question.exchange)
+
+        def own() -> OwnAnswers:
+            return self._own.get(question.exchange) or OwnAnswers()
+
         if isinstance(question, AskGradients):
-            found = running.tally.found(question.author)
-            return Reply(found.signed.sealed, found.data) if found else Reply(b"")
-        number = question.round
-        if peer_id in running.silent:
-            running.silent.remove(peer_id)
-            self._note_late()
-        return Reply(await self._until(peer_id, lambda: running.at(number)))
+            found = await self._until(peer_id, lambda: own().contribution)
+            return Reply(found.head, found.data)
+        if isinstance(question, AskDigest):
+            return Reply(await self._until(peer_id, lambda: own().weights))
+        return Reply(await self._until(peer_id, lambda: own().held))
 
     async def _until(self, peer_id: str, ready: Callable[[], _T | None]) -> _T:
         """Wait until `ready` returns a value. Bounded by the time that the asker gives. Raises Rejected
@@ -135,6 +114,6 @@ class ReplicaAnswers:
             return
         if exchange.stage != scope.stage or peer_id not in scope.replicas:
             raise Rejected(Refusal.NOT_A_MEMBER, "of this stage")
-        begun = (each.iteration for each in (*self._running, *self._weights) if each.plan == scope.plan)
+        begun = (each.iteration for each in self._own if each.plan == scope.plan)
         if exchange.iteration > max(begun, default=scope.iteration) + 1:
             raise Rejected(Refusal.TOO_EARLY, f"for iteration {exchange.iteration}")

@@ -1,22 +1,19 @@
 """Questions that the replicas of a stage ask each other at the end of an iteration.
 
-replica_exchange.py -> [averaging_messages] -> member_streams.py -> replica_answers.py of a replica
+replica_exchange.py -> [replica_questions] -> member_streams.py -> replica_answers.py of a replica
 """
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
+from swarmnode.extensions.pipeline.wire.hop_messages import Digest
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 
-MAX_ROUNDS = 6
-"""Bound of the rounds of agreeing on contributors. One round more than deaths in as many rounds, which a
-stage with few replicas does not survive."""
-
-NOT_HERE = "not_here"
-"""Reason when a replica holds no contribution of another, or does not any more. An empty head says so."""
+MAX_REPLICAS = 64
 
 
 class StageQuestion(MemberMessage, frozen=True):
@@ -24,19 +21,24 @@ class StageQuestion(MemberMessage, frozen=True):
 
 
 class AskGradients(StageQuestion, frozen=True, tag="gradients"):
-    """Asks for a contribution: its sealed head, with its bytes behind it."""
-
-    author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
+    """Asks for a replica's contribution: its `Head`, with the bytes behind it."""
 
 
-class AskHeldGradients(StageQuestion, frozen=True, tag="holdings"):
-    """Asks for the `SeenHeads` at the end of a round."""
-
-    round: Annotated[int, Meta(ge=0, lt=MAX_ROUNDS)]
+class AskHeld(StageQuestion, frozen=True, tag="held"):
+    """Asks for the `HeldContributions`, once the replica has what it gets."""
 
 
 class AskDigest(StageQuestion, frozen=True, tag="digest"):
     """Asks for the `ReplicaWeights`: digests of the weights after the step, and before."""
 
 
-Question = AskGradients | AskHeldGradients | AskDigest
+Question = AskGradients | AskHeld | AskDigest
+
+
+class HeldContributions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The sound contributions that a replica holds, its own among them."""
+
+    digests: Annotated[
+        dict[Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)], Digest], Meta(max_length=MAX_REPLICAS)
+    ]
+    """By author."""

@@ -1,7 +1,6 @@
 """The interface between an engine and the stages: token ids go in, hidden states come out.
 
-pipeline_engine.py -> [Chain] -> remote_chain.py (members of a pipeline) |
-    extensions/pipeline/testing/local_chain.py (all in one process)
+pipeline_engine.py -> [Chain] -> remote_chain.py (members of a pipeline) | tests/local_chain.py (one process)
 
 A chain decides nothing: it says who stopped a feed and why, and the engine chooses what to do about it.
 """

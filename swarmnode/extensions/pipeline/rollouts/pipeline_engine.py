@@ -42,7 +42,7 @@ SCORE_ATTEMPTS = 4
 class PipelineEngine(TorchEngine):
     """An `Engine` for a model in stages.
 
-    >>> chain = LocalChain(stages, max_cache_bytes=1 << 30)                                # doctest: +SKIP
+    >>> chain = RemoteChain(node, loop, members, on_lost=print)                            # doctest: +SKIP
     >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))          # doctest: +SKIP
     """
 

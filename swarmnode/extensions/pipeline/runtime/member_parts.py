@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
-from swarmnode.extensions.pipeline.idle.idle_sharing import IdleSharing
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage, OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
@@ -45,8 +44,6 @@ class PipelineParts:
     checkpoints: StageCheckpoints
     earlier: tuple[HeldState, ...] = ()
     """States from checkpoints of an earlier run."""
-    idle: IdleSharing | None = None
-    """Rollouts that are generated while the stage waits."""
 
 
 @dataclass(frozen=True, slots=True)

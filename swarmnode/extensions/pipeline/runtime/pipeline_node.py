@@ -170,13 +170,8 @@ class PipelineNode:
                 services.create_task(steps.hand_on()),
                 services.create_task(supervise("screen", self._keep_looking)),
             ]
-            if self.parts.idle is not None:
-                owned.append(services.create_task(supervise("idle rollouts", self.parts.idle.serve)))
-            try:
-                reason = await self._work()
-                await self._let_data_nodes_save()
-            finally:
-                await self._use_idle_time(False)
+            reason = await self._work()
+            await self._let_data_nodes_save()
             for task in owned:
                 task.cancel()
         await self.own_stage.leave(hand_over=not self.done)
@@ -193,10 +188,7 @@ class PipelineNode:
         while not self._stopping.is_set():
             if self.done and not self._is_needed():
                 return f"{self.member.iteration} rounds are done"
-            has_data = self._has_data()
-            # A node that learns from tasks has an exchange of its own on this host, and rollouts to fill it.
-            await self._use_idle_time(not has_data or bool(self.parts.config.pipeline.text))
-            if not has_data:
+            if not self._has_data():
                 await self._serve()
                 continue
             self._role = self._data_role(self._data_node())
@@ -206,10 +198,6 @@ class PipelineNode:
                 logger.info("%s", error.message)
                 self._role = None
         return "stopped on request"
-
-    async def _use_idle_time(self, wanted: bool) -> None:
-        if self.parts.idle is not None:
-            await (self.parts.idle.share(self.parts.host) if wanted else self.parts.idle.rest())
 
     def _is_needed(self) -> bool:
         """Return True if a data node may still evaluate, or collect the stages for its last checkpoint."""
@@ -322,12 +310,6 @@ class PipelineNode:
         self._tell_of_the_dead()
         self._outcomes.keep(self.membership.claims())
         await self._board.look_at(self.parts.host, self.parts.discovery.reach)
-        idle = self.parts.idle
-        if idle is not None and idle.exchange_stats is not None:
-            self._board.shared(idle.exchange_stats, {})
         self._view.look_at(
-            self.own_stage,
-            members=len(self.membership.members()),
-            iteration=self.member.iteration,
-            idle=idle,
+            self.own_stage, members=len(self.membership.members()), iteration=self.member.iteration
         )

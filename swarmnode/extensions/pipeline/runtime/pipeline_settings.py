@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 TEXT_WAVES = 4
 MOST_WAVES = 256
-CODEC_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1.0625}
-"""Bytes of a number in flight, scales included."""
+CODEC_BYTES = {"none": 4, "fp16": 2}
+"""Bytes of a number in flight."""
 
 
 def check(config: Config) -> None:
@@ -51,11 +51,6 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"pipeline.slots x pipeline.waves is {most} micro-batches of one data node",
             hint=f"at most {MAX_BACK}",
-        )
-    if pipeline.idle_model and not config.exchange.enabled:
-        raise ConfigError(
-            "pipeline.idle_model would generate rollouts for nobody: exchange.enabled is off",
-            hint="switch the exchange on, or leave pipeline.idle_model empty",
         )
 
 
@@ -91,7 +86,7 @@ def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
     return PlanSettings(
         model=model_costs(whole.card, training),
         micro_batch_tokens=tokens,
-        token_bytes=round(whole.card.hidden * min(CODEC_BYTES[pipeline.codec], number_bytes)),
+        token_bytes=whole.card.hidden * min(CODEC_BYTES[pipeline.codec], number_bytes),
         skip=pipeline.skip,
         slots=pipeline.slots,
         waves=waves_of(config),

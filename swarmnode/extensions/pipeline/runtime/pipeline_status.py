@@ -8,7 +8,6 @@ import time
 import msgspec
 
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
-from swarmnode.extensions.pipeline.idle.idle_sharing import IdleSharing
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.node.showing.node_status import PipelineStatus
 from swarmnode.training.records import Counters
@@ -45,7 +44,7 @@ class PipelineView:
             stragglers=before.stragglers + report.stragglers,
         )
 
-    def look_at(self, own_stage: OwnStage, *, members: int, iteration: int, idle: IdleSharing | None) -> None:
+    def look_at(self, own_stage: OwnStage, *, members: int, iteration: int) -> None:
         """Update the status. `members`: living members, ours included. `iteration`: optimizer steps taken."""
         agreed, part = own_stage.agreed, own_stage.part
         stage = agreed.stage_of(self._peer_id) if agreed is not None and part is not None else None
@@ -62,6 +61,4 @@ class PipelineView:
             iteration=iteration,
             planned_s=agreed.makespan_s if agreed is not None else None,
             lost=len(self._lost),
-            idle_tokens=idle.stats.tokens if idle is not None else 0,
-            idle_share=idle.used_share if idle is not None else None,
         )

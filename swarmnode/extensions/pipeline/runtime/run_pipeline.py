@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 
 from swarmnode.cpu_kernels import use_kernels
-from swarmnode.errors import CheckpointError, ModelError
+from swarmnode.errors import CheckpointError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
-from swarmnode.extensions.pipeline.idle.idle_sharing import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, RolloutInputs, RolloutRole, TextRole
@@ -80,13 +79,12 @@ def run_pipeline(
         check_status_port(config.node)
         whole = _open(config, model, paths, screen)
         memory = memory_for_stage(config.pipeline.memory_gb, find_device(config.policy.device))
-        idle = _idle_rollouts(seat, stack, screen) if config.pipeline.idle_model else None
         logger.info("%s is %s, peer id %s", "this node", key.name, key.peer_id)
         about = run_info(config, name=key.name, peer_id=key.peer_id, model=model, folder=paths.logs)
         feed = MonitorFeed(about, make_monitors(config.node.monitors))
         watcher = Watchers([feed, screen.start_watcher()])
         stack.callback(watcher.close)
-        parts = _parts(seat, whole, memory, idle, fresh=fresh)
+        parts = _parts(seat, whole, memory, fresh=fresh)
         role = _data_role(seat, whole, tasks_for_strangers(stack, tasks))
         return ending([seat], [asyncio.run(_serve(PipelineNode(parts, watcher, role), seat))])
 
@@ -122,28 +120,12 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
     torch.set_num_threads(config.policy.threads)
     use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
-    source = _source(model, paths, screen)
+    source = str(build_tiny(paths.models, progress=screen.progress)) if model == "tiny" else model
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
 
 
-def _source(model: str, paths: Paths, screen: Screen) -> str:
-    return str(build_tiny(paths.models, progress=screen.progress)) if model == "tiny" else model
-
-
-def _idle_rollouts(seat: Seat, stack: ExitStack, screen: Screen) -> IdleSharing:
-    """Load the idle model and return its rollouts, which are closed with the `stack`."""
-    config = seat.config
-    model = load_idle_model(_source(config.pipeline.idle_model, seat.paths, screen), config)
-    exchange = sharing_exchange(config, seat.key, seat.tasks, model)
-    idle = IdleSharing(model, exchange, seat.tasks, config, author=seat.key.peer_id, seed=seat.seed)
-    stack.callback(idle.close)
-    return idle
-
-
-def _parts(
-    seat: Seat, whole: WholeModel, memory: int, idle: IdleSharing | None, *, fresh: bool
-) -> PipelineParts:
-    """Make the parts of a member. `memory`: bytes for the stage and for the work done while it waits."""
+def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> PipelineParts:
+    """Make the parts of a member. `memory`: bytes for the stage and for generation."""
     config, paths, pipeline = seat.config, seat.paths, seat.config.pipeline
     device = find_device(config.policy.device)
     stage = StageSettings(
@@ -152,7 +134,6 @@ def _parts(
         dtype=find_dtype(config.policy.dtype, device),
         device=device,
     )
-    memory = left_for_stage(memory, idle)
     cache = round(CACHE_SHARE * memory)
     logger.info("memory for the pipeline: %s", size_text(memory))
     tokens = batch_tokens(config, whole)
@@ -201,21 +182,7 @@ def _parts(
         costs=costs,
         checkpoints=checkpoints,
         earlier=_earlier(checkpoints, store, whole),
-        idle=idle,
     )
-
-
-def left_for_stage(memory: int, idle: IdleSharing | None) -> int:
-    """Return the bytes that the idle model leaves to the stage. Raises ModelError if it leaves none."""
-    if idle is None:
-        return memory
-    if idle.size_bytes >= memory:
-        raise ModelError(
-            f"pipeline.idle_model takes {size_text(idle.size_bytes)}, all there is for a stage and it is"
-            f" {size_text(memory)}",
-            hint="choose a smaller one, lower rollout.max_tokens, or raise pipeline.memory_gb",
-        )
-    return memory - idle.size_bytes
 
 
 def _earlier(

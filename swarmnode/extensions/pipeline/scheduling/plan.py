@@ -20,13 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.scheduling.instance import (
-    MAX_AGENTS,
-    MAX_FILE_BYTES,
-    Instance,
-    least_visits,
-)
+from swarmnode.extensions.pipeline.scheduling.instance import MAX_AGENTS, Instance, least_visits
 
 Policy = Literal["fifo", "backward_first", "ranked"]
 """The order in which a free node takes its ready tasks. fifo: the one that came first. backward_first: a loss
@@ -75,21 +69,6 @@ def violations(plan: Plan) -> list[str]:
 def encode_plan(plan: Plan) -> bytes:
     """Encode the plan as JSON, with its instance. Equal plans give equal bytes."""
     return msgspec.json.encode(plan, order="deterministic")
-
-
-def decode_plan(data: bytes) -> Plan:
-    """Decode a plan of `encode_plan`. Raises ConfigError for other bytes and for a plan that breaks a
-    rule."""
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"a plan of {len(data)} bytes", hint=f"at most {MAX_FILE_BYTES} are read")
-    try:
-        plan = msgspec.json.decode(data, type=Plan)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"not a plan: {error}") from error
-    broken = violations(plan)
-    if broken:
-        raise ConfigError(f"the plan breaks {len(broken)} rules, first: {broken[0]}")
-    return plan
 
 
 def digest(plan: Plan) -> str:

@@ -6,7 +6,7 @@ A stage that paths skip sees only some of the micro-batches. So its gradients ar
 and visits that are inside, and become the gradient of a step only at its end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -98,16 +98,6 @@ class GradientSum:
         if self.tokens == step_tokens:
             return dict(self.tensors)
         return {name: tensor * (step_tokens / self.tokens) for name, tensor in self.tensors.items()}
-
-
-def sum_of_replicas(sums: Sequence[GradientSum]) -> GradientSum:
-    """Return the sum that one member would have if it had seen all micro-batches of these replicas of a
-    stage."""
-    total: dict[str, Tensor] = {}
-    for one in sums:
-        for name, tensor in one.tensors.items():
-            total[name] = total[name] + tensor if name in total else tensor
-    return GradientSum(total, sum(one.tokens for one in sums), sum(one.visits for one in sums))
 
 
 class GradientAccumulator:

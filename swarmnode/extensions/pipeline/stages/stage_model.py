@@ -1,6 +1,6 @@
 """The layers that one member holds of a causal LM; on the data stage also its two ends.
 
-loading -> [StageModel] -> stage_worker.py (one member), testing/local_pipeline.py (all in one process)
+loading -> [StageModel] -> stage_worker.py
 
 The decoder is the family's own, and so are its masks, rotary angles and windows: layers held elsewhere are
 only missing from it and let the hidden states through. Layers keep the numbers that they have in the whole

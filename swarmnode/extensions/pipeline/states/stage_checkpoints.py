@@ -1,6 +1,6 @@
-"""Checkpoints of a pipeline, which load under any partition, on any number of members, and on one machine.
+"""Checkpoints of a pipeline: each member's own stage, and the whole adapter as one of a single machine.
 
-StageWorker.state -> [StageCheckpoints.write] -> folders of members -> [load_part] -> StageWorker.load_state
+StageWorker.state -> [StageCheckpoints.write] -> a folder -> [read] -> StateService.offer_earlier
 all stages' states (StateService.assemble) -> [whole_snapshot] -> CheckpointStore: export, PEFT
 a single machine's checkpoint -> [single_machine_tensors] -> StageWorker.load_state of any stage
 
@@ -8,16 +8,16 @@ a single machine's checkpoint -> [single_machine_tensors] -> StageWorker.load_st
       state.safetensors       packed_state.py: tensors by global name, Adam's moments among them
       stage.json              which layers, how many steps, of which model, and the SHA-256 of the state
 
-Layers are named as in the whole model, so a stage takes from whichever folders hold its layers, all of one
-step. As in checkpoint_store.py a folder is whole or not there: written under a name that begins with a dot,
-synced and renamed. What is damaged is skipped with a warning and never deleted.
+Layers are named as in the whole model, so a stage takes from whichever members hold its layers, all of one
+step (holdings.py). As in checkpoint_store.py a folder is whole or not there: written under a name that begins
+with a dot, synced and renamed. What is damaged is skipped with a warning and never deleted.
 """
 
 import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +28,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, StorageError
-from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageState, unpack_states
-from swarmnode.extensions.pipeline.stages.stage_model import PEFT_PREFIX, StagePart
-from swarmnode.extensions.pipeline.states.holdings import (
-    Assembled,
-    HeldState,
-    Holding,
-    Offer,
-    covering,
-    layer_of,
-    of_part,
-    offers,
-)
+from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageState
+from swarmnode.extensions.pipeline.stages.stage_model import PEFT_PREFIX
+from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, Holding, layer_of
 from swarmnode.machine.storage import make_folder, sync, write_synced
 from swarmnode.settings.config import PolicyConfig
 from swarmnode.training.checkpoints.checkpoint import (
@@ -59,7 +50,6 @@ STAGE_FORMAT = 1
 PREFIX = "step-"
 STATE = "state.safetensors"
 RECORD = "stage.json"
-ANY_STEP = 2**53
 
 
 class StageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,41 +152,6 @@ class StageCheckpoints:
 
     def _folders(self) -> list[Path]:
         return sorted(self.folder.glob(f"{PREFIX}*-layers-*"), reverse=True)
-
-
-def load_part(
-    stores: Sequence[StageCheckpoints], part: StagePart, *, needs_ends: bool = False, step: int | None = None
-) -> Assembled:
-    """Load a part of the model from the folders of one or several members, of the newest step that is whole.
-
-    `needs_ends`: with full training, for a part with ends. `step`: exactly this one. Raises CheckpointError.
-    """
-    known = {str(one.folder): one for store in stores for one in store.found()}
-    at_least, at_most = (0, ANY_STEP) if step is None else (step, step)
-    while True:
-        offered = offers({name: [one.record.holding] for name, one in known.items()})
-        chosen = covering(offered, part, needs_ends=needs_ends, at_least=at_least, at_most=at_most)
-        if chosen is None:
-            raise CheckpointError(
-                f"no checkpoints hold layers {part.first_layer} to {part.end_layer - 1} of one step",
-                hint="name the checkpoint folders of more members, or start without them",
-            )
-        states: list[StageState] = []
-        for offer in chosen:
-            try:
-                states.append(known[offer.holders[0]].read().state)
-            except DamagedCheckpoint as error:
-                logger.warning("%s; looking for these layers elsewhere", error.message)
-                del known[offer.holders[0]]
-                break
-        else:
-            return _assembled(states, chosen, part)
-
-
-def _assembled(states: Sequence[StageState], chosen: Sequence[Offer], part: StagePart) -> Assembled:
-    most = max((len(state.data) for state in states), default=0)
-    tensors = of_part(unpack_states(states, max_bytes=most), part)
-    return Assembled(tensors, chosen[0].holding.iteration if chosen else 0)
 
 
 def whole_snapshot(

@@ -2,13 +2,14 @@
 
 member, driver -> [messages] -> tensor_transport.py -> wire -> [messages] -> member, driver
 
-A message names the plan it belongs to, its work (`id`) and the `attempt`. The same work sent again has the
-same id and a higher attempt, so that a receiver can count it once whatever happens. Activations and gradients
-follow their message as raw bytes, described by its `TensorHeader` (codec.py).
+A message names the plan it belongs to, its work and the `attempt`. The same work brought another way has a
+higher attempt, and the same message sent again is equal to the first, so that a receiver can count it once
+whatever happens. Activations and gradients follow their message as raw bytes, described by its
+`TensorHeader` (codec.py).
 """
 
 import math
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -33,7 +34,6 @@ MAX_BACK = 4096
 MAX_ATTEMPTS = 64
 """Attempts at one message. After that many failures another one is not going to succeed."""
 
-MAX_INT8_BLOCK = 4096
 SIGNATURE_BYTES = 64
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -45,7 +45,7 @@ Attempt = Annotated[int, Meta(ge=0, lt=MAX_ATTEMPTS)]
 Run = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Dtype = Literal["float32", "bfloat16", "float16"]
-CodecName = Literal["none", "fp16", "int8"]
+CodecName = Literal["none", "fp16"]
 Trouble = Literal["silent", "full", "refused"]
 """Reason why a micro-batch does not get past a node. silent: no answer within the deadline. full: it has no
 slot. refused: it does not take it, or cannot compute it."""
@@ -59,14 +59,10 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     dtype: Dtype
     """Type of the tensor that was encoded and of the one decoded."""
     shape: Annotated[tuple[Dim, ...], Meta(min_length=1, max_length=3)]
-    block: Annotated[int, Meta(ge=0, le=MAX_INT8_BLOCK)] = 0
-    """Elements that share a scale, for int8; 0 for the other codecs."""
 
     def __post_init__(self) -> None:
         if self.size * _ITEM_BYTES[self.dtype] > MAX_TENSOR_BYTES:
             raise ValueError(f"a tensor {self.shape} of {self.dtype} exceeds {MAX_TENSOR_BYTES} bytes")
-        if (self.block > 0) != (self.codec == "int8"):
-            raise ValueError("a block belongs to int8, and to nothing else")
 
     @property
     def size(self) -> int:
@@ -74,26 +70,9 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return math.prod(self.shape)
 
     @property
-    def block_count(self) -> int:
-        return -(-self.size // self.block)
-
-    @property
     def payload_bytes(self) -> int:
         """Bytes behind the message. Computed from the header, so that no sender has to claim it."""
-        if self.codec == "int8":
-            return 4 * self.block_count + self.size
         return self.size * (2 if self.codec == "fp16" else _ITEM_BYTES[self.dtype])
-
-
-class MessageId(NamedTuple):
-    """Identity of the work that a message carries or refers to, equal for every attempt at it."""
-
-    kind: str
-    plan: str
-    iteration: int
-    subject: int
-    """The micro-batch, or the stage."""
-    position: int
 
 
 class _Message(MemberMessage, frozen=True, kw_only=True):
@@ -105,8 +84,6 @@ class _Message(MemberMessage, frozen=True, kw_only=True):
 class Hop(_Message, frozen=True, kw_only=True):
     """A message with a tensor behind it, from one node of a path to its neighbour there."""
 
-    kind: ClassVar[str]
-    """The name of this kind of message in its `MessageId`."""
     micro_batch: Count
     """Number given by the data node, unique within its plan and iteration, and unchanged on the whole
     path."""
@@ -135,16 +112,11 @@ class Hop(_Message, frozen=True, kw_only=True):
     def payload_bytes(self) -> int:
         return self.tensor.payload_bytes
 
-    @property
-    def id(self) -> MessageId:
-        return MessageId(self.kind, self.plan, self.iteration, self.micro_batch, self.position)
-
 
 class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
     """Hidden states of a micro-batch, for the node at `position` of its path. Behind the end of the path the
     data node receives them for the loss."""
 
-    kind: ClassVar[str] = "Forward"
     tokens: Annotated[int, Meta(ge=1, le=2**40)]
     """Tokens, or answers, that are learned from: the weight of the micro-batch against others."""
     lengths: Annotated[tuple[Dim, ...], Meta(max_length=MAX_SEQUENCES)] = ()
@@ -190,8 +162,6 @@ class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
 class BackwardHop(Hop, frozen=True, kw_only=True, tag="backward"):
     """Gradient of the loss with respect to the hidden states that the node at `position` handed on."""
 
-    kind: ClassVar[str] = "Backward"
-
     @property
     def source(self) -> int:
         """The node that must have sent this message: the next one on the path, or the data node for the
@@ -207,14 +177,6 @@ class _OfMicroBatch(_Message, frozen=True, kw_only=True):
     micro_batch: Count
     position: Annotated[int, Meta(ge=0, le=MAX_PATH)] = 0
     """Position on the path of the node that this message is about, or of the node that is asked."""
-
-    @property
-    def id(self) -> MessageId:
-        return MessageId(type(self).__name__, self.plan, self.iteration, self.micro_batch, self.position)
-
-
-class Abandoned(_OfMicroBatch, frozen=True, kw_only=True, tag="abandoned"):
-    """A data node's notice that it has given up a micro-batch: whatever is kept for it can be dropped."""
 
 
 class Lost(_OfMicroBatch, frozen=True, kw_only=True, tag="lost"):
@@ -235,11 +197,6 @@ class Passed(_OfMicroBatch, frozen=True, kw_only=True, tag="passed"):
     homeward: bool
     """True if the question is about the gradient of the micro-batch."""
 
-    @property
-    def id(self) -> MessageId:
-        kind = "PassedHome" if self.homeward else "Passed"
-        return MessageId(kind, self.plan, self.iteration, self.micro_batch, self.position)
-
 
 class Finished(_Message, frozen=True, kw_only=True, tag="finished"):
     """A data node's report to one member that it has done its part of an iteration."""
@@ -249,10 +206,6 @@ class Finished(_Message, frozen=True, kw_only=True, tag="finished"):
     back: Annotated[tuple[tuple[Count, Attempt], ...], Meta(max_length=MAX_BACK)]
     """(micro-batch, attempt) of those that came back along a path on which the member is. Others that it has
     were counted by replicas, or do not count at all."""
-
-    @property
-    def id(self) -> MessageId:
-        return MessageId("Finished", self.plan, self.iteration, self.node, 0)
 
 
 class StepDone(_Message, frozen=True, kw_only=True, tag="stepped"):
@@ -266,9 +219,5 @@ class StepDone(_Message, frozen=True, kw_only=True, tag="stepped"):
     """Micro-batches whose gradient is included. They weigh the gradient of a stage."""
     digest: Digest
 
-    @property
-    def id(self) -> MessageId:
-        return MessageId("StepDone", self.plan, self.iteration, self.stage, 0)
 
-
-Message = ForwardHop | BackwardHop | Abandoned | Lost | Passed | Finished | StepDone
+Message = ForwardHop | BackwardHop | Lost | Passed | Finished | StepDone

@@ -13,11 +13,10 @@ message may have been taken or not. So every service is made to be asked the sam
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from swarmnode.errors import NetworkError, PeerUnreachable, Rejected, RequestTimeout
 from swarmnode.extensions.pipeline.wire.frames import (
@@ -47,30 +46,6 @@ T = TypeVar("T")
 
 class BrokenOff(PeerUnreachable):
     """The peer was reached and has ended the stream without an answer: it may not know us yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrivalWindow:
-    """Times by the event loop's clock between which the bytes of a message may arrive."""
-
-    first_s: float
-    last_s: float
-
-    def at_s(self, share: float) -> float:
-        """Return the time at which this share of the message has arrived; infinity if the last byte never
-        does."""
-        if math.isinf(self.last_s):
-            return math.inf
-        return self.first_s + share * (self.last_s - self.first_s)
-
-
-class LinkPace(Protocol):
-    """A link that is slower than the real one (extensions/pipeline/testing/emulated.py)."""
-
-    def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
-        """Return the arrival window of a message. Called once for each message that starts on its way to a
-        peer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +115,10 @@ class MemberStreams:
         timeout_s: float,
         payload: Payload = NO_PAYLOAD,
         body: AnswerBody | None = None,
-        pace: LinkPace | None = None,
     ) -> T:
         """Send a message in one attempt, and return its answer within so many seconds.
 
-        `pace`: delays the message. Raises MemberRefused; RequestTimeout, PeerUnreachable (of which BrokenOff
+        Raises MemberRefused; RequestTimeout, PeerUnreachable (of which BrokenOff
         is one), HostDown; ValueError when the payload is not the message's; what `body.size_bytes` raises.
         """
         if len(payload.data) != message.payload_bytes:
@@ -152,7 +126,7 @@ class MemberStreams:
         link = self._links.setdefault(peer_id, _Link())
         turn = link.turns.setdefault(service, asyncio.Semaphore(self._limits.max_in_flight))
         until_s = asyncio.get_running_loop().time() + timeout_s
-        attempt = _Attempt(service, message, answer, payload, body, pace, until_s)
+        attempt = _Attempt(service, message, answer, payload, body, until_s)
         try:
             async with asyncio.timeout_at(until_s), turn:
                 return await self._deliver(peer_id, link, attempt)
@@ -218,7 +192,6 @@ class _Attempt(Generic[T]):
     """The type of its answer."""
     payload: Payload
     body: AnswerBody | None
-    pace: LinkPace | None
     until_s: float
 
     async def converse(self, stream: ByteStream) -> AnswerFrame:
@@ -259,30 +232,12 @@ class _Attempt(Generic[T]):
     async def _write(self, stream: ByteStream) -> None:
         loop, payload = asyncio.get_running_loop(), self.payload
         encoded = encode(self.message)
-        total = max(len(payload.data), 1)
-        arrival = None
-        if self.pace is not None:
-            arrival = self.pace.arrival(stream.peer_id, len(encoded) + len(payload.data), loop.time())
         try:
-            await _reach(arrival, 0.0 if payload.data else 1.0)
             await stream.send(framed(self.service, encoded, max(self.until_s - loop.time(), 0.001)))
             for number, checksum in enumerate(payload.checksums):
-                end = min((number + 1) * CHUNK_BYTES, total)
-                await _reach(arrival, end / total)
+                start = number * CHUNK_BYTES
                 await stream.send(checksum.to_bytes(SUM_BYTES, "big"))
-                await stream.send(payload.data[number * CHUNK_BYTES : end])
+                await stream.send(payload.data[start : start + CHUNK_BYTES])
         except PeerUnreachable as error:
             # Whoever listens on the same stream meets the same end, and may find an answer before it.
             logger.debug("a stream to %s ended under a message: %s", stream.peer_id, error)
-
-
-async def _reach(arrival: ArrivalWindow | None, share: float) -> None:
-    """Wait until this share of a message may have arrived."""
-    if arrival is None:
-        return
-    loop = asyncio.get_running_loop()
-    wait_s = arrival.at_s(share) - loop.time()
-    if math.isinf(wait_s):
-        await loop.create_future()  # the link is cut: the deadline of the message ends this
-    elif wait_s > 0:
-        await asyncio.sleep(wait_s)

@@ -6,7 +6,7 @@
 |---------|----------|-------------|
 | HOPS | hop_messages.py | members of a plan that runs here; forward hops carry their data node's signature |
 | GENERATION | rollouts/decode_messages.py | members of a plan that runs here |
-| GRADIENTS | replication/replica_questions.py | members of the plan; contributions are signed |
+| GRADIENTS | replication/replica_questions.py | members of the plan |
 | STATES | states/state_questions.py | members of the pipeline |
 | MEMBERSHIP | membership/membership_messages.py | anybody; presences are signed |
 | PROBES | membership/link_probes.py | anybody, within an allowance |
@@ -61,8 +61,8 @@ LIMITS = {
     MemberService.HOPS: ServiceLimits(32 * KIB, KIB, MAX_DEADLINE_S),
     # Cells, starts, counts, tails and forks of 1024 sequences.
     MemberService.GENERATION: ServiceLimits(32 * KIB, KIB, 60.0),
-    # Two signed heads of each of 64 replicas.
-    MemberService.GRADIENTS: ServiceLimits(KIB, 300 * KIB, 120.0),
+    # The digests of 64 replicas, or a bit for each of 8192 parameters.
+    MemberService.GRADIENTS: ServiceLimits(KIB, 16 * KIB, 120.0),
     # An offered copy is answered when it was fetched.
     MemberService.STATES: ServiceLimits(KIB, 64 * KIB, 600.0),
     # A proposal carries the presences of 64 members, each of 32 KiB.

@@ -4,10 +4,9 @@ relay.py, driver -> [TensorTransport.send] -> member_streams.py -> [TensorTransp
                                                                     -> its MessageHandler
 
 `send` makes one attempt. It returns what the other member says, and raises when there is no answer: then the
-message may have been taken or not, and sending it again, with the same attempt or a higher one, is safe.
-Choosing another member, or giving up, is decided above (recovery). A message counts as done when
-MessageHandler.take has seen it, complete and undamaged: the same (id, attempt) again is answered, not taken a
-second time.
+message may have been taken or not, and sending it again is safe. Choosing another member, or giving up, is
+decided above (recovery). A message counts as done when MessageHandler.take has seen it, complete and
+undamaged: the same message again is answered, not taken a second time.
 """
 
 import asyncio
@@ -19,9 +18,9 @@ from typing import Protocol, Self
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
-from swarmnode.extensions.pipeline.wire.hop_messages import Message, MessageId
+from swarmnode.extensions.pipeline.wire.hop_messages import Message
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
-from swarmnode.extensions.pipeline.wire.member_streams import LinkPace, MemberStreams
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_sender
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
@@ -65,15 +64,14 @@ class TensorTransport:
         refusal = await transport.send(peer_id, ForwardHop(...), encoded.payload, timeout_s=10.0)
     """
 
-    def __init__(
-        self, streams: MemberStreams, inbox: MessageHandler, *, pace: LinkPace | None = None
-    ) -> None:
+    def __init__(self, streams: MemberStreams, inbox: MessageHandler) -> None:
         self._streams = streams
         self._inbox = inbox
-        self._pace = pace
         self._plans: dict[str, PlanMembers] = {}
-        self._answers: dict[tuple[str, MessageId, int], asyncio.Future[Rejected | None]] = {}
-        self._done: dict[str, OrderedDict[tuple[MessageId, int], None]] = {}
+        self._answers: dict[tuple[str, int], asyncio.Future[Rejected | None]] = {}
+        """By peer and hash of a message that is being taken."""
+        self._done: dict[str, OrderedDict[int, None]] = {}
+        """By peer, the hashes of messages that were taken."""
         self.counters = TransportCounters()
 
     async def __aenter__(self) -> Self:
@@ -115,9 +113,8 @@ class TensorTransport:
         """
         try:
             await self._streams.ask(
-                peer_id, MemberService.HOPS, message, type(None), timeout_s=timeout_s, payload=payload,
-                pace=self._pace,
-            )  # fmt: skip
+                peer_id, MemberService.HOPS, message, type(None), timeout_s=timeout_s, payload=payload
+            )
         except MemberRefused as refused:
             return refused.refusal
         return None
@@ -129,8 +126,8 @@ class TensorTransport:
         """Take a message. The first stream to bring it settles it for all. Raises Rejected."""
         peer_id, message = incoming.peer_id, incoming.message
         check_sender(message, peer_id, self._plans)
-        work, key = (message.id, message.attempt), (peer_id, message.id, message.attempt)
-        if work in self._done.get(peer_id, ()):
+        key = peer_id, hash(message)
+        if key[1] in self._done.get(peer_id, ()):
             self.counters.duplicates += 1
             return Reply()
         if (pending := self._answers.get(key)) is not None:
@@ -142,7 +139,7 @@ class TensorTransport:
         outcome: Rejected | None = Rejected(Refusal.INTERRUPTED)
         try:
             await self._take(incoming)
-            self._remember(peer_id, work)
+            self._remember(*key)
             outcome = None
         except Rejected as rejected:
             outcome = rejected
@@ -159,8 +156,8 @@ class TensorTransport:
             self.counters.received += 1
             self.counters.received_bytes += len(payload)
 
-    def _remember(self, peer_id: str, work: tuple[MessageId, int]) -> None:
+    def _remember(self, peer_id: str, message: int) -> None:
         done = self._done.setdefault(peer_id, OrderedDict())
-        done[work] = None
+        done[message] = None
         if len(done) > MAX_REMEMBERED:
             done.popitem(last=False)

@@ -13,6 +13,7 @@ from swarmnode.errors import CheckpointError
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective, cross_entropy
+from swarmnode.extensions.pipeline.replication.contribution_tally import sum_in_order
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
     ContributionBounds,
@@ -23,7 +24,7 @@ from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, 
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_stage
-from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, StagePath, sum_of_replicas
+from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, StagePath
 from swarmnode.extensions.pipeline.stages.packed_state import StageState, unpack_states
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
@@ -100,9 +101,7 @@ class OfOne:
         kept[self.own] = own
         found = await self.all.gather(kept, replicas)
         absent = {peer: ContributionFault.SILENT for peer in set(replicas) - found.keys()}
-        return Combined(
-            sum_of_replicas([found[peer] for peer in sorted(found)]), tuple(sorted(found)), absent
-        )
+        return Combined(sum_in_order([found[peer] for peer in sorted(found)]), tuple(sorted(found)), absent)
 
     async def compare(
         self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError, StorageError
 from swarmnode.extensions.pipeline.scheduling import plan_figures
-from swarmnode.extensions.pipeline.scheduling.plan import decode_plan, digest
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
 ROOT = Path(__file__).parents[4]
@@ -38,7 +39,7 @@ def test_json_is_one_object_whose_numbers_agree_with_the_plan_written(tmp_path: 
     done = plan(GEO8, "--steps", "40", "--seed", "3", "--json", "--out", str(out))
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)
-    written = decode_plan(out.read_bytes())
+    written = msgspec.json.decode(out.read_bytes(), type=Plan)
     assert told["digest"] == digest(written)
     assert told["makespan_s"] == simulate(written).makespan_s
     assert told["violations"] == []

@@ -34,6 +34,19 @@ else:
 time.sleep(600)
 """
 
+UNGUARDED = """
+from multiprocessing import get_context
+from time import sleep
+from swarmnode.extensions.vllm.compat import starting_vllm
+
+print("the script runs", flush=True)
+with starting_vllm(in_process=False):
+    child = get_context("spawn").Process(target=sleep, args=(0,))
+    child.start()
+    child.join()
+assert child.exitcode == 0
+"""
+
 
 def test_a_process_started_deaf_does_not_hear_ctrl_c_and_we_still_do() -> None:
     with deaf_to_the_terminal():
@@ -42,6 +55,13 @@ def test_a_process_started_deaf_does_not_hear_ctrl_c_and_we_still_do() -> None:
     hearing = subprocess.run([sys.executable, "-c", HEARS], capture_output=True, text=True, check=False)
     assert "KeyboardInterrupt" in hearing.stderr and not hearing.stdout
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
+
+
+def test_vllms_process_does_not_run_a_script_again_that_has_no_guard(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.returncode) == ("the script runs\n", 0), ran.stderr
 
 
 @pytest.mark.parametrize("processes", ["two", "three"])

@@ -567,8 +567,9 @@ def test_many_refusals_are_no_error_as_long_as_some_are_taken() -> None:
 
 def test_an_engine_that_refuses_everything_is_an_error_and_not_an_endless_loop() -> None:
     one = rollouts(FakeEngine(long_tailed, max_length=LONGEST))
-    with pytest.raises(EngineError, match="refused a whole round"):
+    with pytest.raises(EngineError, match="refused a whole round") as refused:
         list(one.round(stream()))
+    assert "rollout.max_prompt_tokens" in refused.value.hint
 
 
 @pytest.mark.parametrize("mode", ["sync", "april", "refill"])

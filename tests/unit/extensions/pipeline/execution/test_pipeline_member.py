@@ -11,16 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, cross_entropy
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy, digest, violations
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, build_stage
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import (
-    Abandoned,
     BackwardHop,
     Finished,
     ForwardHop,
@@ -237,7 +236,6 @@ async def test_nonsense_is_refused_before_its_tensor_is_read(folder: Path) -> No
         (0, changed(FORWARD, tokens=6), Refusal.WRONG_SHAPE),
         (0, changed(FORWARD, lengths=(3, 3)), Refusal.WRONG_SHAPE),
         (2, BACKWARD, Refusal.UNKNOWN_WORK),
-        (2, Abandoned(**common, iteration=0, micro_batch=0), Refusal.WRONG_ROUTE),
         (2, Finished(**common, iteration=0, node=2, back=()), Refusal.WRONG_ROUTE),
         (0, Finished(**common, iteration=5, node=0, back=()), Refusal.UNKNOWN_WORK),
         (2, StepDone(**common, iteration=0, stage=1, tokens=1, visits=1, digest=OWN), Refusal.WRONG_ROUTE),
@@ -264,8 +262,8 @@ async def test_a_message_that_comes_twice_is_computed_once(folder: Path) -> None
         later = changed(FORWARD, iteration=1)
         assert await sender.send(target, later, SENT.payload, timeout_s=5.0) is None
         await found.nodes[1].member.in_stage_thread(lambda: None)
-        await until(lambda: found.nodes[2].member.times.tasks)
-        assert found.nodes[1].member.times.tasks == 1
+        await until(lambda: found.nodes[2].worker.in_flight)
+        assert found.nodes[1].worker.in_flight == 1
         with pytest.raises(Rejected, match=Refusal.UNKNOWN_WORK):
             found.nodes[1].member.admit(found.peers[0], FORWARD)
 

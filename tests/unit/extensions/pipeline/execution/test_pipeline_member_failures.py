@@ -1,8 +1,7 @@
 """Members that die, freeze, wake up late, lie or are full: the iteration ends, and nothing counts twice."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
 from swarmnode.extensions.pipeline.execution.relay import AgentSlots
+from swarmnode.extensions.pipeline.execution.stage_queue import ReadyTask, StageQueue
 from swarmnode.extensions.pipeline.execution.step_barrier import counted_elsewhere
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
@@ -203,33 +203,22 @@ async def test_who_wakes_up_before_the_end_does_not_count_what_a_replica_has_cou
         assert same_weights(found, 1, 2)
 
 
-class Slow:
+class Slow(StageQueue):
     """A machine that takes everything and never comes to an end."""
 
-    scale, gap_s, first_gap_s = 1.0, 0.0, 0.0
-
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self._slow = kind
 
-    @asynccontextmanager
-    async def _lasting(self, kind: str) -> AsyncGenerator[None, None]:
-        if kind == self._slow:
+    async def take(self, task: ReadyTask) -> None:
+        if task.kind == self._slow:
             await asyncio.sleep(1000)
-        yield
-
-    def forward(self) -> Any:
-        return self._lasting("forward")
-
-    def backward(self) -> Any:
-        return self._lasting("backward")
-
-    def loss(self) -> Any:
-        return self._lasting("loss")
+        await super().take(task)
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 async def test_who_takes_everything_and_does_nothing_is_found_and_replaced(folder: Path, kind: str) -> None:
-    slow = {1: {"compute": Slow(kind)}}
+    slow = {1: {"queue": Slow(kind)}}
     async with crew(
         REPLICAS, workers(folder), settings=QUICK, of_member=lambda node, peers: slow.get(node, {})
     ) as found:

@@ -45,7 +45,7 @@ class One:
     def __init__(self, number: int, host: MemoryHost, home: "Home") -> None:
         self.host = host
         self.streams = MemberStreams(host)
-        self.averager = ReplicaExchange(self.streams, key_of(number))
+        self.averager = ReplicaExchange(self.streams)
         self.states = StateService(self.streams)
         self.member = PipelineMember(
             self.streams, key=key_of(number), averager=self.averager, settings=PATIENT, reload=self.reload

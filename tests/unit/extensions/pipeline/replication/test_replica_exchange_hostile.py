@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swarmnode.extensions.pipeline.replication.contribution_tally import ContributionTally
+from swarmnode.extensions.pipeline.replication.contribution_tally import combined
 from swarmnode.extensions.pipeline.replication.contributions import contribute
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     ContributionBounds,
@@ -17,7 +17,6 @@ from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.replication.test_replica_exchange import (
-    ABOUT,
     KEYS,
     PLAN,
     SHAPES,
@@ -31,11 +30,9 @@ from tests.unit.extensions.pipeline.replication.test_replica_exchange import (
 def test_whoever_claims_many_times_the_others_tokens_is_left_out(claimed: int, counts: bool) -> None:
     expected = ContributionBounds(SHAPES, max_tokens=98_304, max_visits=24)
     sums = [*(gradients(n, tokens=48) for n in range(3)), gradients(3, tokens=claimed)]
-    given = [contribute(own, ABOUT, expected, key) for own, key in zip(sums, KEYS, strict=False)]
-    tally = ContributionTally(given[0], ABOUT, peers(0, 1, 2, 3), expected, max_norm_ratio=16.0)
-    for one in given[1:]:
-        tally.add(one)
-    found = tally.result(agreed=True)
+    came = {key.peer_id: contribute(own, expected) for own, key in zip(sums, KEYS, strict=False)}
+    held = {author: one.digest for author, one in came.items()}
+    found = combined(came, {}, [held] * 4, max_norm_ratio=16.0)
     assert found.rejected == ({} if counts else {KEYS[3].peer_id: ContributionFault.WEIGHT})
     assert found.sum.tokens == 144 + claimed * counts
 

@@ -18,7 +18,6 @@ from swarmnode.extensions.pipeline.rollouts.remote_chain import ChainSettings, R
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.extensions.pipeline.testing.local_chain import LocalChain
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.network.daemon.hivemind_wheel import find_daemon
@@ -27,6 +26,7 @@ from swarmnode.network.streams import StreamHost
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, Sampled, SamplingParams
 from swarmnode.types import Span
 from tests.contracts.hosts import HostFactory, p2pd_hosts
+from tests.local_chain import LocalChain
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, VOCABULARY, bypass, tiny_model
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, LossSums
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
@@ -19,7 +20,6 @@ from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
 from swarmnode.extensions.pipeline.states.holdings import Assembled
 from swarmnode.extensions.pipeline.states.stage_checkpoints import single_machine_tensors
-from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.node.learner import Overlap

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
@@ -16,7 +17,6 @@ from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
-from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.settings.config_layers import load_config
 from swarmnode.training.adam import adam
 from tests.unit.extensions.pipeline.runtime.pipeline_home import (

@@ -1,12 +1,10 @@
 from dataclasses import replace
 
-import pytest
+import msgspec
 
-from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.scheduling.instance import MAX_FILE_BYTES, Instance
+from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import (
     Plan,
-    decode_plan,
     digest,
     encode_plan,
     path_problem,
@@ -75,7 +73,7 @@ def test_only_neighbours_swap_and_stage_0_never_moves() -> None:
 
 def test_a_plan_survives_its_encoding() -> None:
     plan = replace(GOOD, policies=("ranked", *("fifo",) * 7), ranks=(3, 2, 1, 0))
-    assert decode_plan(encode_plan(plan)) == plan
+    assert msgspec.json.decode(encode_plan(plan), type=Plan) == plan
 
 
 def test_plans_that_differ_have_different_digests() -> None:
@@ -85,22 +83,4 @@ def test_plans_that_differ_have_different_digests() -> None:
         replace(GOOD, instance=replace(ONE, waves=3)),
     ]
     assert len({digest(GOOD), *map(digest, others)}) == 4
-    assert digest(GOOD) == digest(decode_plan(encode_plan(GOOD)))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{}",
-        b"[" * 1000,
-        encode_plan(GOOD).replace(b"fifo", b"lifo") + b" x",
-        encode_plan(replace(GOOD, paths=((0, 2, 6), (0, 2, 6), (1, 2, 6)))),
-        encode_plan(GOOD).replace(b'"waves":2', b'"waves":-2'),
-        encode_plan(GOOD).replace(b'"waves":2', b'"waves":"2"'),
-        b" " * (MAX_FILE_BYTES + 1),
-    ],
-)
-def test_what_is_no_sound_plan_is_refused(data: bytes) -> None:
-    with pytest.raises(ConfigError):
-        decode_plan(data)
+    assert digest(GOOD) == digest(msgspec.json.decode(encode_plan(GOOD), type=Plan))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, ModelError, Rejected
+from swarmnode.extensions.pipeline.replication.contribution_tally import sum_in_order
 from swarmnode.extensions.pipeline.stages.micro_batches import (
     GradientSum,
     MicroBatchAttempt,
     StageInput,
-    sum_of_replicas,
 )
 from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state, unpack_states
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
@@ -336,7 +336,7 @@ def test_replicas_sum_up_to_what_one_member_would_have_seen() -> None:
         for one in (alone, replicas[wave % 2]):
             one.forward(item(attempt(wave=wave), seed=wave, tokens=1 + wave))
             back(one, attempt(wave=wave), noise(wave))
-    summed, expected = sum_of_replicas([one.take_gradients() for one in replicas]), alone.take_gradients()
+    summed, expected = sum_in_order([one.take_gradients() for one in replicas]), alone.take_gradients()
     assert (summed.tokens, summed.visits) == (expected.tokens, expected.visits) == (6, 3)
     for name, tensor in expected.tensors.items():
         torch.testing.assert_close(summed.tensors[name], tensor)

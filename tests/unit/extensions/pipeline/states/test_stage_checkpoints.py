@@ -9,21 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, cross_entropy
 from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, pack_state, unpack_states
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState
+from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, of_part
 from swarmnode.extensions.pipeline.states.stage_checkpoints import (
     RECORD,
     STATE,
     StageCheckpoints,
-    load_part,
     single_machine_tensors,
     whole_snapshot,
 )
-from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.model.policy import Policy
 from swarmnode.training.checkpoints.checkpoint import (
     Measure,
@@ -135,6 +134,12 @@ def member_folders(root: Path, trained: Trained, keep: int = 3) -> list[StageChe
     return stores
 
 
+def read(stores: Sequence[StageCheckpoints], part: StagePart) -> Assembled:
+    """The newest of every folder, as far as it belongs to the part."""
+    whole = assembled([store.found()[0].read() for store in stores])
+    return Assembled(of_part(whole.tensors, part), whole.iteration)
+
+
 @pytest.mark.parametrize("ends", [[6], [3, 6], [1, 2, 5, 6]])
 def test_a_checkpoint_of_three_stages_goes_on_under_any_partition(
     folder: Path, trained: Trained, after: dict[str, Tensor], tmp_path: Path, ends: list[int]
@@ -142,7 +147,7 @@ def test_a_checkpoint_of_three_stages_goes_on_under_any_partition(
     stores = member_folders(tmp_path, trained)
     found = Trained(folder, ends)
     for worker, optimizer in zip(found.pipeline.workers, found.optimizers, strict=True):
-        part = load_part(stores, worker.model.part)
+        part = read(stores, worker.model.part)
         assert part.iteration == 3
         assert set(worker.model.trainable()) < set(part.tensors) <= names_of(worker.model.trainable())
         worker.load_state(part.tensors, optimizer)
@@ -156,11 +161,6 @@ def names_of(parameters: dict[str, Any]) -> set[str]:
     return {f"{before}{name}" for name in parameters for before in ("", *(f"{key}/" for key in MOMENTS))}
 
 
-def test_a_stage_without_layers_needs_nothing(trained: Trained, tmp_path: Path) -> None:
-    found = load_part(member_folders(tmp_path, trained), StagePart(0, 0, has_ends=True))
-    assert found.tensors == {}
-
-
 def store_of(root: Path) -> CheckpointStore:
     return CheckpointStore(root, "random", "")
 
@@ -172,7 +172,7 @@ def snapshot_of(whole: Assembled) -> Snapshot:
 
 def written(trained: Trained, root: Path) -> CheckpointStore:
     stores = member_folders(root / "members", trained)
-    store_of(root).write(snapshot_of(load_part(stores, WHOLE)))
+    store_of(root).write(snapshot_of(read(stores, WHOLE)))
     return store_of(root)
 
 
@@ -236,13 +236,13 @@ def test_with_full_training_the_ends_come_from_the_stage_that_has_them(folder: P
     found = Trained(folder, [4, 6], FULL)
     for worker, optimizer in zip(found.pipeline.workers, found.optimizers, strict=True):
         part = worker.model.part
-        worker.load_state(load_part(stores, part, needs_ends=part.has_ends).tensors, optimizer)
+        worker.load_state(read(stores, part).tensors, optimizer)
     torch.testing.assert_close(found.logprobs(), before.logprobs(), rtol=0, atol=1e-6)
     before.step()
     found.step()
     close(found.weights(), before.weights())
     with pytest.raises(CheckpointError, match="full training"):
-        snapshot_of(load_part(stores, WHOLE, needs_ends=True))
+        snapshot_of(read(stores, WHOLE))
 
 
 # Folders.
@@ -251,10 +251,6 @@ def test_with_full_training_the_ends_come_from_the_stage_that_has_them(folder: P
 def held(first: int, end: int, step: int) -> HeldState:
     tensors = {f"model.layers.{n}.weight": torch.full((2,), 10.0 * step + n) for n in range(first, end)}
     return HeldState.of(StagePart(first, end), step, pack_state(tensors))
-
-
-def values(found: Assembled) -> dict[str, float]:
-    return {name: tensor[0].item() for name, tensor in found.tensors.items()}
 
 
 def test_the_last_steps_stay_and_the_others_go(tmp_path: Path) -> None:
@@ -268,28 +264,20 @@ def test_the_last_steps_stay_and_the_others_go(tmp_path: Path) -> None:
     ]
 
 
-def test_the_newest_step_that_all_layers_have_is_loaded(tmp_path: Path) -> None:
-    one, other = (StageCheckpoints(tmp_path / name, MODEL) for name in ("one", "other"))
-    for step in (4, 5):
-        one.write(held(0, 2, step))
-    other.write(held(2, 4, 4))
-    found = load_part([one, other], StagePart(1, 3))
-    assert found.iteration == 4
-    assert values(found) == {"model.layers.1.weight": 41, "model.layers.2.weight": 42}
-    assert load_part([one, other], StagePart(0, 2)).iteration == 5
-    with pytest.raises(CheckpointError, match="no checkpoints hold layers 1 to 2 of one step"):
-        load_part([one, other], StagePart(1, 3), step=5)
-
-
 @pytest.mark.parametrize("damage", [STATE, RECORD])
-def test_a_damaged_checkpoint_is_left_and_the_one_before_it_loaded(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_left_and_not_read(tmp_path: Path, damage: str) -> None:
     store = StageCheckpoints(tmp_path, MODEL)
     store.write(held(0, 2, 1))
     path = store.write(held(0, 2, 2)) / damage
     data = bytearray(path.read_bytes())
     data[-3] ^= 0x80
     path.write_bytes(data)
-    assert load_part([store], StagePart(0, 2)).iteration == 1
+    newest = store.found()[0]
+    if damage == STATE:
+        with pytest.raises(CheckpointError, match="has changed"):
+            newest.read()
+    else:
+        assert newest.record.holding.iteration == 1
     assert path.exists()
 
 
@@ -298,7 +286,7 @@ def test_what_a_crash_left_and_other_models_checkpoints_are_not_seen(tmp_path: P
     (tmp_path / ".step-00000009-layers-0-2.77").mkdir(parents=True)
     StageCheckpoints(tmp_path, "another").write(held(0, 2, 8))
     store.write(held(0, 2, 1))
-    assert load_part([store], StagePart(0, 2)).iteration == 1
+    assert [one.record.holding.iteration for one in store.found()] == [1]
 
 
 def test_a_step_taken_again_replaces_the_former(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.frames import (
     CHUNK_BYTES,
     NO_PAYLOAD,
+    VERSION,
     AnswerFrame,
     Payload,
     as_payload,
@@ -31,7 +31,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     TensorHeader,
 )
 from swarmnode.extensions.pipeline.wire.incoming_streams import WireLimits
-from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, ArrivalWindow, LinkPace, MemberStreams
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
@@ -91,31 +91,12 @@ class Member:
         return await self.transport.send(to.host.peer_id, message, payload, timeout_s=timeout_s)
 
 
-@dataclass
-class NeverAfter:
-    """A link that delivers this share of each message, and never the rest."""
-
-    share: float
-
-    def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
-        return BreaksOff(now_s, now_s, self.share)
-
-
-@dataclass(frozen=True)
-class BreaksOff(ArrivalWindow):
-    share: float
-
-    def at_s(self, share: float) -> float:
-        return self.first_s if share <= self.share else inf
-
-
 @asynccontextmanager
 async def members(
     count: int = 2,
     *,
     network: MemoryNetwork | None = None,
     limits: WireLimits = LIMITS,
-    pace: LinkPace | None = None,
     strangers: int = 0,
 ) -> AsyncGenerator[list[Member], None]:
     """Connected members of one plan, node 0 first; then peers that are in no plan of theirs."""
@@ -129,7 +110,7 @@ async def members(
         for number, host in enumerate(hosts):
             inbox = FakeInbox()
             streams = await stack.enter_async_context(MemberStreams(host, limits))
-            transport = await stack.enter_async_context(TensorTransport(streams, inbox, pace=pace))
+            transport = await stack.enter_async_context(TensorTransport(streams, inbox))
             known = peers[:count] if number < count else peers
             transport.adopt(PlanMembers(PLAN, known, own=number))
             made.append(Member(host, streams, inbox, transport))
@@ -296,11 +277,10 @@ async def test_a_refused_attempt_may_be_tried_again():
 
 
 async def test_a_refusal_at_the_door_stops_the_sender_early():
-    message, payload = forward(4 * CHUNK_BYTES)
-    async with members(pace=NeverAfter(0.5)) as (alice, bob):
+    message, _ = forward(4 * CHUNK_BYTES)
+    async with members() as (alice, bob):
         bob.inbox.admit_only = lambda message: Rejected(Refusal.WRONG_SHAPE)
-        reply = await alice.send(bob, message, payload)
-        assert reply is Refusal.WRONG_SHAPE
+        assert await refused_with(await open_to(alice, bob), said(message)) == Refusal.WRONG_SHAPE
         assert bob.reserved_bytes == 0
 
 
@@ -355,18 +335,15 @@ async def test_a_message_that_would_wait_too_long_for_memory_is_refused():
         assert bob.reserved_bytes == 0
 
 
-async def test_a_sender_that_is_cancelled_gives_the_memory_back():
+async def test_a_sender_that_hangs_up_gives_the_memory_back():
     message, payload = forward(4 * CHUNK_BYTES)
-    slowly = NeverAfter(0.5)
-    async with members(pace=slowly) as (alice, bob):
-        sending = asyncio.ensure_future(alice.send(bob, message, payload))
+    async with members() as (alice, bob):
+        stream = await open_to(alice, bob)
+        await stream.send(said(message))
         await eventually(lambda: bob.reserved_bytes == 4 * CHUNK_BYTES)
-        sending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await sending
+        stream.close()
         await eventually(lambda: bob.reserved_bytes == 0)
         assert bob.refused == {Refusal.INTERRUPTED: 1}
-        slowly.share = 2.0
         assert await alice.send(bob, message, payload) is None
 
 
@@ -532,7 +509,7 @@ async def test_a_sender_that_dribbles_its_message_is_cut_off():
         ),
         (framed(MemberService.HOPS, b"not msgpack", 5.0), Refusal.MALFORMED),
         (framed(MemberService.HOPS, b"", 5.0), Refusal.MALFORMED),
-        (b"\x03" + framed(MemberService.HOPS, b" of tomorrow")[1:], Refusal.OTHER_VERSION),
+        (bytes([VERSION + 1]) + framed(MemberService.HOPS, b" of tomorrow")[1:], Refusal.OTHER_VERSION),
     ],
 )
 async def test_what_is_no_message_is_refused_by_reason(data: bytes, reason: Refusal):
@@ -563,7 +540,7 @@ async def test_one_member_cannot_hold_more_than_its_streams():
 async def test_a_member_that_answers_nonsense_is_as_good_as_gone():
     message, payload = forward(2)
     async with members() as (alice, bob):
-        for nonsense in (framed(MemberService.HOPS, b"??"), b"\x02\x01" + b"\xff" * 8):
+        for nonsense in (framed(MemberService.HOPS, b"??"), bytes([VERSION, 1]) + b"\xff" * 8):
 
             async def babble(stream: ByteStream, nonsense: bytes = nonsense) -> None:
                 await stream.send(nonsense)

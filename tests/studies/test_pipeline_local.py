@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.feeds.objectives import (
     LossInputs,
@@ -18,7 +19,6 @@ from swarmnode.extensions.pipeline.feeds.objectives import (
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.extensions.pipeline.testing.local_pipeline import LocalPipeline
 from swarmnode.model.policy import Policy
 from swarmnode.registry import SEAMS
 from swarmnode.settings.config import TrainingConfig

@@ -1,1 +1,0 @@
-"""Rollouts that a member makes while its stage has nothing to do."""

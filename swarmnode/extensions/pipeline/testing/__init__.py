@@ -1,1 +1,0 @@
-"""Pipelines in one process and emulated links, for tests and benchmarks."""

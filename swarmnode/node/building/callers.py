@@ -1,0 +1,41 @@
+"""Others who ask the engine of a policy: people, beside the rounds of the node.
+
+members.py, and extensions/serve/ where no node runs -> [open_callers] -> registry.py -> extensions/serve/
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from swarmnode.machine.storage import Paths
+from swarmnode.node.building.local_policy import LocalPolicy
+from swarmnode.registry import find, names
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.shared_engine import SharedEngine
+from swarmnode.settings.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class CallerSource:
+    """An engine as its further callers see it."""
+
+    shared: SharedEngine
+    policies: Sequence[str]
+    """The names of the policies on it, as `SharedEngine.guest` takes them."""
+    renderer: Renderer
+    max_tokens: int
+    """Longest answer, in tokens, if nobody says otherwise."""
+    state: Path
+    """The folder for notes to other commands of this home."""
+
+
+def open_callers(
+    stack: ExitStack, local: LocalPolicy, policies: Sequence[str], config: Config, paths: Paths
+) -> None:
+    """Opens the engine to all kinds of callers that are registered, until the stack is closed."""
+    source = CallerSource(local.shared, policies, local.renderer, config.rollout.max_tokens, paths.state)
+    for name in names("caller"):
+        opened = cast(Callable[[CallerSource], AbstractContextManager[object]], find("caller", name))(source)
+        stack.enter_context(opened)
