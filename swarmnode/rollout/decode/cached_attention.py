@@ -14,10 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.cpu_kernels import kernels
-from swarmnode.rollout.decode.decoder import Attention, Heads
+from swarmnode.rollout.decode.decoder import Attention, Heads, shared_by_heads
 from swarmnode.rollout.decode.matrix import native_on_cpu
 from swarmnode.rollout.decode.slots import Band, rounded_up
 from swarmnode.rollout.decode.weights import Shape
+
+MASK_COLUMNS = 16
+"""Columns that the fused attention of a GPU wants a mask to have a multiple of."""
 
 SCORES_AT_ONCE = 1 << 24
 """Most capped scores of prompts held at a time, in numbers: 64 MiB."""
@@ -41,7 +44,8 @@ class PromptAttention:
         if kernels().fits(fused):
             queries = kernels().split_heads(self._heads.layout, fused, qk_norm, self._rotation, keys, values)
         else:
-            new_queries, new_keys, new_values = self._heads.split(fused, qk_norm, self._rotation)
+            rotation = shared_by_heads(self._rotation)
+            new_queries, new_keys, new_values = self._heads.split(fused, qk_norm, rotation)
             keys.copy_(new_keys.transpose(1, 2))
             values.copy_(new_values.transpose(1, 2))
             queries = new_queries.flatten(2, 3).transpose(1, 2).to(values.dtype)
@@ -111,7 +115,7 @@ class ContinuedAttention:
             keys, values = fused.new_empty(2, 1, shape.kv_heads, len(fused), shape.head_dim)
             layout = self._heads.layout
             return kernels().split_heads(layout, fused, qk_norm, self._rotation, keys, values), keys, values
-        queries, keys, values = self._heads.split(fused, qk_norm, self._rotation)
+        queries, keys, values = self._heads.split(fused, qk_norm, shared_by_heads(self._rotation))
         in_heads = queries.flatten(2, 3).transpose(1, 2).to(values.dtype)
         return in_heads, keys.transpose(1, 2), values.transpose(1, 2)
 
@@ -238,7 +242,7 @@ class CacheAttention:
         scratch: Scratch,
         window: int | None = None,
     ) -> None:
-        self._heads, self._rotation = heads, rotation
+        self._heads, self._rotation = heads, shared_by_heads(rotation)
         self._sizes = [len(band.rows) for band in bands]
         self._parts = [
             BandAttention(heads.shape, band, band.longest(tick), own, scratch, window)
@@ -269,13 +273,16 @@ class BandAttention:
         self._scale, self._cap = _score_scale(shape), shape.score_cap
         self._scratch = scratch
         self._lines, self._newest = band.lines, band.lines_at(positions)
-        self._tables = band.tables(columns)
-        dtype = self._tables[0].dtype
+        dtype = band.cache.dtype
         # The fused kernel is made for many queries: on a CPU two batched products take half the time. Keys
         # are converted for it, because a product in bfloat16 would round the scores. Values are not: their
         # sum is rounded anyway, and fused kernels round the shares of it as well.
         can_fuse = positions.device.type != "cpu" and dtype != torch.float32
         self._fused = can_fuse and shape.score_cap is None
+        if self._fused:
+            # Of another width, the mask would be copied to one of these in every layer.
+            columns = min(rounded_up(columns, MASK_COLUMNS), band.width)
+        self._tables = band.tables(columns)
         self._native = native_on_cpu(dtype)
         # A product in bfloat16 is compiled for its sizes the first time, which costs as much as ten of them.
         # Few sizes occur when they are rounded up: what is beyond the sequences has no share.
