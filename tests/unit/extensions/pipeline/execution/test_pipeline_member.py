@@ -25,7 +25,6 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     ForwardHop,
     Message,
     Passed,
-    StepDone,
 )
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.signing import signed
@@ -238,7 +237,6 @@ async def test_nonsense_is_refused_before_its_tensor_is_read(folder: Path) -> No
         (2, BACKWARD, Refusal.UNKNOWN_WORK),
         (2, Finished(**common, iteration=0, node=2, back=()), Refusal.WRONG_ROUTE),
         (0, Finished(**common, iteration=5, node=0, back=()), Refusal.UNKNOWN_WORK),
-        (2, StepDone(**common, iteration=0, stage=1, tokens=1, visits=1, digest=OWN), Refusal.WRONG_ROUTE),
     ]  # fmt: skip
     async with crew(PLAN, workers(folder, [2, 4, 6])) as found:
         member = found.nodes[1].member
