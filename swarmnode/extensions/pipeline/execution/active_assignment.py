@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.execution.hop_checks import hop_fault
+from swarmnode.extensions.pipeline.execution.hop_checks import check_hop
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
@@ -97,15 +97,13 @@ class ActiveAssignment:
 
     def _check_hop(self, message: Hop) -> None:
         worker = self.context.worker
-        fault = hop_fault(
+        check_hop(
             message,
             self.context.assignment.plan,
             hidden_size=worker.model.hidden_size,
             max_tokens=worker.max_tokens,
             packs=worker.model.packs,
         )
-        if fault is not None:
-            raise Rejected(fault.reason, fault.detail)
         if not isinstance(message, ForwardHop | BackwardHop):
             raise Rejected(Refusal.UNKNOWN_WORK, f"a {type(message).__name__}")
         self.part_for(message).admit(message)
