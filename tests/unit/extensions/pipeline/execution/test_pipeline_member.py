@@ -287,17 +287,15 @@ POLICIES: tuple[Policy, ...] = ("fifo", "backward_first", "ranked")
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Six nodes in four stages; paths with skips and swaps, as many as there are slots."""
+    """Six nodes in four stages; paths with skips, as many as there are slots."""
     order = draw(st.permutations(range(6)))
     cuts = sorted(draw(st.sets(st.integers(1, 5), min_size=3, max_size=3)))
     stages = [sorted(order[a:b]) for a, b in zip([0, *cuts], [*cuts, 6], strict=True)]
     memory = draw(st.lists(st.integers(1, 2), min_size=6, max_size=6))
-    instance = instance_of(
-        stages, path_length=3, memory=tuple(memory), waves=draw(st.integers(1, 2)), max_swaps=1
-    )
+    instance = instance_of(stages, path_length=3, memory=tuple(memory), waves=draw(st.integers(1, 2)))
     free, paths = list(memory), list[tuple[int, ...]]()
     for _ in range(5):
-        visited = [0, *draw(st.permutations([1, 2, 3]))[:2]]
+        visited = [0, *sorted(draw(st.permutations([1, 2, 3]))[:2])]
         path = tuple(draw(st.sampled_from(stages[stage])) for stage in visited)
         if all(free[node] for node in path):
             paths.append(path)
@@ -311,7 +309,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(plans())
-def test_no_plan_with_swaps_runs_into_a_deadlock(plan: Plan) -> None:
+def test_no_plan_runs_into_a_deadlock(plan: Plan) -> None:
     async def check() -> None:
         async with crew(plan, worker_of, settings=PATIENT) as found:
             most: list[int] = []
