@@ -20,7 +20,7 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "monitor", "command",
-    "run", "page", "caller", "evaluation", "check", "kernels", "gemm",
+    "run", "page", "caller", "evaluation", "check", "kernels",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -108,7 +108,6 @@ SEAMS: Mapping[Kind, Seam] = {
     "evaluation": Seam("eval --suite", {}),
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
-    "gemm": Seam("policy.device", {}),
 }
 
 

@@ -79,11 +79,6 @@ class Paths:
         return self.state / "running.json"
 
     @property
-    def lora_kernel(self) -> Path:
-        """File with the start-up measurement of the LoRA kernel on this machine."""
-        return self.cache / "lora_kernel.json"
-
-    @property
     def models(self) -> Path:
         return self.cache / "models"
 

@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 from swarmnode.errors import CheckpointError, ModelError
-from swarmnode.model.adapters.lora import LoraGemm
 from swarmnode.model.adapters.lora_patch import FusedLora
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.dense_patch import fuse_layers
@@ -109,13 +108,11 @@ class Policy:
         for parameter in self.parameters:
             parameter.requires_grad_(True)
 
-    def fuse(self, kernel: LoraGemm | None = None) -> FusedLora:
+    def fuse(self) -> FusedLora:
         """Switches LoRA layers and decoder layers to our arithmetic, once for all policies on this base."""
         if not self._fused:
-            self._fused.append(FusedLora(self.peft_model, kernel))
+            self._fused.append(FusedLora(self.peft_model))
             fuse_layers(self.model)
-        elif kernel is not None:
-            raise ModelError("the LoRA layers of this base have their arithmetic already")
         return self._fused[0]
 
     def update(self) -> PolicyUpdate:

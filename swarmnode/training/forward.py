@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from swarmnode.errors import ModelError
-from swarmnode.model.adapters.lora import LoraGemm
 from swarmnode.model.adapters.lora_patch import RoutedTokens
 from swarmnode.model.base_model import enable_checkpointing
 from swarmnode.model.budget import TokenBudget, is_out_of_memory, smaller, token_budget
@@ -50,12 +49,10 @@ class Forward:
         temperature: float,
         top_p: float = 1.0,
         budget: TokenBudget | None = None,
-        kernel: LoraGemm | None = None,
         before_a_batch: Callable[[], None] = lambda: None,
     ) -> None:
         """`temperature` and `top_p` are those of the sampler. `budget`: the micro-batch that fits; None: as
-        set, or a default. `kernel`: what may be faster than two plain products, where it says so.
-        `before_a_batch`: called before each micro-batch, it may take its time."""
+        set, or a default. `before_a_batch`: called before each micro-batch, it may take its time."""
         self._before_a_batch = before_a_batch
         self.temperature = temperature
         self.top_p = top_p
@@ -65,7 +62,7 @@ class Forward:
         self._turn = threading.Lock()
         self._policies: dict[int, Policy] = {}
         self._head = head_of(self._model)
-        self._fused = policy.fuse(kernel)
+        self._fused = policy.fuse()
         self._packed = self._can_pack()
         self._budget = budget or _as_set(config, self._device)
         if self._budget.checkpointing:

@@ -11,6 +11,5 @@ from swarmnode.registry import Parts
 
 PARTS: Parts = {
     "kernels": {"native": "swarmnode.extensions.native.native_record:NATIVE"},
-    "gemm": {"triton": "swarmnode.extensions.native.triton.lora_kernel:lora_gemm_for"},
     "check": {"compiler": "swarmnode.extensions.native.native_check:compiler_findings"},
 }

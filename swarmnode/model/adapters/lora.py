@@ -1,24 +1,26 @@
 """A frozen linear layer with LoRA adapters on it, forward and backward with few passes over the activations.
 
-lora_patch.py (which adapter takes which tokens) -> [lora] -> GEMMs of torch, or a LoraGemm where that pays
+lora_patch.py (which adapter takes which tokens) -> [lora] -> GEMMs of torch
 
-    S = x A^T        y = x W^T (+ bias) + alpha S B^T
-    dS = dy B        dx = dy W + alpha dS A        dA = alpha dS^T x        dB = alpha dy^T S
+    S = alpha x A^T        y = x W^T (+ bias) + S B^T
+    dS = alpha dy B        dx = dy W + dS A        dA = dS^T x        dB = dy^T S
 
 The rank-r matrix S is the seam (LoRAFusion, arXiv 2510.00206, section 4): it costs next to nothing to store,
-and with it every large product is one GEMM that the low-rank term is added into (`addmm_`, alpha inside the
-GEMM). PEFT makes several more matrices of the size of y and of dx. Kept for the backward are x and S alone.
+and with it every large product is one GEMM that the low-rank term is added into (`addmm_`). PEFT makes
+several more matrices of the size of y and of dx, and so would autograd if it differentiated these products by
+itself. Kept for the backward are x and S, and A and B in the type of x.
 
 A and B are cast to the type of x inside and their gradients cast back, so float32 adapters on a bfloat16 base
-cost what bfloat16 adapters do. The price: each product of such a gradient is rounded to bfloat16 once, a
-relative error of 3e-3, where PEFT multiplies in float32; sums over micro-batches and Adam stay in float32.
+cost what bfloat16 adapters do. The price on a CPU: each product of such a gradient is rounded to bfloat16
+once, a relative error of 3e-3, where PEFT multiplies in float32, and so does a GPU here; sums over
+micro-batches and Adam stay in float32.
 Shapes: M tokens, K features in, N out, R rank, A adapters.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,52 +55,6 @@ class Segment:
     """Index into the adapters of the layer. -1: the base alone."""
 
 
-class LoraGemm(Protocol):
-    """A GEMM with the low-rank term inside, for tokens of several adapters (registry.py, `gemm`)."""
-
-    def pays(self, x_MK: Tensor, weight_NK: Tensor, rank: int) -> bool:
-        """Returns True if it is faster than `addmm_` for these shapes on this device."""
-        ...
-
-    def __call__(self, given: "GemmInputs") -> Tensor:
-        """y = x W^T (+ bias) + scaling[a] S B[a]^T, with a the adapter of a row's segment; y is [M, N]."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class KernelOffer:
-    """A kernel to try, or None, and a sentence with the reason, for the log."""
-
-    gemm: LoraGemm | None
-    reason: str
-
-
-class GemmInputs(NamedTuple):
-    """The operands of one GEMM with the low-rank term."""
-
-    x_MK: Tensor
-    weight_NK: Tensor
-    """A view of any strides, as are the factors B: the backward passes transposes."""
-    s_MR: Tensor
-    """Columns of S and B beyond an adapter's own rank are zero."""
-    b_ANR: Tensor
-    scaling_A: Tensor
-    segments: tuple[Segment, ...]
-    bias_N: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StackedGemm:
-    """The kernel with the stacked weights of all adapters of one layer (`adapter_stack.py`)."""
-
-    gemm: LoraGemm
-    a_ARK: Tensor
-    """A of each adapter, zero beyond its own rank, as is b."""
-    b_ANR: Tensor
-    scaling_A: Tensor
-    """float32, on the device."""
-
-
 def lora_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, adapter: LoraWeights) -> Tensor:
     """Computes all tokens through one adapter: x [..., K] -> y [..., N], of the type of x or of autocast.
 
@@ -108,9 +64,12 @@ def lora_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, adapter: Lo
     >>> lora_linear(x, weight, None, LoraWeights(a, b, 0.5))
     tensor([[2., 2.]])
     """
-    cast_to = _autocast_dtype(x)
-    with _without_autocast(x.device.type):
-        return _OneAdapter.apply(x, weight_NK, bias_N, adapter.a_RK, adapter.b_NR, adapter.scaling, cast_to)  # pyright: ignore[reportReturnType]
+    a_RK, b_NR, scaling, kind = adapter.a_RK, adapter.b_NR, adapter.scaling, x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return _OneAdapter.apply(x, weight_NK, bias_N, a_RK, b_NR, scaling, x.dtype)  # pyright: ignore[reportReturnType]
+    dtype = _autocast_dtype(x)
+    with torch.autocast(kind, enabled=False):
+        return _OneAdapter.apply(x, weight_NK, bias_N, a_RK, b_NR, scaling, dtype)  # pyright: ignore[reportReturnType]
 
 
 def lora_linear_segments(
@@ -119,7 +78,6 @@ def lora_linear_segments(
     bias_N: Tensor | None,
     adapters: Sequence[LoraWeights],
     segments: tuple[Segment, ...],
-    stacked: StackedGemm | None = None,
 ) -> Tensor:
     """Computes each segment of the flattened tokens through its own adapter: x [..., K] -> y [..., N].
 
@@ -127,21 +85,21 @@ def lora_linear_segments(
     may differ. An adapter without tokens gets no gradient (None, not zero: its optimizer state must not
     move). `weight_NK` and `bias_N` are frozen as in `lora_linear`.
     """
-    plan = _Plan(
-        tuple(s for s in segments if s.adapter >= 0 and s.end > s.start),
-        tuple(adapter.scaling for adapter in adapters),
-        stacked,
-        _autocast_dtype(x),
-    )
+    kept = tuple(s for s in segments if s.adapter >= 0 and s.end > s.start)
+    kind = x.device.type
+    autocast = torch.is_autocast_enabled(kind)
+    dtype = _autocast_dtype(x) if autocast else x.dtype
+    plan = _Plan(kept, tuple(adapter.scaling for adapter in adapters), dtype)
     # Every A and B is an input of its own: autograd then keeps gradients, and so Adam's state, apart.
     weights = [w for adapter in adapters for w in (adapter.a_RK, adapter.b_NR)]
-    with _without_autocast(x.device.type):
+    with torch.autocast(kind, enabled=False) if autocast else nullcontext():
         return _SeveralAdapters.apply(x, weight_NK, bias_N, plan, *weights)  # pyright: ignore[reportReturnType]
 
 
 class _OneAdapter(torch.autograd.Function):
-    """The LoRA layer for a single adapter. Kept lean: in a small model its Python costs as much as its
-    GEMMs."""
+    """The LoRA layer for a single adapter. Kept lean: on a fast card its Python and the number of its
+    operations take longer than the operations do, unless the layer is wide. Hence alpha goes into S and dS,
+    inside their GEMMs, and no gradient is scaled."""
 
     @staticmethod
     def forward(
@@ -152,39 +110,56 @@ class _OneAdapter(torch.autograd.Function):
         a_RK: Tensor,
         b_NR: Tensor,
         scaling: float,
-        cast_to: torch.dtype | None,
+        dtype: torch.dtype,
     ) -> Tensor:
-        ctx.shape, ctx.dtype, ctx.scaling, ctx.cast_to = x.shape, x.dtype, scaling, cast_to
-        x_MK, weight, bias = _inputs(x, weight_NK, bias_N, cast_to)
-        y_MN = F.linear(x_MK, weight, bias)
-        s_MR = x_MK @ a_RK.to(x_MK.dtype).t()
-        y_MN.addmm_(s_MR, b_NR.to(x_MK.dtype).t(), alpha=scaling)
-        ctx.save_for_backward(x_MK, s_MR, weight_NK, a_RK, b_NR)
-        return y_MN if x.dim() == 2 else y_MN.view(*x.shape[:-1], y_MN.shape[1])
+        shape = x.shape
+        ctx.kept = weight_NK, scaling, shape, x.dtype, a_RK.dtype, b_NR.dtype
+        # A call of `to` takes a third of what starting an operation does, even where it has nothing to do.
+        x_MK = x if x.dtype is dtype else x.to(dtype)
+        if len(shape) != 2:
+            x_MK = x_MK.reshape(-1, shape[-1])
+        if a_RK.dtype is not dtype or b_NR.dtype is not dtype:
+            a_RK, b_NR = a_RK.to(dtype), b_NR.to(dtype)
+        s_MR = x_MK.new_empty((x_MK.shape[0], a_RK.shape[0])).addmm_(x_MK, a_RK.t(), beta=0, alpha=scaling)
+        y_MN = _base(x_MK, weight_NK, bias_N).addmm_(s_MR, b_NR.t())
+        ctx.save_for_backward(x_MK, s_MR, a_RK, b_NR)
+        return y_MN if len(shape) == 2 else y_MN.view((*shape[:-1], y_MN.shape[1]))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.is_grad_enabled():
+            return _OneAdapter._only_once(ctx, dy)
+        if torch.is_autocast_enabled(dy.device.type):
+            with torch.autocast(dy.device.type, enabled=False):
+                return _OneAdapter._gradients(ctx, dy)
+        return _OneAdapter._gradients(ctx, dy)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with _without_autocast(dy.device.type):
-            return _OneAdapter._gradients(ctx, dy)
+    def _only_once(ctx: Any, dy: Tensor) -> Any:
+        return _OneAdapter.backward(ctx, dy)
 
     @staticmethod
     def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x_MK, s_MR, weight_NK, a_RK, b_NR = ctx.saved_tensors
+        x_MK, s_MR, a_RK, b_NR = ctx.saved_tensors
+        weight_NK, scaling, shape, dtype, a_dtype, b_dtype = ctx.kept
         needs_x, needs_weight, needs_bias, needs_a, needs_b, *_ = ctx.needs_input_grad
         _refuse_base_gradient(needs_weight or needs_bias)
-        dy_MN = dy.reshape(-1, dy.shape[-1])
+        dy_MN = dy if len(shape) == 2 else dy.reshape(-1, dy.shape[-1])
         dx = da_RK = db_NR = None
         if needs_b:
-            db_NR = _transposed_times(s_MR, dy_MN).t().to(b_NR.dtype).mul_(ctx.scaling)
+            db_NR = _outer(dy_MN, s_MR, b_dtype)
         if needs_x or needs_a:
-            ds_MR = dy_MN @ b_NR.to(dy_MN.dtype)
+            ds_MR = dy_MN.new_empty(s_MR.shape).addmm_(dy_MN, b_NR, beta=0, alpha=scaling)
             if needs_a:
-                da_RK = _transposed_times(ds_MR, x_MK).to(a_RK.dtype).mul_(ctx.scaling)
+                da_RK = _outer(ds_MR, x_MK, a_dtype)
             if needs_x:
-                dx_MK = dy_MN @ (weight_NK if ctx.cast_to is None else weight_NK.to(ctx.cast_to))
-                dx_MK.addmm_(ds_MR, a_RK.to(dy_MN.dtype), alpha=ctx.scaling)
-                dx = dx_MK.view(ctx.shape).to(ctx.dtype)
+                weight = weight_NK if weight_NK.dtype is dy.dtype else weight_NK.to(dy.dtype)
+                dx = dy_MN.mm(weight).addmm_(ds_MR, a_RK)
+                if len(shape) != 2:
+                    dx = dx.view(shape)
+                if dx.dtype is not dtype:
+                    dx = dx.to(dtype)
         return dx, None, None, da_RK, db_NR, None, None
 
 
@@ -195,8 +170,8 @@ class _Plan:
     segments: tuple[Segment, ...]
     """Segments of adapters, without those of the base and empty ones."""
     scalings: tuple[float, ...]
-    stacked: StackedGemm | None
-    cast_to: torch.dtype | None
+    dtype: torch.dtype
+    """Type that the layer computes in."""
 
 
 class _SeveralAdapters(torch.autograd.Function):
@@ -204,89 +179,69 @@ class _SeveralAdapters(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, plan: _Plan, *weights: Tensor
     ) -> Tensor:
-        ctx.shape, ctx.dtype, ctx.plan = x.shape, x.dtype, plan
-        x_MK, weight, bias = _inputs(x, weight_NK, bias_N, plan.cast_to)
-        downs, ups = [w.to(x_MK.dtype) for w in weights[::2]], [w.to(x_MK.dtype) for w in weights[1::2]]
-        s_MR = _per_segment(x_MK, [a.t() for a in downs], plan)
-        stacked = _if_it_pays(plan, x_MK, weight, s_MR.shape[1])
-        if stacked is not None:
-            b_ANR = stacked.b_ANR.to(x_MK.dtype)
-            y_MN = stacked.gemm(GemmInputs(x_MK, weight, s_MR, b_ANR, stacked.scaling_A, plan.segments, bias))
-        else:
-            y_MN = F.linear(x_MK, weight, bias)
-            _add_low_rank(y_MN, s_MR, [b.t() for b in ups], plan)
-        ctx.save_for_backward(x_MK, s_MR, weight_NK, *weights)
+        ctx.kept = weight_NK, plan, x.shape, x.dtype, [w.dtype for w in weights]
+        x_MK = x.reshape(-1, x.shape[-1]).to(plan.dtype)
+        cast = [w.to(plan.dtype) for w in weights]
+        s_MR = _low_rank(x_MK, [a.t() for a in cast[::2]], plan)
+        y_MN = _base(x_MK, weight_NK, bias_N)
+        _add_low_rank(y_MN, s_MR, [b.t() for b in cast[1::2]], plan)
+        ctx.save_for_backward(x_MK, s_MR, *cast)
         return y_MN.view(*x.shape[:-1], y_MN.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with _without_autocast(dy.device.type):
+        kind = dy.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             return _SeveralAdapters._gradients(ctx, dy)
 
     @staticmethod
     def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x_MK, s_MR, weight_NK, *weights = ctx.saved_tensors
-        plan: _Plan = ctx.plan
-        _refuse_base_gradient(ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
+        x_MK, s_MR, *cast = ctx.saved_tensors
+        weight_NK, plan, shape, dtype, dtypes = ctx.kept
+        needs_x, needs_weight, needs_bias, _, *needs = ctx.needs_input_grad
+        _refuse_base_gradient(needs_weight or needs_bias)
         dy_MN = dy.reshape(-1, dy.shape[-1]).contiguous()
-        downs, ups = [w.to(dy.dtype) for w in weights[::2]], [w.to(dy.dtype) for w in weights[1::2]]
-        ds_MR = _per_segment(dy_MN, ups, plan)
-        gradients: list[Tensor | None] = [None] * len(weights)
+        ds_MR = _low_rank(dy_MN, cast[1::2], plan)
+        gradients: list[Tensor | None] = [None] * len(cast)
         for segment in plan.segments:
-            rows, i, rank = (
-                slice(segment.start, segment.end),
-                2 * segment.adapter,
-                downs[segment.adapter].shape[0],
-            )
-            if ctx.needs_input_grad[4 + i]:
-                found = _transposed_times(ds_MR[rows, :rank], x_MK[rows])
-                _accumulate(gradients, i, found.to(weights[i].dtype))
-            if ctx.needs_input_grad[5 + i]:
-                found = _transposed_times(s_MR[rows, :rank], dy_MN[rows]).t()
-                _accumulate(gradients, i + 1, found.to(weights[i + 1].dtype))
-        for i, gradient in enumerate(gradients):
-            if gradient is not None:
-                gradients[i] = gradient.mul_(plan.scalings[i // 2])
-        dx = _input_gradient(ctx, dy_MN, weight_NK, ds_MR, downs) if ctx.needs_input_grad[0] else None
+            rows, i = slice(segment.start, segment.end), 2 * segment.adapter
+            rank = len(cast[i])
+            if needs[i]:
+                _accumulate(gradients, i, _outer(ds_MR[rows, :rank], x_MK[rows], dtypes[i]))
+            if needs[i + 1]:
+                _accumulate(gradients, i + 1, _outer(dy_MN[rows], s_MR[rows, :rank], dtypes[i + 1]))
+        dx = None
+        if needs_x:
+            dx_MK = dy_MN.mm(weight_NK.to(dy_MN.dtype))
+            _add_low_rank(dx_MK, ds_MR, cast[::2], plan)
+            dx = dx_MK.view(shape).to(dtype)
         return dx, None, None, None, *gradients
 
 
-def _input_gradient(ctx: Any, dy_MN: Tensor, weight_NK: Tensor, ds_MR: Tensor, downs: list[Tensor]) -> Tensor:
-    plan: _Plan = ctx.plan
-    weight = weight_NK if plan.cast_to is None else weight_NK.to(plan.cast_to)
-    stacked = _if_it_pays(plan, dy_MN, weight.t(), ds_MR.shape[1])
-    if stacked is not None:
-        a_AKR = stacked.a_ARK.to(dy_MN.dtype).transpose(1, 2)
-        dx_MK = stacked.gemm(GemmInputs(dy_MN, weight.t(), ds_MR, a_AKR, stacked.scaling_A, plan.segments))
-    else:
-        dx_MK = dy_MN @ weight
-        _add_low_rank(dx_MK, ds_MR, downs, plan)
-    return dx_MK.view(ctx.shape).to(ctx.dtype)
+def _base(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    """Returns x W^T (+ bias), in the type of x."""
+    if weight_NK.dtype is not x_MK.dtype:
+        weight_NK, bias_N = weight_NK.to(x_MK.dtype), None if bias_N is None else bias_N.to(x_MK.dtype)
+    return F.linear(x_MK, weight_NK, bias_N)
 
 
-def _per_segment(rows_MX: Tensor, factors_XR: list[Tensor], plan: _Plan) -> Tensor:
-    """Returns each segment's rows times its adapter's factor: [M, largest rank], zero beyond its rank."""
+def _low_rank(rows_MX: Tensor, factors_XR: list[Tensor], plan: _Plan) -> Tensor:
+    """Returns alpha times each segment's rows times its adapter's factor: [M, largest rank], zero beyond its
+    rank."""
     rank = max((factor.shape[1] for factor in factors_XR), default=0)
     out_MR = rows_MX.new_zeros(rows_MX.shape[0], rank)
     for segment in plan.segments:
-        factor = factors_XR[segment.adapter]
+        factor, scaling = factors_XR[segment.adapter], plan.scalings[segment.adapter]
         rows = slice(segment.start, segment.end)
-        torch.mm(rows_MX[rows], factor, out=out_MR[rows, : factor.shape[1]])
+        out_MR[rows, : factor.shape[1]].addmm_(rows_MX[rows], factor, beta=0, alpha=scaling)
     return out_MR
 
 
 def _add_low_rank(out_MX: Tensor, s_MR: Tensor, factors_RX: list[Tensor], plan: _Plan) -> None:
     for segment in plan.segments:
-        factor = factors_RX[segment.adapter]
-        rows = slice(segment.start, segment.end)
-        s = s_MR[rows, : factor.shape[0]]
-        out_MX[rows].addmm_(s, factor, alpha=plan.scalings[segment.adapter])
-
-
-def _if_it_pays(plan: _Plan, x_MK: Tensor, weight_NK: Tensor, rank: int) -> StackedGemm | None:
-    stacked = plan.stacked
-    return stacked if stacked is not None and stacked.gemm.pays(x_MK, weight_NK, rank) else None
+        factor, rows = factors_RX[segment.adapter], slice(segment.start, segment.end)
+        out_MX[rows].addmm_(s_MR[rows, : len(factor)], factor)
 
 
 def _accumulate(gradients: list[Tensor | None], i: int, gradient: Tensor) -> None:
@@ -294,38 +249,24 @@ def _accumulate(gradients: list[Tensor | None], i: int, gradient: Tensor) -> Non
     gradients[i] = gradient if present is None else present.add_(gradient)
 
 
-def _transposed_times(skinny_MR: Tensor, wide_MX: Tensor) -> Tensor:
-    """Returns skinny^T @ wide, [R, X], in whichever order of work is faster."""
-    transposed_RM = skinny_MR.t()
-    if (
-        wide_MX.dtype is torch.bfloat16
-        and wide_MX.shape[1] >= TRANSPOSE_FROM_FEATURES
-        and not wide_MX.is_cuda
-    ):
-        transposed_RM = transposed_RM.contiguous()
-    return transposed_RM @ wide_MX
+def _outer(left_MX: Tensor, right_MY: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns left^T right of this type, [X, Y]: the gradient of a factor, in the faster order of work."""
+    if left_MX.is_cuda and dtype is torch.float32 and left_MX.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(left_MX.t(), right_MY, out_dtype=dtype)
+    if left_MX.is_cuda:
+        return left_MX.t().mm(right_MY).to(dtype)
+    if left_MX.shape[1] > right_MY.shape[1]:
+        return _outer(right_MY, left_MX, dtype).t()
+    left_XM = left_MX.t()
+    if right_MY.dtype is torch.bfloat16 and right_MY.shape[1] >= TRANSPOSE_FROM_FEATURES:
+        left_XM = left_XM.contiguous()
+    product_XY = left_XM.mm(right_MY)
+    return product_XY if product_XY.dtype is dtype else product_XY.to(dtype)
 
 
-def _inputs(
-    x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, cast_to: torch.dtype | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    x_MK = x.reshape(-1, x.shape[-1])
-    if cast_to is None:
-        return x_MK, weight_NK, bias_N
-    return x_MK.to(cast_to), weight_NK.to(cast_to), None if bias_N is None else bias_N.to(cast_to)
-
-
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Returns a context in which our own casts hold. It does nothing where autocast is off."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def _autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Returns autocast's dtype for a linear layer. None: autocast is off, or leaves x alone (float64)."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype is torch.float64:
-        return None
-    return torch.get_autocast_dtype(kind)
+def _autocast_dtype(x: Tensor) -> torch.dtype:
+    """Returns the type that autocast, which is on, computes a linear layer in: it leaves float64 alone."""
+    return x.dtype if x.dtype is torch.float64 else torch.get_autocast_dtype(x.device.type)
 
 
 def _refuse_base_gradient(asked: bool) -> None:

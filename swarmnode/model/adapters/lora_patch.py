@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from swarmnode.errors import ModelError
-from swarmnode.model.adapters.lora import LoraGemm, LoraWeights, Segment, lora_linear, lora_linear_segments
+from swarmnode.model.adapters.lora import LoraWeights, Segment, lora_linear, lora_linear_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,8 @@ class FusedLora:
     Without a route PEFT's active adapter takes all tokens. Raises ModelError on a model patched already.
     """
 
-    def __init__(self, peft_model: Any, kernel: LoraGemm | None = None) -> None:
+    def __init__(self, peft_model: Any) -> None:
         self._peft_model = peft_model
-        self._kernel = kernel
         self._current = _Current()
         self._patched: dict[str, _FusedLayer] = {}
         self._left_alone: dict[str, str] = {}
@@ -118,7 +117,7 @@ class FusedLora:
             self._left_alone[name] = reason
             return
         # On the instance, before its class's forward: hooks, names and state_dict are untouched.
-        module.forward = self._patched[name] = _FusedLayer(name, module, self._current, self._kernel)
+        module.forward = self._patched[name] = _FusedLayer(name, module, self._current)
 
     def _check(self, route: "_Route") -> None:
         unknown = [name for name in route.adapters if name not in self._peft_model.peft_config]
@@ -183,17 +182,12 @@ class _Route:
 class _FusedLayer:
     """Replaces the `forward` of one module; that of its class stays below."""
 
-    __slots__ = ("_current", "_name", "_stack", "module")
+    __slots__ = ("_current", "_name", "module")
 
-    def __init__(self, name: str, module: Any, current: _Current, kernel: LoraGemm | None) -> None:
+    def __init__(self, name: str, module: Any, current: _Current) -> None:
         self._name = name
         self._current = current
-        self._stack = None
         self.module = module
-        if kernel is not None:
-            from swarmnode.model.adapters.adapter_stack import AdapterStack
-
-            self._stack = AdapterStack(kernel)
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         module, route = self.module, self._current.route
@@ -215,7 +209,7 @@ class _FusedLayer:
     def sole_adapter(self, tokens: int) -> LoraWeights | None:
         """Returns the adapter that takes all tokens, as the function `sole_adapter` does."""
         module, route = self.module, self._current.route
-        if module.disable_adapters or self._stack is not None:
+        if module.disable_adapters:
             return None
         adapters = module.active_adapters
         if route is not None:
@@ -234,8 +228,9 @@ class _FusedLayer:
         module = self.module
         if module.merged:
             return "adapters are merged into its weight"
+        factors = module._modules["lora_A"]
         for name in adapters:
-            if name not in module.lora_A:
+            if name not in factors:
                 continue
             if module.training and not isinstance(module.lora_dropout[name], nn.Identity):
                 return "its dropout is active"
@@ -245,30 +240,26 @@ class _FusedLayer:
 
     def _sole(self, x: Tensor, name: str) -> Tensor:
         """Sends all tokens through one adapter."""
-        module = self.module
-        if name not in module.lora_A:
-            return module.base_layer(x)
-        if self._stack is None:
-            base = module.base_layer
-            return lora_linear(x, base.weight, base.bias, self._weights(name))
-        index = list(module.lora_A).index(name)
-        return self._segments(x, (Segment(0, x.numel() // x.shape[-1], index),))
+        # By way of `_modules`: on a fast card the look-up of each attribute by `nn.Module` takes time.
+        parts = self.module._modules
+        base = parts["base_layer"]
+        if name not in parts["lora_A"]:
+            return base(x)
+        own = base._parameters
+        return lora_linear(x, own["weight"], own["bias"], self._weights(name))
 
     def _mixed(self, x: Tensor, route: _Route) -> Tensor:
         segments = route.segments(tuple(self.module.lora_A))
         if all(segment.adapter < 0 for segment in segments):
             return self.module.base_layer(x)
-        return self._segments(x, segments)
-
-    def _segments(self, x: Tensor, segments: tuple[Segment, ...]) -> Tensor:
         base = self.module.base_layer
         adapters = [self._weights(name) for name in self.module.lora_A]
-        stacked = None if self._stack is None else self._stack.of(adapters)
-        return lora_linear_segments(x, base.weight, base.bias, adapters, segments, stacked)
+        return lora_linear_segments(x, base.weight, base.bias, adapters, segments)
 
     def _weights(self, name: str) -> LoraWeights:
-        module = self.module
-        return LoraWeights(module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
+        parts = self.module._modules
+        down, up = parts["lora_A"]._modules[name], parts["lora_B"]._modules[name]
+        return LoraWeights(down._parameters["weight"], up._parameters["weight"], self.module.scaling[name])
 
     def _check_tokens(self, tokens: int, route: _Route) -> None:
         if tokens != route.tokens:
@@ -304,10 +295,10 @@ def _why_not(module: Any) -> str | None:
 
 
 def _base_obstacle(module: Any) -> str | None:
-    base = module.base_layer
+    base = module._modules["base_layer"]
     if type(base) is not nn.Linear:
         return f"its base layer is a {type(base).__name__}"
-    weight, bias = base.weight, base.bias
+    weight, bias = base._parameters["weight"], base._parameters["bias"]
     if type(weight) is not nn.Parameter:
         return f"its base weight is a {type(weight).__name__}"
     if weight.requires_grad or (bias is not None and bias.requires_grad):

@@ -12,35 +12,27 @@ import torch
 from swarmnode.engine_record import EngineRecord, record_of
 from swarmnode.machine.hardware import Machine, inspect_machine
 from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory
-from swarmnode.machine.storage import Paths
-from swarmnode.model.adapters.lora import KernelOffer, LoraGemm
 from swarmnode.model.budget import TokenBudget, token_cost
 from swarmnode.models import workload
 from swarmnode.node.building.local_policy import LocalPolicy
 from swarmnode.node.building.machine_memory import budget_for, longest_sequence
 from swarmnode.node.learner import Overlap, decide_overlap
-from swarmnode.registry import find, names, ours
+from swarmnode.registry import ours
 from swarmnode.settings.config import Config
 from swarmnode.training.forward import Forward
 
 logger = logging.getLogger(__name__)
 
 
-def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> Forward:
-    """Returns the forward pass with which all policies on this base train, its arithmetic and tokens at once
-    chosen. The adapters of all of them must be loaded by now."""
-    kernel: LoraGemm | None = None
-    for name in names("gemm") if local.policy.device.type == "cuda" else ():
-        offer: KernelOffer = find("gemm", name)(local.policy.device, paths.lora_kernel, config.node.policies)
-        logger.info("LoRA layers: %s", offer.reason)
-        kernel = kernel or offer.gemm
+def build_forward(config: Config, local: LocalPolicy) -> Forward:
+    """Returns the forward pass with which all policies on this base train, its tokens at once chosen. The
+    adapters of all of them must be loaded by now."""
     return Forward(
         local.policy,
         config.training,
         temperature=config.rollout.temperature,
         top_p=config.rollout.top_p,
         budget=choose_budget(config, local),
-        kernel=kernel,
         before_a_batch=local.shared.give_way,
     )
 

@@ -59,7 +59,7 @@ def build_members(
         remember_model(paths.model_choice, model)
     policies = policies_beside(loaded, seats)
     open_callers(stack, loaded, [seat.label for seat in seats], config, paths)
-    forward = build_forward(config, loaded, paths)
+    forward = build_forward(config, loaded)
     overlap = choose_overlap(config, loaded, forward.budget)
     cohort, neighbourhood = cohort_of(seats), Neighbourhood()
     if fresh:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from swarmnode.model.adapters.adapter_stack import AdapterStack
-from swarmnode.model.adapters.lora import GemmInputs, LoraWeights, Segment, lora_linear, lora_linear_segments
+from swarmnode.model.adapters.lora import LoraWeights, Segment, lora_linear, lora_linear_segments
 
 K, N, TOKENS = 12, 20, 14
 SEGMENTS = (Segment(0, 5, 1), Segment(5, 7, -1), Segment(7, 7, 2), Segment(7, 11, 0), Segment(11, 14, 1))
@@ -63,27 +62,6 @@ def far(ours: Tensor, exact: Tensor) -> float:
     return float((ours - exact).norm() / exact.norm())
 
 
-class AddmmGemm:
-    """A kernel in form only: dense low-rank products of the whole stack, for every segment."""
-
-    def __init__(self, pays: bool = True) -> None:
-        self.calls, self._pays = 0, pays
-
-    def pays(self, x_MK: Tensor, weight_NK: Tensor, rank: int) -> bool:
-        return self._pays
-
-    def __call__(self, given: GemmInputs) -> Tensor:
-        x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments, bias_N = given
-        self.calls += 1
-        y_MN = F.linear(x_MK, weight_NK, bias_N)
-        for s in segments:
-            if s.adapter >= 0:
-                y_MN[s.start : s.end] += (
-                    scaling_A[s.adapter].to(x_MK.dtype) * s_MR[s.start : s.end] @ b_ANR[s.adapter].t()
-                )
-        return y_MN
-
-
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
@@ -115,18 +93,14 @@ def test_gradcheck_agrees_for_one_adapter_and_for_several() -> None:
     assert torch.autograd.gradcheck(several, (x, *weights))
 
 
-@pytest.mark.parametrize("kernel", [None, "pays", "does not pay"])
-def test_each_segment_goes_through_its_own_adapter_whatever_the_ranks(kernel: str | None) -> None:
+def test_each_segment_goes_through_its_own_adapter_whatever_the_ranks() -> None:
     x, (weight, bias), adapters = parameter(2, 7, K), base(), adapters_of((4, 2, 3))
-    gemm = AddmmGemm(kernel == "pays")
     exact = by_the_book_segments(x, weight, bias, adapters, SEGMENTS)
     of = [x, *(w for adapter in adapters[:2] for w in (adapter.a_RK, adapter.b_NR))]
     exact_gradients = gradients(exact, of)
-    stacked = AdapterStack(gemm).of(adapters) if kernel else None
-    ours = lora_linear_segments(x, weight, bias, adapters, SEGMENTS, stacked)
+    ours = lora_linear_segments(x, weight, bias, adapters, SEGMENTS)
     torch.testing.assert_close(ours, exact, rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(gradients(ours, of), exact_gradients, rtol=1e-7, atol=1e-7)
-    assert gemm.calls == (2 if kernel == "pays" else 0)  # forward and dX
 
 
 def test_an_adapter_without_tokens_gets_no_gradient_at_all() -> None:
@@ -320,42 +294,3 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
     (first,) = torch.autograd.grad(lora_linear(x, weight, bias, adapter).sin().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
-
-
-def test_the_stack_holds_the_parameters_themselves_and_pads_with_zeros_that_stay_zero() -> None:
-    adapters = [
-        LoraWeights(torch.nn.Parameter(torch.randn(r, K)), torch.nn.Parameter(torch.randn(N, r)), 1.0)
-        for r in (4, 2)
-    ]
-    before = [w.detach().clone() for a in adapters for w in (a.a_RK, a.b_NR)]
-    stack = AdapterStack(AddmmGemm())
-    stacked = stack.of(adapters)
-    assert stacked is not None
-    parameters = [w for a in adapters for w in (a.a_RK, a.b_NR)]
-    torch.testing.assert_close([p.detach() for p in parameters], before)
-    optimizer = torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1)
-    for _ in range(2):
-        sum(p.sin().sum() for p in parameters).backward()  # pyright: ignore
-        optimizer.step()
-    assert stack.of(adapters) is stacked
-    torch.testing.assert_close(stacked.a_ARK[1, :2], adapters[1].a_RK.detach(), rtol=0, atol=0)
-    torch.testing.assert_close(stacked.b_ANR[1, :, :2], adapters[1].b_NR.detach(), rtol=0, atol=0)
-    assert not stacked.a_ARK[1, 2:].any() and not stacked.b_ANR[1, :, 2:].any()
-    assert not torch.equal(before[2], adapters[1].a_RK)
-
-
-def test_the_stack_is_built_anew_when_a_parameter_has_moved_or_a_scaling_changed() -> None:
-    adapters = [
-        LoraWeights(torch.nn.Parameter(torch.randn(r, K)), torch.nn.Parameter(torch.randn(N, r)), 1.0)
-        for r in (4, 2)
-    ]
-    stack = AdapterStack(AddmmGemm())
-    first = stack.of(adapters)
-    adapters[1].b_NR.data = adapters[1].b_NR.data.clone() + 1
-    second = stack.of(adapters)
-    assert second is not None and second is not first
-    torch.testing.assert_close(second.b_ANR[1, :, :2], adapters[1].b_NR.detach())
-    rescaled = stack.of([adapters[0], LoraWeights(adapters[1].a_RK, adapters[1].b_NR, 3.0)])
-    assert rescaled is not None and rescaled.scaling_A.tolist() == [1.0, 3.0]
-    halves = LoraWeights(adapters[0].a_RK.bfloat16(), adapters[0].b_NR.bfloat16(), 1.0)
-    assert stack.of([halves, adapters[1]]) is None

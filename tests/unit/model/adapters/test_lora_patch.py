@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from swarmnode.errors import ModelError
-from swarmnode.model.adapters.lora import GemmInputs
 from swarmnode.model.adapters.lora_patch import FusedLora, RoutedTokens
 
 VOCABULARY, HIDDEN, LENGTH = 11, 8, 6
@@ -283,58 +282,6 @@ def test_adapters_added_after_patching_work_also_on_layers_that_had_none() -> No
         mixed = losses(model)
     torch.testing.assert_close(mixed[:LENGTH], theirs[:LENGTH])
     torch.testing.assert_close(mixed[LENGTH:], losses(model)[LENGTH:])
-
-
-class CountingGemm:
-    """Form of a kernel: what it gets is checked, what it gives is exact."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def pays(self, x_MK: Tensor, weight_NK: Tensor, rank: int) -> bool:
-        return True
-
-    def __call__(self, given: GemmInputs) -> Tensor:
-        x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments, bias_N = given
-        self.calls += 1
-        assert s_MR.shape[1] == b_ANR.shape[2] and len(b_ANR) == len(scaling_A)
-        y_MN = nn.functional.linear(x_MK, weight_NK, bias_N)
-        for s in segments:
-            rows = slice(s.start, s.end)
-            y_MN[rows] += scaling_A[s.adapter].double() * (s_MR[rows] @ b_ANR[s.adapter].t())
-        return y_MN
-
-
-def test_a_kernel_gets_all_adapters_in_one_stack_and_changes_no_gradient() -> None:
-    tokens = [RoutedTokens("b", 5), RoutedTokens(None, 2), RoutedTokens("default", 5)]
-    plain, kernelled = several(), several()
-    kernelled.load_state_dict(plain.state_dict())
-    with FusedLora(plain).route(tokens):
-        theirs = step(plain)
-    gemm = CountingGemm()
-    fused = FusedLora(kernelled, gemm)
-    for turn in (1, 2):
-        with fused.route(tokens):
-            assert_same(step(kernelled), theirs, 1e-6)  # scalings reach a kernel in float32
-        assert gemm.calls == 3 * turn  # two forwards, and dX of the second layer: the embedding wants none
-    down = kernelled.base_model.model.down
-    a, b = (down.lora_A[name].weight for name in ("default", "b"))
-    assert b.data_ptr() - a.data_ptr() == 4 * 2 * HIDDEN * 8  # neighbours, ranks padded to 4
-    kernelled.set_adapter("default")
-    plain.set_adapter("default")
-    assert_same(step(kernelled), step(plain), 1e-6)
-
-
-def test_stacked_adapters_are_saved_and_reloaded_exactly(tmp_path: Path) -> None:
-    model = several()
-    fused = FusedLora(model, CountingGemm())
-    with fused.route([RoutedTokens("b", 5), RoutedTokens("default", 7)]):
-        step(model)
-    model.set_adapter("b")
-    expected = losses(model).detach()
-    model.save_pretrained(str(tmp_path))
-    again = PeftModel.from_pretrained(Toy(), str(tmp_path / "b"), autocast_adapter_dtype=False)
-    torch.testing.assert_close(losses(again), expected, rtol=0, atol=1e-6)
 
 
 def test_saving_loading_merging_and_switching_stay_pefts(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def settings(*more: str) -> Config:
 
 def start(config: Config, folder: Path, paths: Paths) -> tuple[LocalPolicy, PolicyLearner]:
     local = load_policy(config, str(folder), paths, silent)
-    forward = build_forward(config, local, paths)
+    forward = build_forward(config, local)
     parts = local.policy, local.engine, local.renderer, {"even": Even()}, local.store
     return local, PolicyLearner(config, *parts, author="me", seed=3, overlap=ALONE, forward=forward)
 
