@@ -126,7 +126,7 @@ def test_a_group_of_hundreds_is_judged_whole_where_that_is_quick(wide, rules: Bo
 
 
 def test_no_part_is_begun_once_the_time_is_up(wide, rules: BodyRules):
-    _, composed, announcement = wide(right=100, wrong=100)
+    _, composed, announcement = wide(right=1, wrong=199)
     slow = replace(rules, answers_per_group=16, look_s=1.5, clock=Watch())
     checked, judged = looked_at(slow, composed, announcement)
     assert judged == [16, 16]
@@ -135,7 +135,7 @@ def test_no_part_is_begun_once_the_time_is_up(wide, rules: BodyRules):
 
 
 def test_a_narrow_group_is_judged_at_once_however_long_it_takes(wide, rules: BodyRules, as_learnt):
-    group, composed, announcement = wide(right=3, wrong=13)
+    group, composed, announcement = wide(right=1, wrong=15)
     slow = replace(rules, answers_per_group=16, look_s=0.0, clock=Watch())
     checked, judged = looked_at(slow, composed, announcement)
     assert judged == [16]
@@ -149,7 +149,7 @@ def test_only_answers_that_are_looked_at_are_tokenized(wide, rules: BodyRules):
         tokenized.append(text)
         return rules.encode(text, finish)
 
-    _, composed, announcement = wide(right=100, wrong=400)
+    _, composed, announcement = wide(right=1, wrong=499)
     slow = replace(rules, answers_per_group=8, look_s=0.5, clock=Watch(), encode=encode)
     looked_at(slow, composed, announcement)
     assert len(tokenized) == 8
