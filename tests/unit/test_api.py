@@ -460,7 +460,7 @@ def test_what_is_no_model_of_its_own_is_refused_with_the_way_out(
     assert "is no model" in refused(adapted) and "merge_and_unload" in refused(adapted)
     assert "adapter" in refused(nameless)
     adapted.save_pretrained(options["home"] / "adapter")
-    with pytest.raises(ModelError, match="has no config.json") as caught:
+    with pytest.raises(ModelError, match=r"has no config\.json") as caught:
         sn.run(letters, **{**options, "model": options["home"] / "adapter"})
     assert "it holds an adapter: name its base" in caught.value.hint
 

@@ -145,8 +145,8 @@ def _require_one_answer(spec: TaskSpec, taskset: Any, task: Any) -> None:
     elif kinds[0].toolsets(taskset.config) or kinds[1].toolsets(task.config):
         what = "has tools"
         hint = (
-            "its harness cannot run here; functions and servers of the Model Context Protocol are tools of a task"
-            " file (tools = [...]) or a script (sn.Node(rows, reward, tools=[...])): docs/environments.md"
+            "its harness cannot run here; functions and servers of the Model Context Protocol are tools of a"
+            " task file (tools = [...]) or a script (sn.Node(rows, reward, tools=[...])): docs/environments.md"
         )
     else:
         rewards = task.hooks("reward")
