@@ -146,7 +146,7 @@ def _require_one_answer(spec: TaskSpec, taskset: Any, task: Any) -> None:
         what = "has tools"
         hint = (
             "its harness cannot run here; functions and servers of the Model Context Protocol are tools of a"
-            " task file (tools = [...]) or a script (sn.Node(rows, reward, tools=[...])): docs/environments.md"
+            " task file (tools = [...]) or script (sn.Node(rows, reward, tools=[...])): docs/environments.md"
         )
     else:
         rewards = task.hooks("reward")
