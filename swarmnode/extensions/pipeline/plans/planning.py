@@ -203,9 +203,7 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
 
 
 def _effort(tasks: int) -> PlacementEffort:
-    return PlacementEffort(
-        starts=4, moves=max(200, tasks // 100), judged=2, polish=tasks // 4, schedule=tasks // 4
-    )
+    return PlacementEffort(starts=12, moves=max(200, tasks // 50), schedule=tasks // 6)
 
 
 def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -> Plan:
