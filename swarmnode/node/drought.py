@@ -55,8 +55,8 @@ def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> di
                 before,
                 rounds=before.rounds + 1,
                 answers=before.answers + len(rewards),
-                lowest=min(before.lowest, *rewards),
-                highest=max(before.highest, *rewards),
+                lowest=min([before.lowest, *rewards]),
+                highest=max([before.highest, *rewards]),
             )
     return found
 
