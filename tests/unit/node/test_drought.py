@@ -55,7 +55,7 @@ def test_one_group_with_a_gradient_ends_it() -> None:
 
 def test_a_task_is_judged_by_its_own_answers() -> None:
     droughts = droughts_of(group([0.0] * 4), group([0.0, 1.0], "rev"), group([None, None], "lost"))
-    assert list(advice(droughts)) == ["last", "lost"], "rev teaches"
+    assert advice(droughts).keys() == {"last", "lost"}, "rev teaches"
 
 
 def test_a_reward_that_is_always_none_is_told_and_asks_nobody_for_help() -> None:
