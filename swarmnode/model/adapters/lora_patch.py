@@ -43,7 +43,6 @@ class FusedLora:
         self._patched: dict[str, _FusedLayer] = {}
         self._left_alone: dict[str, str] = {}
         self._seen: dict[str, Any] = {}
-        self._undone = False
         self._patch()
 
     @property
@@ -72,10 +71,6 @@ class FusedLora:
 
         Raises ModelError for an unknown adapter, and where a layer that must stay PEFT's would mix adapters.
         """
-        if self._undone:
-            raise ModelError(
-                "the LoRA layers of this model are not patched any more", hint="route before undo()"
-            )
         self._patch()
         route = _Route.of(tokens)
         self._check(route)
@@ -85,18 +80,12 @@ class FusedLora:
         finally:
             self._current.route = previous
 
-    def undo(self) -> None:
-        """Gives every module its own forward back. The adapters stay as they are."""
-        for layer in self._patched.values():
-            del layer.module.forward
-        self._patched, self._left_alone, self._undone = {}, {}, True
-
     def _patch(self) -> None:
         """Patches modules that are not patched yet: adapters added since may be on layers that had none."""
         from peft.tuners.tuners_utils import BaseTunerLayer
         from peft.utils.other import AuxiliaryTrainingWrapper
 
-        if self._undone or self._seen == self._peft_model.peft_config:
+        if self._seen == self._peft_model.peft_config:
             return
         for name, module in self._peft_model.named_modules():
             if name in self._patched and self._patched[name].module is module:
