@@ -50,7 +50,7 @@ KINDS = {
 def peft_model(features_in: int, features_out: int, kind: str, device: str) -> Any:
     dtype, adapter_dtype = KINDS[kind]
     torch.manual_seed(0)
-    base = nn.Sequential(nn.Linear(features_in, features_out, bias=False, dtype=dtype))
+    base = nn.Sequential(nn.Linear(features_in, features_out, bias=False, dtype=dtype, device=device))
     config = LoraConfig(r=RANK, lora_alpha=2 * RANK, init_lora_weights=False, target_modules=["0"])
     model: Any = get_peft_model(base, config, autocast_adapter_dtype=False)
     for name in ADAPTERS[1:]:
@@ -58,7 +58,7 @@ def peft_model(features_in: int, features_out: int, kind: str, device: str) -> A
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.to(adapter_dtype)
-    return model.to(device)
+    return model
 
 
 def timed(forward: Callable[[], Tensor], gradient: Tensor, leaves: Sequence[Tensor]) -> Callable[[], float]:
@@ -86,8 +86,8 @@ def sides(
     dtype = KINDS[kind][0]
     theirs, ours = (peft_model(features_in, features_out, kind, device) for _ in range(2))
     fused = FusedLora(ours)
-    x = torch.randn(1, tokens, features_in).to(device, dtype).requires_grad_()
-    gradient = torch.randn(1, tokens, features_out).to(device, dtype)
+    x = torch.randn(1, tokens, features_in, device=device).to(dtype).requires_grad_()
+    gradient = torch.randn(1, tokens, features_out, device=device).to(dtype)
     share = tokens // len(ADAPTERS)
     parts = [part.detach().requires_grad_() for part in x.split(share, dim=1)]
     gradients = gradient.split(share, dim=1)

@@ -14,10 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.cpu_kernels import kernels
-from swarmnode.rollout.decode.decoder import Attention, Heads
+from swarmnode.rollout.decode.decoder import Attention, Heads, shared_by_heads
 from swarmnode.rollout.decode.matrix import native_on_cpu
 from swarmnode.rollout.decode.slots import Band, rounded_up
 from swarmnode.rollout.decode.weights import Shape
+
+MASK_COLUMNS = 16
+"""Columns that the fused attention of a GPU wants a mask to have a multiple of."""
 
 SCORES_AT_ONCE = 1 << 24
 """Most capped scores of prompts held at a time, in numbers: 64 MiB."""
@@ -41,7 +44,8 @@ class PromptAttention:
         if kernels().fits(fused):
             queries = kernels().split_heads(self._heads.layout, fused, qk_norm, self._rotation, keys, values)
         else:
-            new_queries, new_keys, new_values = self._heads.split(fused, qk_norm, self._rotation)
+            rotation = shared_by_heads(self._rotation)
+            new_queries, new_keys, new_values = self._heads.split(fused, qk_norm, rotation)
             keys.copy_(new_keys.transpose(1, 2))
             values.copy_(new_values.transpose(1, 2))
             queries = new_queries.flatten(2, 3).transpose(1, 2).to(values.dtype)
@@ -111,7 +115,7 @@ class ContinuedAttention:
             keys, values = fused.new_empty(2, 1, shape.kv_heads, len(fused), shape.head_dim)
             layout = self._heads.layout
             return kernels().split_heads(layout, fused, qk_norm, self._rotation, keys, values), keys, values
-        queries, keys, values = self._heads.split(fused, qk_norm, self._rotation)
+        queries, keys, values = self._heads.split(fused, qk_norm, shared_by_heads(self._rotation))
         in_heads = queries.flatten(2, 3).transpose(1, 2).to(values.dtype)
         return in_heads, keys.transpose(1, 2), values.transpose(1, 2)
 
@@ -238,7 +242,7 @@ class CacheAttention:
         scratch: Scratch,
         window: int | None = None,
     ) -> None:
-        self._heads, self._rotation = heads, rotation
+        self._heads, self._rotation = heads, shared_by_heads(rotation)
         self._sizes = [len(band.rows) for band in bands]
         self._parts = [
             BandAttention(heads.shape, band, band.longest(tick), own, scratch, window)
@@ -246,10 +250,10 @@ class CacheAttention:
         ]
 
     def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
-        queries, keys, values = (new[0] for new in self._heads.split(fused, qk_norm, self._rotation))
+        heads = self._heads.split(fused, qk_norm, self._rotation)
         if len(self._parts) == 1:
-            return self._parts[0](layer, queries, keys, values)
-        pieces = zip(*(new.split(self._sizes) for new in (queries, keys, values)), strict=True)
+            return self._parts[0](layer, *heads)
+        pieces = zip(*(new.split(self._sizes, 1) for new in heads), strict=True)
         return torch.cat([part(layer, *own) for part, own in zip(self._parts, pieces, strict=True)])
 
 
@@ -269,19 +273,24 @@ class BandAttention:
         self._scale, self._cap = _score_scale(shape), shape.score_cap
         self._scratch = scratch
         self._lines, self._newest = band.lines, band.lines_at(positions)
-        self._tables = band.tables(columns)
-        dtype = self._tables[0].dtype
+        dtype = band.cache.dtype
         # The fused kernel is made for many queries: on a CPU two batched products take half the time. Keys
         # are converted for it, because a product in bfloat16 would round the scores. Values are not: their
         # sum is rounded anyway, and fused kernels round the shares of it as well.
         can_fuse = positions.device.type != "cpu" and dtype != torch.float32
         self._fused = can_fuse and shape.score_cap is None
+        if self._fused:
+            # Of another width, the mask would be copied to one of these in every layer.
+            columns = min(rounded_up(columns, MASK_COLUMNS), band.width)
+        tables = band.tables(columns)
+        # Rows act as heads of the fused attention.
+        self._tables = (tables.unsqueeze(1) if self._fused else tables).unbind(0)
         self._native = native_on_cpu(dtype)
         # A product in bfloat16 is compiled for its sizes the first time, which costs as much as ten of them.
         # Few sizes occur when they are rounded up: what is beyond the sequences has no share.
         self._shares: Tensor | None = None
         if self._native and not self._fused and dtype != torch.float32:
-            self._padded = band.tables(rounded_up(columns, 8), rounded_up(rows))
+            self._padded = band.tables(rounded_up(columns, 8), rounded_up(rows)).unbind(0)
             padded = self._padded[0].shape
             self._shares = self._padded[0].new_zeros(padded[0], shape.group, padded[1])
             self._own_shares = self._shares[: rows * shape.kv_heads, :, :columns]
@@ -289,6 +298,8 @@ class BandAttention:
         # One row of bias per key head, broadcast over the queries that share it.
         self._bias = bias[:, None, None].expand(-1, shape.kv_heads, -1, -1).flatten(0, 1)
         self._queries = (rows * shape.kv_heads, shape.group, shape.head_dim)
+        if self._fused:
+            self._bias, self._queries = self._bias[None], (1, *self._queries)
         self._attended = (rows, shape.heads * shape.head_dim)
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -297,9 +308,8 @@ class BandAttention:
         keys, values = self._tables[2 * layer], self._tables[2 * layer + 1]
         queries = queries.reshape(self._queries)
         if self._fused:
-            # Rows act as heads.
             attended = F.scaled_dot_product_attention(
-                queries[None], keys[None], values[None], attn_mask=self._bias[None], scale=self._scale
+                queries, keys, values, attn_mask=self._bias, scale=self._scale
             )
         else:
             attended = self._two_products(layer, queries, keys, values)
@@ -320,7 +330,8 @@ class BandAttention:
 
     def _write(self, table: int, new: Tensor) -> None:
         lines = self._lines[table]
-        lines.index_copy_(0, self._newest, new.to(lines.dtype).reshape(-1, new.shape[-1]))
+        new = new if new.dtype is lines.dtype else new.to(lines.dtype)
+        lines.index_copy_(0, self._newest, new.reshape(-1, new.shape[-1]))
 
 
 def _bias(positions: Tensor, columns: int, window: int | None, dtype: torch.dtype) -> Tensor:

@@ -167,15 +167,14 @@ class Heads:
         self._on_cpu = device.type == "cpu"
 
     def split(
-        self, fused_ND: Tensor, scale: Tensor | None, rotation_WE: Tensor
+        self, fused_ND: Tensor, scale: Tensor | None, rotation: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries [N / W, W, kv_heads, group, d], keys and values [N / W, W, kv_heads, d] of
-        sequences of W tokens. On a CPU queries and keys are in float32, whatever the type of the model."""
-        group, width = self.shape.group, len(rotation_WE)
-        fused = fused_ND.view(-1, width, self.shape.kv_heads, group + 2, self.shape.head_dim)
+        sequences of W tokens. `rotation` is that of `shared_by_heads`. On a CPU queries and keys are in
+        float32, whatever the type of the model. `fused` may be overwritten."""
+        group = self.shape.group
+        fused = fused_ND.view(-1, len(rotation), self.shape.kv_heads, group + 2, self.shape.head_dim)
         heads = fused.narrow(3, 0, group + 1)
-        # One rotation per pair of dimensions, shared by the heads.
-        rotation = torch.view_as_complex(rotation_WE.view(width, 1, 1, -1, 2))
         rotated = (self._on_the_cpu if self._on_cpu else self._on_a_gpu)(heads, scale, rotation)
         return rotated.narrow(3, 0, group), rotated.select(3, group), fused.select(3, group + 1)
 
@@ -189,12 +188,18 @@ class Heads:
         return heads if per_rms is None else heads.mul_(per_rms)
 
     def _on_a_gpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
-        """Splits on a GPU, where only the rotation is formed in float32."""
-        dtype = heads.dtype
+        """Splits on a GPU, in few operations: starting them takes longer than they do."""
+        exact = heads.float()
         if scale is not None:
-            heads = F.rms_norm(heads.to(scale.dtype), heads.shape[-1:], None, self.shape.norm_eps) * scale
-        rotated = torch.view_as_real(_pairs(heads.float()) * rotation)
-        return rotated.view(heads.shape).to(dtype)
+            exact = F.rms_norm(exact, exact.shape[-1:], None, self.shape.norm_eps).mul_(scale)
+        _pairs(exact).mul_(rotation)
+        return exact.to(heads.dtype)
+
+
+def shared_by_heads(rotation_WE: Tensor) -> Tensor:
+    """Returns rotations as `Heads.split` takes them: one complex number per pair of dimensions, [W, 1, 1,
+    E / 2]."""
+    return torch.view_as_complex(rotation_WE.view(len(rotation_WE), 1, 1, -1, 2))
 
 
 def _pairs(heads: Tensor) -> Tensor:

@@ -86,5 +86,7 @@ class StopTokens:
         self._table[:, : len(rows)] = self._table[:, rows]
 
     def hit(self, tokens: Tensor) -> list[int]:
-        """Returns True for each row whose newest token is one of its stop tokens."""
-        return (self._table[:, : len(tokens)] == tokens).nonzero()[:, 1].tolist()
+        """Returns the rows whose newest token is one of their stop tokens."""
+        # One copy from a GPU: `nonzero` there waits for the number of its results as well.
+        hits: list[bool] = (self._table[:, : len(tokens)] == tokens).any(0).tolist()
+        return [row for row, hit in enumerate(hits) if hit]

@@ -16,7 +16,7 @@ from swarmnode.rollout.decode.cached_attention import (
     Scratch,
     cache_attention,
 )
-from swarmnode.rollout.decode.decoder import Heads, Rotary
+from swarmnode.rollout.decode.decoder import Heads, Rotary, shared_by_heads
 from swarmnode.rollout.decode.matrix import RmsNorm
 from swarmnode.rollout.decode.sampler import RUN, Sampler
 from swarmnode.rollout.decode.slots import Band, cache_size
@@ -118,7 +118,9 @@ def test_a_window_a_cap_and_a_scale_are_those_of_torch(
     # The plain one, a row and a head at a time.
     row, own = 4, POSITIONS[1][1]
     keys, values = (bands[1].cache[table, 1, 0].float() for table in (2, 3))
-    query = heads.split(fused[row : row + 1], None, rotation[row : row + 1])[0].flatten()[:size]
+    query = heads.split(fused[row : row + 1], None, shared_by_heads(rotation[row : row + 1]))[0].flatten()[
+        :size
+    ]
     first = 0 if window is None else max(0, own + 1 - window)
     scores = 0.3 * keys[first : own + 1] @ query
     shares = (scores if cap is None else cap * torch.tanh(scores / cap)).softmax(-1)
@@ -140,7 +142,7 @@ def test_prompts_through_a_window_and_under_a_cap_are_the_plain_ones(
     cache = torch.empty(cache_size(heads.shape, prompts, width), dtype=dtype)
     rotation = rotary(size).until(width)
     found = PromptAttention(heads, rotation, cache, window)(0, fused.clone(), None)
-    queries = heads.split(fused, None, rotation)[0].to(dtype).float()[1, :, 1, 0]
+    queries = heads.split(fused, None, shared_by_heads(rotation))[0].to(dtype).float()[1, :, 1, 0]
     scores = 0.3 * queries @ cache[0, 1, 1].float().T
     column = torch.arange(width)
     hidden = (column > column[:, None]) | (column <= column[:, None] - (window or width))
