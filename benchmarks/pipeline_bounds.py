@@ -116,8 +116,8 @@ def _chain_bound_s(instance: Instance, own: Sequence[int]) -> float:
     both with prices p_v, q_s >= 0: the sum is at least
         sum over agents of min over paths [w_d * W * trip + sum over its nodes v of (p_v - q_stage(v))]
         - sum p_v * memory_v + sum q_s * least_s + the constant part.
-    Each minimum is a shortest path by dynamic programming (over walks where swaps are allowed: a relaxation
-    again). Prices follow the subgradient; whatever they are, the value is a bound.
+    Each minimum is a shortest path by dynamic programming. Prices follow the subgradient;
+    whatever they are, the value is a bound.
     """
     search = _ShortestTrips(instance)
     counts = {node: own.count(node) for node in dict.fromkeys(own)}
@@ -218,13 +218,11 @@ class _ShortestTrips:
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
         self._work_s = [(1 + instance.backward_factor) * s for s in instance.forward_s]
-        reach = instance.max_gap + (2 if instance.max_swaps else 0)
+        reach = instance.max_gap
         last = len(instance.stages) - 1
         self._before: list[list[int]] = [[]]
         for stage in range(1, last + 1):
             former = [s for s in range(1, stage) if stage - s <= reach]
-            # A swapped pair goes one stage down; walks that do so more often only make the bound weaker.
-            former += [stage + 1] if instance.max_swaps and stage < last else []
             self._before.append([node for s in former for node in instance.stages[s]])
         self._starts = [node for nodes in instance.stages[1 : reach + 1] for node in nodes]
         self.links = 1 + instance.path_length * sum(

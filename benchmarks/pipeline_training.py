@@ -12,7 +12,6 @@ full             every micro-batch through all six stages: the baseline of every
 full, in time    the same, its learning rate brought down by the time that "skip 33 %" ends
 skip 25 %        iterations of five and of four stages take turns
 skip 33 %, 50 %  four stages, three stages
-+ swaps          as 33 %, but the plan may visit one pair of neighbours in swapped order
 + tenth full     as 33 %, but every tenth iteration is one of the full pipeline
 
 Perplexity per byte on held-out text. "half": three of six stages, the mean over all ten choices (stage 0 is
@@ -86,9 +85,6 @@ class Effort:
 FULL = Effort(700, 3, 6000, micro_batches=4, sequences=4, evaluated=24, look_every=25, documents=20_000)
 QUICK = Effort(16, 1, 300, micro_batches=3, sequences=3, evaluated=3, look_every=8, documents=500, width=32)
 
-SWAPPED = -4
-"""Stands for four stages of which one pair of neighbours may be swapped."""
-
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -111,7 +107,6 @@ VARIANTS = (
     Variant("skip 50 %", "skip50", (3,)),
     Variant("skip 33 % + tenth full", "skip33_tenth_full", (*(4,) * (TENTH - 1), STAGES)),
     Variant("skip 25 %", "skip25", (5, 4)),
-    Variant("skip 33 % + swaps", "skip33_swaps", (SWAPPED,)),
 )
 
 
@@ -147,10 +142,7 @@ class Bench:
         self.plans = plans(SearchBudget(steps=effort.plan_steps))
         self.iteration_s = {length: seconds_for(plan, MICRO_BATCHES) for length, plan in self.plans.items()}
         for length, plan in self.plans.items():
-            paths = [plan.stages(agent) for agent in range(len(plan.paths))]
-            swapped = sum(sorted(path) != list(path) for path in paths)
-            seconds = self.iteration_s[length]
-            print(f"{abs(length)} stages: {seconds:6.2f} s, {len(paths)} agents, {swapped} with a swap")
+            print(f"{length} stages: {self.iteration_s[length]:6.2f} s, {len(plan.paths)} agents")
 
     def simulated_s(self, variant: Variant, steps: int) -> float:
         return sum(self.iteration_s[variant.length(step)] for step in range(steps))
@@ -269,7 +261,6 @@ def plans(budget: SearchBudget) -> dict[int, Plan]:
     found = {STAGES: find_full(instance, MICRO_BATCHES, 0, budget)}
     for length in (5, 4, 3):
         found[length] = planned(replace(instance, path_length=length), budget)
-    found[SWAPPED] = planned(replace(instance, path_length=4, max_swaps=1), budget)
     for plan in found.values():
         if broken := violations(plan):
             raise SystemExit(f"a plan breaks its rules: {broken}")

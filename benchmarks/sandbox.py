@@ -58,8 +58,8 @@ def main() -> None:
 
 
 def _key(isolation: Isolation) -> str:
-    layers = ("namespaces" * isolation.namespaces, "bubblewrap" * bool(isolation.bubblewrap))
-    return "_".join([*filter(None, layers), *(["landlock"] if isolation.landlock else []), "seccomp_ms"])
+    layers = ["namespaces"] if isolation.namespaces else []
+    return "_".join([*layers, *(["landlock"] if isolation.landlock else []), "seccomp_ms"])
 
 
 if __name__ == "__main__":

@@ -24,17 +24,21 @@ from swarmnode.types import RolloutGroup, mean_or_none
 LEAST_ANSWERS = 32
 """Right answers of libraries with which it begins: fewer are learnt beside the usual rounds."""
 
+KNOWN_SHARE = 0.5
+"""Share of a full book with which a node is no newcomer, whatever libraries have beside it."""
+
 OWN_SHARE = 8
 """One group is sampled of so many."""
 
-STEPS = 8
+STEPS = 12
 """Optimizer steps of a round, each with as many answers of the book as a usual round replays."""
 
 RATE = 0.6
 """Share of the learning rate that each of these steps has: at the whole of it the reward ends lower."""
 
-BORROWED_AT_ONCE = 4
-"""So many times the groups that a round wants of others are taken out of libraries: they are mended first."""
+BORROWED_AT_ONCE = 8
+"""So many times the groups that a round wants of others are taken out of libraries: mending and measuring
+their authors costs less the more there is at once."""
 
 WINDOW = 6
 """Rounds over which rewards are averaged."""
@@ -66,6 +70,8 @@ class LibraryRound:
 
     answers: int
     """Right answers of libraries that the book took in this round."""
+    known: int
+    """Answers that the book had besides these."""
     reward: float | None
     """Mean reward of our own answers. None: unknown."""
     finds: float
@@ -102,8 +108,10 @@ def round_of(
     """Return what a round says: its own groups, those of libraries, and what the book holds after it."""
     rewards = [reward for group in own for reward in group.rewards if reward is not None]
     pass_rate = mean_or_none([*report.pass_rates.values()]) or 0.0
+    answers = sum(origins.get((group.author, group.example.key), 0) for group in borrowed)
     return LibraryRound(
-        answers=sum(origins.get((group.author, group.example.key), 0) for group in borrowed),
+        answers=answers,
+        known=report.book - answers,
         reward=mean_or_none(rewards),
         finds=config.rollout.groups * config.rollout.group_size * pass_rate,
     )
@@ -112,11 +120,13 @@ def round_of(
 def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
     """Return where it stands after one more round.
 
-    >>> after_round(CatchingUp(), LibraryRound(answers=40, reward=0.1, finds=2.0)).phase
+    >>> after_round(CatchingUp(), LibraryRound(answers=40, known=9, reward=0.1, finds=2.0)).phase
     'on'
     """
     now = replace(before, answers=before.answers + seen.answers)
     match before.phase:
+        case "before" if seen.known - before.answers >= KNOWN_SHARE * SharingRule().book_size:
+            return replace(now, phase="over")
         case "before" if now.answers >= LEAST_ANSWERS:
             return replace(now, phase="on", finds=seen.finds)
         case "on":
@@ -152,7 +162,7 @@ def groups_to_borrow(config: Config) -> int:
 
 def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str:
     """Return what the log says of a change; empty where there is none."""
-    if before.phase == now.phase:
+    if before.phase == now.phase or (before.phase, now.phase) == ("before", "over"):
         return ""
     source = f"{now.answers} right answers of {authors} authors, from the libraries of {lenders} peers"
     if now.phase == "on":

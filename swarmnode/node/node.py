@@ -426,7 +426,8 @@ class NodeLoop:
         counters.round = number
         counters.tokens += rollouts.tokens
         counters.seconds += seconds
-        authors = [group.author for group in external]
+        # Our own file may give back what was ours.
+        authors = [group.author for group in external if group.author != self.status.peer_id]
         counters.external_groups_trained = tally(counters.external_groups_trained, authors)
         self._board.counted(counters, self._learner.policy_version)
 

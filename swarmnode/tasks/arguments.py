@@ -2,7 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
+
+FUNCTIONS_KNOWN = 256
+"""Functions whose parameters are kept: a reward is called for every group, and to look costs as much."""
 
 
 def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -12,7 +16,7 @@ def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str
     {'answer': '4'}
     """
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = parameters_of(function).values()
     except (TypeError, ValueError):
         return {}
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
@@ -22,3 +26,21 @@ def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str
         for one in parameters
         if one.name in given and one.kind is not one.VAR_POSITIONAL
     }
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a function of the user by name. Raises TypeError and ValueError where nothing
+    is known of them.
+
+    >>> list(parameters_of(lambda answer, index=0: answer))
+    ['answer', 'index']
+    """
+    try:
+        return _known_parameters(function)
+    except TypeError:  # It cannot be a key, or has no parameters that one could know.
+        return inspect.signature(function).parameters
+
+
+@lru_cache(FUNCTIONS_KNOWN)
+def _known_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters

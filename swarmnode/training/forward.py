@@ -84,14 +84,28 @@ class Forward:
         """True if tokens of several policies may stand in one batch."""
         return self._route is not None
 
-    def batches(self, samples: Sequence[TrainingSample]) -> Iterator[MicroBatch]:
-        """The samples in micro-batches that fit into memory."""
-        if self.mixes_policies:
+    def batches(self, samples: Sequence[TrainingSample], *, apart: bool = False) -> Iterator[MicroBatch]:
+        """The samples in micro-batches that fit into memory; for `apart`, if so."""
+        if self._tells_apart if apart else self.mixes_policies:
             yield from self._batches(samples)
             return
         by_policy = sorted(samples, key=lambda sample: sample.policy)
         for _, one in groupby(by_policy, key=lambda sample: sample.policy):
             yield from self._batches(list(one))
+
+    @contextmanager
+    def apart(self, batch: MicroBatch, policy: Policy) -> Iterator[list[dict[Tensor, Tensor]]]:
+        """Forward passes in here are this policy's, whose lists of samples are numbered as policies are
+        elsewhere. Yields, for each number in the batch, the tensors that its tokens meet by the parameter
+        that they are of: their gradients are those of one list."""
+        if len(self._policies) > 1:
+            self._peft_model.set_adapter(policy.adapter_name)
+            self._wake(self._policies.values())
+        if not self._tells_apart:
+            yield [{parameter: parameter for parameter in policy.parameters}]
+            return
+        with self._fused.apart([tokens for _, tokens in batch.tokens_of_policies]) as copies:
+            yield copies
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -171,6 +185,11 @@ class Forward:
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
             yield guard
+
+    @property
+    def _tells_apart(self) -> bool:
+        """True if one pass can tell the gradients of several lists of samples apart."""
+        return self._fused.covers_all and not self._budget.checkpointing
 
     def _shrink(self, longest_sequence: int, error: BaseException) -> None:
         budget = smaller(self._budget, longest_sequence)

@@ -15,7 +15,7 @@ from swarmnode.errors import RequestTimeout
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
-from swarmnode.extensions.pipeline.wire.hop_messages import Message, StepDone
+from swarmnode.extensions.pipeline.wire.hop_messages import Message, Passed
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
@@ -160,5 +160,5 @@ def test_a_transport_delivers_at_the_pace_of_its_emulated_links():
     run(check())
 
 
-def ready(stage: int) -> StepDone:
-    return StepDone(plan=PLAN, iteration=0, stage=stage, tokens=1, visits=1, digest=PLAN)
+def ready(number: int) -> Passed:
+    return Passed(plan=PLAN, iteration=0, micro_batch=number, homeward=False)

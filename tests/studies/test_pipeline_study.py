@@ -23,7 +23,7 @@ SKIPPING = Instance(
 """4 in flight with skipping, 2 without; node 6 is in no stage."""
 
 STEPS = SearchBudget(steps=60)
-LITTLE = PlacementEffort(starts=2, moves=50, judged=1, polish=500, schedule=500)
+LITTLE = PlacementEffort(starts=2, moves=50, schedule=1000)
 
 
 def test_a_broken_number_of_waves_lies_between_its_neighbours() -> None:

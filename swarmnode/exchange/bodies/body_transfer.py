@@ -247,12 +247,13 @@ class BodyTransfer:
         if giver is None:
             return None
         body, peer = giver.result(), asked[giver]
+        if body is not None:
+            self._ledger.reputation.gave(peer, len(body))
         if body is not None and peer != author:
             self._vain_asks.owe(-float(newcomer))
             before = itertools.takewhile(lambda one: one != peer, asked.values())
             self.routes.led_to(author, peer, rather_than=[one for one in before if one != author])
             self._ledger.through_holders += 1
-            self._ledger.reputation.gave(peer, len(body))
         return body
 
     async def _ask(self, peer: str, search: "_Search", patience_s: float) -> bytes | None:

@@ -10,8 +10,9 @@ once, each beginning somewhere else and going from task to task. So who is silen
 part and no more. What no honest peer could serve, since it would have found it out itself, is charged to who
 served it; a false claim to the author who signed it. One of whom most was of no use is not asked on.
 
-Peers are asked at a start, and not again, but for two reasons, and for these no more often than every
-AGAIN_S: nobody lent us anything yet, or the node is never right at something (`wants_more`).
+Peers are asked at a start, and not again, but for three reasons, and for these no more often than every
+AGAIN_S: nobody lent us anything yet, the node is never right at something (`wants_more`), or it was cut off
+from everybody for CUT_OFF_S and is back.
 
 Nothing waits for any of this: rounds take what is there.
 """
@@ -21,7 +22,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
 from swarmnode.exchange.bodies.body_transfer import HASH_BYTES, BodyTransfer
@@ -47,7 +47,7 @@ MAX_LENDERS = 8
 LENDERS_AT_ONCE = 4
 
 MAX_BORROWED = 1536
-"""Groups that are taken of all libraries together: the usual book of 2000 answers is full then."""
+"""Groups that a search takes of all libraries together: the usual book of 2000 answers is full then."""
 
 MAX_LOOKED_AT = 16 * MAX_BORROWED
 """Groups that are looked at since the start, in all searches: with so many nobody is asked any more."""
@@ -59,6 +59,7 @@ MAX_PER_AUTHOR = 384
 """Groups of one author, whoever serves them."""
 
 MAX_BORROWED_BYTES = 64 * 1024 * 1024
+"""Bytes of these."""
 
 JUDGED_TOGETHER = 16
 """Groups that one thread judges, as long as that is quick: to start one costs as much as to judge a group."""
@@ -83,7 +84,10 @@ LOOK_EVERY_S = 0.25
 """Seconds between two looks whether there is a new peer, room for more, or time of the judge left."""
 
 LOOK_LATE_S = 5.0
-"""Seconds between two looks for a new peer after LOOK_FOR_S."""
+"""Seconds between two looks for a new peer after LOOK_FOR_S, and for any peer between two searches."""
+
+CUT_OFF_S = 1800.0
+"""Seconds without any peer after which others may have found what no gossip brings any more."""
 
 ASK_S = 10.0
 """Deadline of one request."""
@@ -134,7 +138,9 @@ class Borrower:
         self._of_author: Counter[str] = Counter()
         self._lenders: set[str] = set()
         self._refused: Counter[str] = Counter()
-        self._taken = self._taken_bytes = self._own = 0
+        self._groups = self._own = 0
+        self._taken = self._taken_bytes = 0
+        """Groups of this search, and their bytes."""
         self._done = self._wants_more = False
         self._asked_at: dict[str, float] = {}
         """When peers were asked, those of the last AGAIN_S."""
@@ -156,7 +162,7 @@ class Borrower:
     def borrowed(self) -> Borrowed:
         """Gains from the libraries of others since the start."""
         return Borrowed(
-            groups=self._taken,
+            groups=self._groups,
             lenders=len(self._lenders),
             authors=len(self._of_author),
             own=self._own,
@@ -165,18 +171,24 @@ class Borrower:
         )
 
     async def run(self) -> None:
-        """Read what the home has, then ask peers: at once, and again where there is a reason to, until there
-        is enough."""
+        """Read what the home has, then ask peers: at once, and again where there is a reason to."""
         await self._read_own()
-        while not self._is_enough():
+        while len(self._known) < MAX_LOOKED_AT:
             begun, self._wants_more, self._done = _now_s(), False, False
             await self._ask_around(until=begun + LOOK_FOR_S)
+            self._taken = self._taken_bytes = 0
             self._done = True
-            await _until(partial(self._may_search_again, begun))
+            await self._until_there_is_a_reason(begun)
         self._done = True
 
-    def _may_search_again(self, begun: float) -> bool:
-        return _now_s() >= begun + AGAIN_S and (self._wants_more or not self._lenders)
+    async def _until_there_is_a_reason(self, begun: float) -> None:
+        """Waits, at least AGAIN_S from the beginning of the last search."""
+        there_at = _now_s()
+        while _now_s() < begun + AGAIN_S or not (self._wants_more or not self._lenders):
+            await asyncio.sleep(LOOK_LATE_S)
+            if await self._context.is_anybody_there():
+                self._wants_more |= _now_s() >= there_at + CUT_OFF_S
+                there_at = _now_s()
 
     async def _ask_around(self, *, until: float) -> None:
         """One search: ask at most MAX_LENDERS peers."""
@@ -294,7 +306,10 @@ class Borrower:
         name = author, header.body_hash
         if not section.passes(header) or name in self._known or name in self._shelf:
             return False
-        if self._context.is_banned(author) or self._of_author[author] >= MAX_PER_AUTHOR:
+        # What we found ourselves, our home knows, or it was let go of.
+        if author == self._context.key.peer_id or self._of_author[author] >= MAX_PER_AUTHOR:
+            return False
+        if self._context.is_banned(author):
             return False
         announcement = self._checked(row.sealed, self._settings)
         self._known.add(name)
@@ -380,6 +395,7 @@ class Borrower:
         self._known.add(group.name)
         self._contents.add(checked.fingerprint)
         self._of_author[group.author] += 1
+        self._groups += 1
         self._taken += 1
         self._taken_bytes += group.size_bytes
         self._shelf.offer(group)

@@ -167,7 +167,10 @@ class _TextReader:
     refusal: Reason = Reason.TOO_LONG
 
     def read(self, answers: Sequence[Answer]) -> list[Completion | None]:
-        return [_completion(answer, self.policy_version, self.rules) for answer in answers]
+        # Who knows the answer says it again and again.
+        different = {answer.text: answer for answer in answers}
+        read = {text: _completion(one, self.policy_version, self.rules) for text, one in different.items()}
+        return [read[answer.text] for answer in answers]
 
 
 def _reader(
@@ -213,7 +216,10 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
 
 
 def _score(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
+    # A judge that compares answers judges none of strangers: each has the score that it has alone.
+    texts = list(dict.fromkeys(completion.text for completion in completions))
     try:
-        return score_strictly(task, example, [completion.text for completion in completions])
+        scores = dict(zip(texts, score_strictly(task, example, texts), strict=True))
+        return tuple(scores[completion.text] for completion in completions)
     except TaskError as error:
         raise Rejected(Reason.UNSCORABLE, error.message) from error

@@ -50,8 +50,7 @@ def peers(status: NodeStatus) -> list[dict[str, Any]]:
     """Returns whoever is connected or was learnt from, those who gave most first."""
     gave = status.exchange.trained
     connected = {one.peer: one.distance for one in status.network.connected}
-    others = (gave.keys() | connected.keys()) - {status.peer_id}
-    ids = sorted(others, key=lambda peer: (-gave.get(peer, 0), peer))
+    ids = sorted(gave.keys() | connected.keys(), key=lambda peer: (-gave.get(peer, 0), peer))
     waiting = set(status.training.doubted)
     return [
         {

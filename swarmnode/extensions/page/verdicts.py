@@ -86,8 +86,7 @@ def why_little(status: NodeStatus) -> list[str]:
 def helping(status: NodeStatus) -> PageVerdict:
     """Returns whether others help, and how many do."""
     peers, effect = status.network.peers, status.sharing
-    # Libraries of others may give back what was ours.
-    authors = len(status.exchange.trained.keys() - {status.peer_id})
+    authors = len(status.exchange.trained)
     who = f"{peers} {'peer' if peers == 1 else 'peers'}, learnt from {authors}"
     if status.network.state == "off":
         return PageVerdict("open", "alone", "this node takes part in no swarm")

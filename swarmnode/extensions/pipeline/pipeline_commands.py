@@ -90,7 +90,7 @@ def _effort(instance: Instance, budget: SearchBudget) -> PlacementEffort:
     if budget.steps is None:
         return PlacementEffort()
     tasks = budget.steps * len(agents(instance)) * instance.waves * (2 * instance.path_length + 1)
-    return PlacementEffort(moves=budget.steps, polish=tasks, schedule=tasks)
+    return PlacementEffort(moves=budget.steps, schedule=2 * tasks)
 
 
 def _summary(name: str, found: Scheduled, figures: PlanFigures) -> Iterator[str]:

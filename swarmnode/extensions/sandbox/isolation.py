@@ -1,7 +1,6 @@
 """The ways of isolating a program that this machine has, and the files that the program may see."""
 
 import os
-import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -24,13 +23,11 @@ class Isolation:
     landlock: int = 0
     """Version of landlock. 0: it is not used."""
     seccomp: bool = False
-    bubblewrap: str = ""
-    """Path of the command. Empty: it is not used."""
 
     @property
     def confines(self) -> bool:
         """True if the program can reach neither files nor processes nor the network."""
-        return self.seccomp and bool(self.namespaces or self.landlock or self.bubblewrap)
+        return self.seccomp and bool(self.namespaces or self.landlock)
 
     def describe(self) -> str:
         """Returns the isolation in one sentence.
@@ -40,7 +37,6 @@ class Isolation:
         """
         layers = [
             *(["namespaces"] if self.namespaces else []),
-            *(["bubblewrap"] if self.bubblewrap else []),
             *([f"landlock {self.landlock}"] if self.landlock else []),
             *(["seccomp"] if self.seccomp else []),
         ]
@@ -59,8 +55,6 @@ def candidates() -> Iterator[Isolation]:
         return
     version = landlock_version()
     yield Isolation(namespaces=True, landlock=version, seccomp=True)
-    if (command := shutil.which("bwrap")) is not None:
-        yield Isolation(bubblewrap=command, landlock=version, seccomp=True)
     if version:
         yield Isolation(landlock=version, seccomp=True)
 

@@ -128,8 +128,8 @@ def _allowed() -> Isolation:
     if not isolation.confines and not is_unconfined_allowed():
         raise SandboxError(
             "this machine has nothing to run a stranger's program in",
-            hint="let this user have landlock (Linux 5.13) or user namespaces, or install bubblewrap; or let "
-            "programs run with your rights: --set tasks.sandbox=optional",
+            hint="let this user have landlock (Linux 5.13) or user namespaces; or let programs run with your "
+            "rights: --set tasks.sandbox=optional",
         )
     return isolation
 
@@ -191,11 +191,11 @@ class _Running:
         return self._end_of(word, rest, ended_by, time.monotonic() - began)
 
     def _start(self, stdin: IO[bytes], report: int) -> subprocess.Popen[bytes]:
-        command = [*self._around(), interpreter(), "-P", "-s", "-S", "-c", _BOOT, str(Path(__file__).parent)]
+        command = [interpreter(), "-P", "-s", "-S", "-c", _BOOT, str(Path(__file__).parent)]
         order = {
             "codes": self.codes,
             "report": report,
-            "parent": 0 if self.isolation.bubblewrap else os.getpid(),
+            "parent": os.getpid(),
             "place": self.place,
             "readable": [*runtime_paths(), *self.libraries],
             "libraries": self.libraries,
@@ -217,20 +217,6 @@ class _Running:
             )
         except OSError as error:
             raise SandboxError(f"no process can be started for a program: {error.strerror}") from error
-
-    def _around(self) -> list[str]:
-        """Returns the command that makes the namespaces, if we do not make them ourselves."""
-        if not self.isolation.bubblewrap:
-            return []
-        shown = [*runtime_paths(), interpreter(), str(Path(__file__).parent / "confinement"), *self.libraries]
-        binds = [part for path in shown for part in ("--ro-bind", str(path), str(path))]
-        return [
-            self.isolation.bubblewrap,
-            *("--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"),
-            *("--die-with-parent", "--new-session"),
-            *(*binds, "--bind", self.place, self.place, "--dev-bind", "/dev/null", "/dev/null"),
-            "--",
-        ]
 
     def _watch(self, child: subprocess.Popen[bytes], deadline: float) -> Limit | None:
         """Reads the program's output until it ends or reaches a limit."""

@@ -24,5 +24,5 @@ def sandbox_finding(isolation: Isolation, optional: bool) -> Finding:
         return Finding("sandbox", "ok", text)
     if optional:
         return Finding("sandbox", "note", f"{text}, as tasks.sandbox=optional lets them")
-    advice = "for rewards that run code: landlock (Linux 5.13), user namespaces, or install bubblewrap"
+    advice = "for rewards that run code: landlock (Linux 5.13) or user namespaces"
     return Finding("sandbox", "note", f"{text}, so none is run", advice)

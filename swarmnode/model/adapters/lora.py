@@ -78,18 +78,22 @@ def lora_linear_segments(
     bias_N: Tensor | None,
     adapters: Sequence[LoraWeights],
     segments: tuple[Segment, ...],
+    *,
+    alike: bool = False,
 ) -> Tensor:
     """Computes each segment of the flattened tokens through its own adapter: x [..., K] -> y [..., N].
 
     The base is one GEMM for all. Tokens in no segment, or in one with adapter -1, get the base alone. Ranks
     may differ. An adapter without tokens gets no gradient (None, not zero: its optimizer state must not
-    move). `weight_NK` and `bias_N` are frozen as in `lora_linear`.
+    move). `weight_NK` and `bias_N` are frozen as in `lora_linear`. `alike`: all adapters are equal, and all
+    tokens are in segments; only gradients are told apart.
     """
     kept = tuple(s for s in segments if s.adapter >= 0 and s.end > s.start)
     kind = x.device.type
     autocast = torch.is_autocast_enabled(kind)
     dtype = _autocast_dtype(x) if autocast else x.dtype
-    plan = _Plan(kept, tuple(adapter.scaling for adapter in adapters), dtype)
+    products = (Segment(0, kept[-1].end, 0),) if alike else kept
+    plan = _Plan(kept, products, tuple(adapter.scaling for adapter in adapters), dtype)
     # Every A and B is an input of its own: autograd then keeps gradients, and so Adam's state, apart.
     weights = [w for adapter in adapters for w in (adapter.a_RK, adapter.b_NR)]
     with torch.autocast(kind, enabled=False) if autocast else nullcontext():
@@ -169,6 +173,8 @@ class _Plan:
 
     segments: tuple[Segment, ...]
     """Segments of adapters, without those of the base and empty ones."""
+    products: tuple[Segment, ...]
+    """Segments that have a product of their own: those, or one where all adapters are alike."""
     scalings: tuple[float, ...]
     dtype: torch.dtype
     """Type that the layer computes in."""
@@ -231,7 +237,7 @@ def _low_rank(rows_MX: Tensor, factors_XR: list[Tensor], plan: _Plan) -> Tensor:
     rank."""
     rank = max((factor.shape[1] for factor in factors_XR), default=0)
     out_MR = rows_MX.new_zeros(rows_MX.shape[0], rank)
-    for segment in plan.segments:
+    for segment in plan.products:
         factor, scaling = factors_XR[segment.adapter], plan.scalings[segment.adapter]
         rows = slice(segment.start, segment.end)
         out_MR[rows, : factor.shape[1]].addmm_(rows_MX[rows], factor, beta=0, alpha=scaling)
@@ -239,7 +245,7 @@ def _low_rank(rows_MX: Tensor, factors_XR: list[Tensor], plan: _Plan) -> Tensor:
 
 
 def _add_low_rank(out_MX: Tensor, s_MR: Tensor, factors_RX: list[Tensor], plan: _Plan) -> None:
-    for segment in plan.segments:
+    for segment in plan.products:
         factor, rows = factors_RX[segment.adapter], slice(segment.start, segment.end)
         out_MX[rows].addmm_(s_MR[rows, : len(factor)], factor)
 

@@ -10,6 +10,7 @@ word to us.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,6 +81,24 @@ class FusedLora:
         finally:
             self._current.route = previous
 
+    @contextmanager
+    def apart(self, tokens: Sequence[int]) -> Iterator[list[dict[Tensor, Tensor]]]:
+        """Context in which each of these runs of tokens meets copies of the active adapter's weights, so that
+        autograd tells the gradients of the runs apart. Yields the copies by run, each by what it is of, as
+        far as layers were called. Only where `covers_all` and nothing is computed again in the backward pass.
+
+        >>> with fused.apart([120, 80]) as copies:                            # doctest: +SKIP
+        ...     loss = loss_of(peft_model, batch)
+        >>> torch.autograd.grad(loss, [*copies[0].values()])                  # doctest: +SKIP
+        """
+        starts = [0, *accumulate(tokens)]
+        segments = tuple(Segment(*ends, number) for number, ends in enumerate(pairwise(starts)))
+        self._current.apart = _Apart(segments, [{} for _ in segments])
+        try:
+            yield self._current.apart.copies
+        finally:
+            self._current.apart = None
+
     def _patch(self) -> None:
         """Patches modules that are not patched yet: adapters added since may be on layers that had none."""
         from peft.tuners.tuners_utils import BaseTunerLayer
@@ -127,6 +146,14 @@ class _Current:
     thread of its own, without our thread-local and context variables."""
 
     route: "_Route | None" = None
+    apart: "_Apart | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    segments: tuple[Segment, ...]
+    copies: list[dict[Tensor, Tensor]]
+    """Copies of every A and B by segment, each by what it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +209,8 @@ class _FusedLayer:
         module, route = self.module, self._current.route
         if module.disable_adapters:
             return self._peft_forward(x, *args, **kwargs)
+        if self._current.apart is not None:
+            return self._apart(x, self._current.apart)
         adapters = module.active_adapters if route is None else route.adapters
         obstacle = "it is called with more than its input" if args or kwargs else self._obstacle(adapters)
         if route is None:
@@ -198,7 +227,7 @@ class _FusedLayer:
     def sole_adapter(self, tokens: int) -> LoraWeights | None:
         """Returns the adapter that takes all tokens, as the function `sole_adapter` does."""
         module, route = self.module, self._current.route
-        if module.disable_adapters:
+        if module.disable_adapters or self._current.apart is not None:
             return None
         adapters = module.active_adapters
         if route is not None:
@@ -244,6 +273,15 @@ class _FusedLayer:
         base = self.module.base_layer
         adapters = [self._weights(name) for name in self.module.lora_A]
         return lora_linear_segments(x, base.weight, base.bias, adapters, segments)
+
+    def _apart(self, x: Tensor, apart: _Apart) -> Tensor:
+        own, base = self._weights(self.module.active_adapters[0]), self.module.base_layer
+        adapters = list[LoraWeights]()
+        for copies in apart.copies:
+            a_RK, b_NR = own.a_RK.view_as(own.a_RK), own.b_NR.view_as(own.b_NR)
+            copies[own.a_RK], copies[own.b_NR] = a_RK, b_NR
+            adapters.append(LoraWeights(a_RK, b_NR, own.scaling))
+        return lora_linear_segments(x, base.weight, base.bias, adapters, apart.segments, alike=True)
 
     def _weights(self, name: str) -> LoraWeights:
         parts = self.module._modules

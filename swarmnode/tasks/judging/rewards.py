@@ -39,7 +39,7 @@ from pydantic import ValidationError
 from swarmnode.errors import TaskError
 from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
-from swarmnode.tasks.arguments import accepted
+from swarmnode.tasks.arguments import accepted, parameters_of
 from swarmnode.tasks.judging.http_judge import HttpJudge
 from swarmnode.tasks.judging.plain_rewards import builtin
 from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
@@ -363,7 +363,7 @@ def _insists_on_ids(reward: Reward) -> bool:
 
 def _parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:
     try:
-        return inspect.signature(reward).parameters
+        return parameters_of(reward)
     except (TypeError, ValueError) as error:
         raise TaskError(f"reward {reward!r:.80} cannot be called: {error}") from error
 
@@ -417,7 +417,7 @@ def _odd(reward: Reward, what: str) -> TaskError:
 
 def _finite(reward: Reward, value: Any) -> float:
     # True and False are numbers, and numpy's and torch's have a float: all are fine answers to "is it right?"
-    if not isinstance(value, SupportsFloat):
+    if not isinstance(value, float | int | SupportsFloat):
         raise _odd(reward, f"returned a {type(value).__name__}, not a number or None")
     try:
         number = float(value)

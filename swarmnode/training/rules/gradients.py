@@ -1,10 +1,12 @@
 """Agreement of lessons: gradients of the likelihood of several lists of answers, at the policy of now.
 
-teachers.py -> [Gradients] -> forward.py, one backward pass a list -> cosines
+teachers.py -> [Gradients] -> forward.py, one backward pass for many lists -> cosines
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -13,6 +15,12 @@ from swarmnode.model.policy import Policy
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.rules.book import Entry
+
+PROMPTS_RENDERED = 1024
+"""Prompts whose tokens are kept."""
+
+NUMBERS_AT_ONCE = 1 << 26
+"""Numbers of all gradients that one pass tells apart: 256 MiB in float32."""
 
 
 class Gradients:
@@ -26,7 +34,8 @@ class Gradients:
         are not looked at."""
         self._forward = forward
         self._policy = policy
-        self._render = render
+        # Answers to one example are measured together, and finds again and again.
+        self._render = lru_cache(PROMPTS_RENDERED)(render)
         self._max_tokens = max_tokens
 
     def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[float | None]:
@@ -35,59 +44,83 @@ class Gradients:
         rest. With all finds at once where there are none of its tasks.
         Raises ModelError where no memory is left to try."""
         with self._forward.alone():
-            known = self._by_task(finds)
-            return [self._agreement(known, one) for one in lists]
+            by_task = _by_task(finds)
+            found = zip(by_task, self._gradients([*by_task.values()]), strict=True)
+            known = {task: one_D for task, one_D in found if one_D is not None}
+            if not known:
+                return [None] * len(lists)
+            known[""] = torch.stack([*known.values()]).sum(0)
+            # Of each list the answers to each task with finds, or all of them where there are none.
+            of_list = [
+                {task: one for task, one in _by_task(entries).items() if task in known} or {"": entries}
+                for entries in lists
+            ]
+            parts = [(task, len(one)) for parts in of_list for task, one in parts.items()]
+            found = self._gradients([one for parts in of_list for one in parts.values()])
+            cosines = [
+                (answers, _cosine(known[task], one_D))
+                for (task, answers), one_D in zip(parts, found, strict=True)
+            ]
+        rest = iter(cosines)
+        return [_mean([*islice(rest, len(parts))]) for parts in of_list]
 
-    def _agreement(self, known: Mapping[str, Tensor], entries: Sequence[Entry]) -> float | None:
-        found_in = [entry for entry in entries if entry.task in known]
-        if not found_in:
-            return _cosine(torch.stack([*known.values()]).sum(0), self._gradient(entries)) if known else None
-        counts = Counter(entry.task for entry in found_in)
-        cosines = {task: _cosine(known[task], one_D) for task, one_D in self._by_task(found_in).items()}
-        counted = [(counts[task], cosine) for task, cosine in cosines.items() if cosine is not None]
-        answers = sum(count for count, _ in counted)
-        return sum(count * cosine for count, cosine in counted) / answers if answers else None
+    def _gradients(self, lists: Sequence[Sequence[Entry]]) -> Iterator[Tensor | None]:
+        """Yields the gradient of the mean negative log-likelihood of a token of each list, as many lists in
+        one pass as fit. None: nothing can be read, or it is not finite."""
+        numbers = sum(parameter.numel() for parameter in self._policy.parameters)
+        at_once = max(1, NUMBERS_AT_ONCE // numbers)
+        for start in range(0, len(lists), at_once):
+            some = [
+                [self._sample(entry, number) for entry in one if len(entry.token_ids) <= self._max_tokens]
+                for number, one in enumerate(lists[start : start + at_once])
+            ]
+            found: dict[int, Tensor] = {}
+            samples = [sample for one in some for sample in one]
+            for guard in self._forward.until_it_fits(max((sample.length for sample in samples), default=0)):
+                with guard:
+                    found = self._of_samples(samples)
+            for number in range(len(some)):
+                one_D = found.get(number)
+                yield one_D if one_D is not None and bool(torch.isfinite(one_D).all()) else None
 
-    def _by_task(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
-        tasks = sorted({entry.task for entry in entries})
-        found = {task: self._gradient([one for one in entries if one.task == task]) for task in tasks}
-        return {task: one_D for task, one_D in found.items() if one_D is not None}
+    def _of_samples(self, samples: Sequence[TrainingSample]) -> dict[int, Tensor]:
+        """The number of a list -> its gradient."""
+        tokens = Counter[int]()
+        for sample in samples:
+            tokens[sample.policy] += len(sample.learned)
+        found: dict[int, Tensor] = {}
+        for batch in self._forward.batches(samples, apart=True):
+            with self._forward.apart(batch, self._policy) as copies:
+                logprobs = self._forward.logprobs(batch).logprobs_N.split(batch.completion_lengths)
+            parts = zip(batch.samples, logprobs, strict=True)
+            loss = -torch.stack([one_N.sum() / tokens[sample.policy] for sample, one_N in parts]).sum()
+            inputs = [one[parameter] for one in copies for parameter in self._policy.parameters]
+            gradients = iter(torch.autograd.grad(loss, inputs))
+            for number, _ in batch.tokens_of_policies:
+                of_list = islice(gradients, len(self._policy.parameters))
+                one_D = torch.cat([gradient.flatten().float() for gradient in of_list])
+                found[number] = found[number] + one_D if number in found else one_D
+        return found
 
-    def _gradient(self, entries: Sequence[Entry]) -> Tensor | None:
-        """Returns the gradient of the mean negative log-likelihood of a token. None: nothing can be read, or
-        it is not finite."""
-        samples = [self._sample(entry) for entry in entries if len(entry.token_ids) <= self._max_tokens]
-        tokens = sum(len(sample.learned) for sample in samples)
-        if tokens == 0:
-            return None
-        for guard in self._forward.until_it_fits(max(sample.length for sample in samples)):
-            with guard:
-                self._forget()
-                self._add(samples, tokens)
-        parts = [
-            torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in self._policy.parameters
-        ]
-        self._forget()
-        gradient_D = torch.cat([part.flatten().float() for part in parts])
-        return gradient_D if bool(torch.isfinite(gradient_D).all()) else None
-
-    def _add(self, samples: Sequence[TrainingSample], tokens: int) -> None:
-        for batch in self._forward.batches(samples):
-            with self._forward.policies_of(batch):
-                (-self._forward.logprobs(batch).logprobs_N.sum() / tokens).backward()
-
-    def _forget(self) -> None:
-        for parameter in self._policy.parameters:
-            parameter.grad = None
-
-    def _sample(self, entry: Entry) -> TrainingSample:
+    def _sample(self, entry: Entry, number: int) -> TrainingSample:
         prompt_ids = self._render(entry.prompt)
-        number = self._policy.number
         return TrainingSample(prompt_ids, entry.token_ids, 0.0, None, (), number, given=entry.given)
 
 
-def _cosine(one_D: Tensor | None, other_D: Tensor | None) -> float | None:
-    if one_D is None or other_D is None:
+def _by_task(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.task, []).append(entry)
+    return dict(sorted(found.items()))
+
+
+def _mean(counted: Sequence[tuple[int, float | None]]) -> float | None:
+    known = [(count, one) for count, one in counted if one is not None]
+    return sum(count * one for count, one in known) / sum(count for count, _ in known) if known else None
+
+
+def _cosine(one_D: Tensor, other_D: Tensor | None) -> float | None:
+    if other_D is None:
         return None
     lengths = float(one_D.norm() * other_D.norm())
     return max(-1.0, min(1.0, float(one_D @ other_D) / lengths)) if lengths > 0 else None

@@ -11,9 +11,9 @@ that of answers that we found ourselves, task by task. Honest authors agree a li
 were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
 been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
 running mean of LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an
-admitted author sends is measured too before it enters, every BATCH answers: a batch that pulls elsewhere
-stays out, and who falls below the threshold over his last few batches is put back, with all that the book has
-of him.
+admitted author sends is measured too before it enters, every BATCH_OF_TEACHER answers: a batch that pulls
+elsewhere stays out, and who falls below the threshold over his last few batches is put back, with all that
+the book has of him.
 
 Two cases have nothing to compare with, and are decided by what there is to lose:
 
@@ -53,7 +53,8 @@ UNKNOWN_GROUND = -0.02
 """Least agreement of a teacher in whose tasks we found nothing ourselves."""
 
 LEAST_MEASURED = 3
-"""Measurements before an author is admitted."""
+"""Measurements before an author is admitted. One of several times ANSWERS counts for several, if there are as
+many times LEAST_FINDS to compare with: who lends a library has much to show at once."""
 
 MEMORY = 8
 """Measurements that the mean of an author who waits follows, about. The first ones, of few answers and few
@@ -86,8 +87,11 @@ LEAST_ANSWERS = 8
 """Answers of an author that are measured at once, at least."""
 
 BATCH = 12
-"""New answers that wait for a measurement together, of who is admitted or doubted: who is measured again and
-again is above any threshold at last."""
+"""New answers of who is doubted that wait for a measurement together: who is measured again and again is
+above any threshold at last."""
+
+BATCH_OF_TEACHER = 24
+"""New answers of who is admitted that wait for one."""
 
 AUTHORS_A_ROUND = 8
 """Authors that are measured in a round, at most; who has not been for longest comes first."""
@@ -151,16 +155,22 @@ class _Author:
         self.size_bytes -= sum(entry.saved_bytes for entry in left)
         return left
 
-    def note(self, cosine: float, round_number: int) -> None:
-        self.measured += 1
-        self.mean += (cosine - self.mean) / min(self.measured, MEMORY)
-        self.recent += (cosine - self.recent) / min(self.measured, SHORT_MEMORY)
+    def note(self, cosine: float, round_number: int, *, counts: int = 1) -> None:
+        """Take note of a measurement, which counts for so many."""
+        self.measured += counts
+        self.mean += (cosine - self.mean) * counts / min(self.measured, MEMORY)
+        self.recent += (cosine - self.recent) * min(1.0, counts / min(self.measured, SHORT_MEMORY))
         self.measured_at, self.new = round_number, 0
 
     @property
     def is_due(self) -> bool:
-        new = 1 if self.measured < LEAST_MEASURED else BATCH
+        new = 1 if self.measured < LEAST_MEASURED else BATCH_OF_TEACHER if self.admitted else BATCH
         return self.new >= new and len(self.held) >= LEAST_ANSWERS
+
+    def counted(self, finds: int) -> int:
+        """The measurements that one with so many finds counts for: several at most until there are enough."""
+        missing = max(1, LEAST_MEASURED - self.measured)
+        return max(1, min(missing, len(self.held) // ANSWERS, finds // LEAST_FINDS))
 
     def least(self, found_in: frozenset[str]) -> float:
         """The agreement that he needs. `found_in`: tasks in which we found something ourselves."""
@@ -233,13 +243,18 @@ class Teachers:
         if not due:
             return Ruling()
         compared = _compared(finds, rng)
-        drawn = [rng.sample(list(one.held.values()), min(ANSWERS, len(one.held))) for _, one in due]
+        counted = [one.counted(len(compared)) for _, one in due]
+        drawn = [
+            rng.sample(list(one.held.values()), min(ANSWERS * counts, len(one.held)))
+            for (_, one), counts in zip(due, counted, strict=True)
+        ]
         found_in = frozenset(entry.task for entry in finds)
         enter, leave = list[Entry](), set[str]()
-        for (name, one), cosine in zip(due, self._cosines(compared, drawn), strict=True):
+        measured = zip(due, counted, self._cosines(compared, drawn), strict=True)
+        for (name, one), counts, cosine in measured:
             if cosine is None:
                 continue
-            one.note(cosine, self._round)
+            one.note(cosine, self._round, counts=counts)
             if self._is_fit(one, cosine, found_in):
                 enter += one.let_go(len(one.held))
             elif not one.admitted and one.trusted and one.measured >= LEAST_MEASURED:

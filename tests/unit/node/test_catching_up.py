@@ -59,18 +59,25 @@ DAY_S = 86400.0
 
 def after(state: CatchingUp, *rewards: float) -> CatchingUp:
     for reward in rewards:
-        state = after_round(state, LibraryRound(0, reward, 1.0))
+        state = after_round(state, LibraryRound(0, 0, reward, 1.0))
     return state
 
 
 def begun() -> CatchingUp:
-    return after_round(CatchingUp(), LibraryRound(100, 0.1, 5.0))
+    return after_round(CatchingUp(), LibraryRound(100, 0, 0.1, 5.0))
 
 
 def test_a_few_answers_are_learnt_beside_usual_rounds() -> None:
-    state = after_round(CatchingUp(), LibraryRound(LEAST_ANSWERS - 1, 0.1, 5.0))
+    state = after_round(CatchingUp(), LibraryRound(LEAST_ANSWERS - 1, 0, 0.1, 5.0))
     assert state.phase == "before" and mix_of(state, Config()) is None
-    assert after_round(state, LibraryRound(1, 0.1, 5.0)).phase == "on"
+    assert after_round(state, LibraryRound(1, 0, 0.1, 5.0)).phase == "on"
+
+
+def test_who_comes_back_with_much_of_a_book_is_no_newcomer() -> None:
+    state = after_round(CatchingUp(), LibraryRound(LEAST_ANSWERS, 1900, 0.1, 5.0))
+    assert state.phase == "over" and told(CatchingUp(), state, 2, 3) == ""
+    grown = after_round(CatchingUp(), LibraryRound(LEAST_ANSWERS, 900, 0.1, 5.0))
+    assert grown.phase == "on", "what it found meanwhile is not so much"
 
 
 def test_it_goes_on_while_the_reward_rises_and_ends_when_it_does_not() -> None:
@@ -78,7 +85,7 @@ def test_it_goes_on_while_the_reward_rises_and_ends_when_it_does_not() -> None:
     assert after(begun(), *rising).phase == "on"
     flat = after(begun(), *rising, *[0.5] * (WINDOW + PATIENCE))
     assert flat.phase == "over" and mix_of(flat, Config()) is None
-    assert after_round(flat, LibraryRound(1000, 0.0, 1.0)).phase == "over", "once each start"
+    assert after_round(flat, LibraryRound(1000, 0, 0.0, 1.0)).phase == "over", "once each start"
 
 
 def test_it_ends_whatever_the_reward_does() -> None:
@@ -96,12 +103,12 @@ def test_a_round_has_few_own_groups_and_several_steps_of_the_book() -> None:
 
 
 def test_the_log_says_what_it_brought() -> None:
-    state = after_round(CatchingUp(), LibraryRound(100, 0.1, 5.0))
+    state = after_round(CatchingUp(), LibraryRound(100, 0, 0.1, 5.0))
     assert "100 right answers of 3 authors, from the libraries of 2 peers" in told(CatchingUp(), state, 2, 3)
     over = after(state, *[0.1] * WINDOW, *[0.6] * (WINDOW + PATIENCE))
     assert "our own sampling would have needed 20 rounds" in told(state, over, 2, 3)
     assert told(state, state, 2, 3) == ""
-    nothing = after_round(CatchingUp(), LibraryRound(100, 0.0, 0.0))
+    nothing = after_round(CatchingUp(), LibraryRound(100, 0, 0.0, 0.0))
     assert nothing.rounds_worth is None
 
 

@@ -6,12 +6,12 @@ pipeline_member.py (take) -> [ActiveAssignment.take] -> relay.py, iteration_driv
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.execution.hop_checks import hop_fault
+from swarmnode.extensions.pipeline.execution.hop_checks import check_hop
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
@@ -24,7 +24,6 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Lost,
     Message,
     Passed,
-    StepDone,
 )
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.signing import check_signature
@@ -42,8 +41,6 @@ class ActiveAssignment:
     """The result of the running iteration, once it has ended."""
     iterations: asyncio.Task[None] | None = None
     """The task that closes one iteration after the other."""
-    stepped: dict[int, int] = field(default_factory=dict[int, int])
-    """Optimizer steps that each node has reported to us, by node."""
 
     @property
     def lost_track(self) -> bool:
@@ -54,21 +51,17 @@ class ActiveAssignment:
         """Return the driver if the micro-batch started at our data node, otherwise the relay."""
         return self.driver if _comes_home(message) else self.relay
 
-    def check(self, peer_id: str, message: Message) -> None:
-        """Raises Rejected if a member of our plan may not send this message now."""
+    def check(self, message: Message) -> None:
+        """Raises Rejected if no member of our plan may send this message now."""
         assignment = self.context.assignment
         if message.plan != assignment.digest or self.lost_track:
             # A plan of before; the transport has checked that it is one of ours.
             raise Rejected(Refusal.UNKNOWN_WORK, "no such plan is running here")
         ahead = message.iteration - self.context.iteration
-        if not (0 <= ahead <= 1 or (ahead == -1 and isinstance(message, StepDone))):
+        if not 0 <= ahead <= 1:
             raise Rejected(Refusal.UNKNOWN_WORK, f"iteration {message.iteration}")
         if isinstance(message, Hop):
             self._check_hop(message)
-        elif isinstance(message, StepDone):
-            node = assignment.peers.index(peer_id)
-            if assignment.plan.instance.stage_of[node] != message.stage:
-                raise Rejected(Refusal.WRONG_ROUTE, f"node {node} is not of stage {message.stage}")
         elif isinstance(message, Finished) and message.node not in assignment.data_nodes:
             raise Rejected(Refusal.WRONG_ROUTE, f"node {message.node} starts nothing")
 
@@ -98,23 +91,19 @@ class ActiveAssignment:
                 pass
             case Finished():
                 self.barrier.hear(message)
-            case StepDone():
-                self.stepped[node] = message.iteration + 1
             case _:
                 raise Rejected(Refusal.UNKNOWN_WORK, "this is said to nobody here")
         self.context.lost.discard(node)
 
     def _check_hop(self, message: Hop) -> None:
         worker = self.context.worker
-        fault = hop_fault(
+        check_hop(
             message,
             self.context.assignment.plan,
             hidden_size=worker.model.hidden_size,
             max_tokens=worker.max_tokens,
             packs=worker.model.packs,
         )
-        if fault is not None:
-            raise Rejected(fault.reason, fault.detail)
         if not isinstance(message, ForwardHop | BackwardHop):
             raise Rejected(Refusal.UNKNOWN_WORK, f"a {type(message).__name__}")
         self.part_for(message).admit(message)

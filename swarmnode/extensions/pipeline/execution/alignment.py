@@ -2,7 +2,7 @@
 
 step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> agreement.py (who is right)
                                       |
-       the state: into Offer (own_stage.py: others may fetch it), its digest into StepDone
+       the state: into Offer (own_stage.py: others may fetch it), its digest into statuses
 
 What is decided, and what a liar can gain, is in agreement.py. Here it is done: stay, take over the state of
 those that are right, or go back to the one before the step. What comes from another replica must have the

@@ -1,69 +1,58 @@
 """Checks of a tensor message against the plan, independent of the state of its receiver.
 
-tensor_transport.py -> pipeline_member.py (Inbox.admit) -> [hop_fault] -> relay.py, iteration_driver.py
+tensor_transport.py -> pipeline_member.py (Inbox.admit) -> [check_hop] -> relay.py, iteration_driver.py
 
 Looks at the message alone, before a byte of its tensor is read: so it is cheap, and a stranger's numbers are
 within bounds before anything is made of them.
 """
 
-from dataclasses import dataclass
-
+from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Hop
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.packing import MOST_KEYS_PER_TOKEN
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Reason why a message is refused."""
-
-    reason: Refusal
-    detail: str
-
-
-def hop_fault(message: Hop, plan: Plan, *, hidden_size: int, max_tokens: int, packs: bool) -> Fault | None:
-    """Return what is wrong with a message under the plan, or None.
+def check_hop(message: Hop, plan: Plan, *, hidden_size: int, max_tokens: int, packs: bool) -> None:
+    """Raises Rejected unless a message fits the plan: unknown_work, wrong_route, wrong_shape, too_large.
 
     Its path may differ from the plan's, where members were lost: it begins at the agent's data node and
     passes other stages at most once each.
     """
     waves = plan.instance.waves
     if message.agent >= len(plan.paths) or message.wave >= waves:
-        return Fault(Refusal.UNKNOWN_WORK, f"agent {message.agent}, wave {message.wave}")
+        raise Rejected(Refusal.UNKNOWN_WORK, f"agent {message.agent}, wave {message.wave}")
     if message.micro_batch != message.agent * waves + message.wave:
-        return Fault(Refusal.UNKNOWN_WORK, f"micro-batch {message.micro_batch} of agent {message.agent}")
+        raise Rejected(Refusal.UNKNOWN_WORK, f"micro-batch {message.micro_batch} of agent {message.agent}")
     stage_of = plan.instance.stage_of
     stages = [stage_of[node] for node in message.path]
     if message.path[0] != plan.paths[message.agent][0]:
-        return Fault(Refusal.WRONG_ROUTE, f"agent {message.agent} does not start at node {message.path[0]}")
+        raise Rejected(Refusal.WRONG_ROUTE, f"agent {message.agent} does not start at node {message.path[0]}")
     if len(set(stages)) < len(stages) or -1 in stages or 0 in stages[1:]:
-        return Fault(Refusal.WRONG_ROUTE, f"a path through stages {stages}")
+        raise Rejected(Refusal.WRONG_ROUTE, f"a path through stages {stages}")
     shape = message.tensor.shape
     if len(shape) != 3 or shape[2] != hidden_size:
-        return Fault(Refusal.WRONG_SHAPE, f"{list(shape)} where the width is {hidden_size}")
+        raise Rejected(Refusal.WRONG_SHAPE, f"{list(shape)} where the width is {hidden_size}")
     tokens = shape[0] * shape[1]
     if tokens > max_tokens:
-        return Fault(Refusal.TOO_LARGE, f"{tokens} tokens, at most {max_tokens}")
-    if not isinstance(message, ForwardHop):
-        return None
-    return _packing_fault(message, tokens, max_tokens=max_tokens, packs=packs)
+        raise Rejected(Refusal.TOO_LARGE, f"{tokens} tokens, at most {max_tokens}")
+    if isinstance(message, ForwardHop):
+        _check_packing(message, tokens, max_tokens=max_tokens, packs=packs)
 
 
-def _packing_fault(message: ForwardHop, tokens: int, *, max_tokens: int, packs: bool) -> Fault | None:
+def _check_packing(message: ForwardHop, tokens: int, *, max_tokens: int, packs: bool) -> None:
     if message.tokens > tokens:
-        return Fault(Refusal.WRONG_SHAPE, f"{message.tokens} of {tokens} tokens are learned from")
+        raise Rejected(Refusal.WRONG_SHAPE, f"{message.tokens} of {tokens} tokens are learned from")
     if not message.lengths:
-        return None
+        return
     if not packs:
-        return Fault(Refusal.WRONG_SHAPE, "this model takes no packed rows")
+        raise Rejected(Refusal.WRONG_SHAPE, "this model takes no packed rows")
     if message.tensor.shape[0] != 1 or sum(message.lengths) != tokens:
-        return Fault(
+        raise Rejected(
             Refusal.WRONG_SHAPE, f"{sum(message.lengths)} packed tokens in {list(message.tensor.shape)}"
         )
     # The keys of a shared prompt are laid out for every run that continues it: memory was planned for as
     # many as an honest data node packs.
     keys = tokens + sum(message.lengths[prompt] for prompt in message.prompts if prompt is not None)
     if keys > MOST_KEYS_PER_TOKEN * max_tokens:
-        return Fault(Refusal.TOO_LARGE, f"{keys} keys, at most {MOST_KEYS_PER_TOKEN * max_tokens}")
-    return None
+        raise Rejected(Refusal.TOO_LARGE, f"{keys} keys, at most {MOST_KEYS_PER_TOKEN * max_tokens}")

@@ -136,11 +136,6 @@ class PipelineMember:
         return self._active is not None and self._active.lost_track
 
     @property
-    def stepped(self) -> dict[int, int]:
-        """On a data node, the optimizer steps that each node has reported."""
-        return dict(self._active.stepped) if self._active is not None else {}
-
-    @property
     def lost(self) -> frozenset[str]:
         """Peers of the plan that did not answer us and have sent nothing since."""
         context = self._active.context if self._active is not None else None
@@ -288,7 +283,7 @@ class PipelineMember:
         active = self._active
         if active is None:
             raise Rejected(Refusal.UNKNOWN_WORK, "no plan is running here")
-        active.check(peer_id, message)
+        active.check(message)
         active.check_origin(message)
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
@@ -301,7 +296,7 @@ class PipelineMember:
             values = await asyncio.to_thread(decode, header, payload) if large else decode(header, payload)
         if active is None or active is not self._active:
             raise Rejected(Refusal.UNKNOWN_WORK, "the assignment has changed meanwhile")
-        active.check(peer_id, message)
+        active.check(message)
         active.take(peer_id, message, values)
 
     async def _iterate(self, active: ActiveAssignment) -> None:

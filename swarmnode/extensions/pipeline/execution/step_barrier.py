@@ -1,7 +1,7 @@
 """The end of an iteration at one member: decide which micro-batches count, average with replicas, step.
 
 Finished of the data nodes -> [StepBarrier] -> GradientExchange (replica_exchange.py) -> StageWorker.apply
-                                                                               -> alignment.py -> StepDone
+                                                                               -> alignment.py
 
 An iteration ends when every data node that lives has said so, or at a deadline; a member that has heard of
 none by then has lost track (it was frozen, or cut off) and does not step alone. Every data node says which
@@ -30,7 +30,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
 )
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
-from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Passed, StepDone
+from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Passed
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 
 logger = logging.getLogger(__name__)
@@ -143,8 +143,6 @@ class StepBarrier:
         if self._finished:
             self._begun.set()
         context.iteration += 1
-        if aligned.is_right:
-            self._report(iteration, own, aligned.digest)
         return BarrierResult(
             contributors=combined.contributors,
             rejected={peer: str(fault) for peer, fault in combined.rejected.items()},
@@ -239,22 +237,6 @@ class StepBarrier:
             # Where the others did without us, the next comparison of weights brings us back to theirs.
             logger.warning("stepping on our own gradients alone: %s", error)
             return Combined(own, (us,), {})
-
-    def _report(self, iteration: int, own: GradientSum, digest: str) -> None:
-        context, assignment = self._context, self._context.assignment
-        for node in assignment.data_nodes - {assignment.own}:
-            message = StepDone(
-                plan=assignment.digest,
-                iteration=iteration,
-                stage=assignment.stage,
-                tokens=own.tokens,
-                visits=own.visits,
-                digest=digest,
-            )
-            context.spawn(self._tell(node, message))
-
-    async def _tell(self, node: int, message: StepDone) -> None:
-        await self._context.sender.message(node, message)
 
 
 def report_of(

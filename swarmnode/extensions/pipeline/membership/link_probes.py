@@ -1,7 +1,6 @@
-"""Short measurements between members, and of our own device.
+"""Short measurements between members.
 
 incoming_streams.py <- [ProbeService]   member_streams.py <- [LinkProber] -> LinkCosts (member_costs.py)
-a stage's forward and backward -> [time_stage] -> StageTiming, announced
 
 A probe is random bytes; the answer is their hash, so nobody can answer before all of them have arrived.
 Latency is half the median round trip of tiny probes. Bandwidth comes from one bulk transfer, which grows
@@ -13,26 +12,22 @@ import hashlib
 import logging
 import random
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Annotated, TypeVar
+from statistics import median, median_high, median_low
+from typing import Annotated
 
 from msgspec import Meta
 
 from swarmnode.errors import NetworkError, PeerUnreachable, Rejected
 from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.extensions.pipeline.plans.member_costs import (
-    LEAST_TOKEN_S,
+    MAX_AGE_S,
     MAX_BYTES_PER_S,
     MAX_LATENCY_S,
-    MAX_TOKEN_S,
     MIN_BYTES_PER_S,
     LinkCosts,
-    Smoothed,
-    StageTiming,
-    smoothed,
 )
 from swarmnode.extensions.pipeline.wire.frames import as_payload
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
@@ -60,8 +55,8 @@ MAX_TRACKED_PEERS = 1024
 forgotten."""
 TICK_S = 1.0
 
-Kept = TypeVar("Kept")
-"""The result of a forward pass that its backward pass needs."""
+RECENT = 5
+"""Measurements of a link of which the median counts: two outliers in five leave no trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +129,10 @@ class ProbeService:
 class _Link:
     """Our measurements of the link to one peer."""
 
-    latency_s: Smoothed | None = None
-    byte_s: Smoothed | None = None
-    """Seconds for one byte. Times add up, so times are averaged and not bandwidths."""
+    recent: deque[tuple[float, LinkCosts]] = field(
+        default_factory=lambda: deque[tuple[float, LinkCosts]](maxlen=RECENT)
+    )
+    """Latest measurements, each with its time."""
     due_at_s: float = 0.0
     failures: int = 0
     """Failed probes in a row."""
@@ -181,23 +177,32 @@ class LinkProber:
             if self._clock() < link.due_at_s:
                 continue
             try:
-                self._remember(link, await self.measure(peer_id))
+                costs = await self.measure(peer_id)
+                link.recent.append((self._clock(), costs))
+                link.failures = 0
             except NetworkError as error:
                 link.failures += 1
                 logger.debug("no probe of %s came through (%d in a row): %s", peer_id, link.failures, error)
             link.due_at_s = self._clock() + self._settings.refresh_s
 
     def links(self) -> dict[str, LinkCosts]:
-        """Return the link to each peer that is fresh enough to be announced."""
-        now = self._clock()
-        found: dict[str, LinkCosts] = {}
-        for peer_id, link in self._links.items():
-            if link.latency_s and link.byte_s and link.latency_s.is_fresh(now):
-                found[peer_id] = _link_costs(link.latency_s.value, 1 / link.byte_s.value)
-        return found
+        """Return the link to each peer that was measured lately: the medians of the latest measurements."""
+        oldest_s = self._clock() - MAX_AGE_S
+        fresh = {
+            peer_id: [costs for at_s, costs in link.recent if at_s >= oldest_s]
+            for peer_id, link in self._links.items()
+        }
+        return {
+            peer_id: LinkCosts(
+                median_low([each.latency_s for each in found]),
+                median_high([each.bytes_per_s for each in found]),
+            )
+            for peer_id, found in fresh.items()
+            if found
+        }
 
     async def measure(self, peer_id: str) -> LinkCosts:
-        """Return one measurement, not smoothed. Raises NetworkError: no answer, a wrong one, or a refusal."""
+        """Return one measurement. Raises NetworkError: no answer, a wrong one, or a refusal."""
         trips = [await self._timed(peer_id, ECHO_BYTES) for _ in range(self._settings.echoes)]
         trip_s = median(trips)
         size_bytes = FIRST_BULK_BYTES
@@ -206,12 +211,6 @@ class LinkProber:
             if beyond_s >= self._settings.long_enough_s or size_bytes >= MAX_PROBE_BYTES:
                 return _link_costs(trip_s / 2, size_bytes / max(beyond_s, LEAST_TRANSFER_S))
             size_bytes = min(size_bytes * BULK_GROWTH, MAX_PROBE_BYTES)
-
-    def _remember(self, link: _Link, costs: LinkCosts) -> None:
-        now = self._clock()
-        link.latency_s = smoothed(link.latency_s, costs.latency_s, at_s=now)
-        link.byte_s = smoothed(link.byte_s, 1 / costs.bytes_per_s, at_s=now)
-        link.failures = 0
 
     async def _timed(self, peer_id: str, size_bytes: int) -> float:
         """Return the seconds until this many bytes have arrived and the answer is back."""
@@ -229,64 +228,6 @@ class LinkProber:
         if answer != _digest(probe):
             raise PeerUnreachable(f"{peer_id} answered wrongly to a probe")
         return elapsed_s
-
-
-def time_stage(
-    layers: int,
-    forward: Callable[[int], Kept],
-    backward: Callable[[Kept], object],
-    *,
-    token_counts: Sequence[int],
-    micro_batch_tokens: int,
-    repeats: int = 3,
-    clock: Callable[[], float] = time.perf_counter,
-) -> StageTiming:
-    """Measure the time of a token of a micro-batch by timing several sizes: a call has a cost, and so has
-    each token.
-
-    `forward` takes a number of tokens and returns what `backward` needs; both return when the device is done.
-    A first call of each size is not counted. The least-squares line through the medians is read at
-    `micro_batch_tokens`. Raises ValueError for an empty list of token counts or numbers that are not
-    positive.
-    """
-    if not token_counts or min(token_counts) < 1 or repeats < 1 or micro_batch_tokens < 1:
-        raise ValueError(f"cannot time {repeats} calls of {list(token_counts)} tokens")
-    forwards: list[tuple[int, float]] = []
-    backwards: list[tuple[int, float]] = []
-    for tokens in token_counts:
-        backward(forward(tokens))
-        times = [_timed_pass(tokens, forward, backward, clock) for _ in range(repeats)]
-        forwards.append((tokens, median(first for first, _ in times)))
-        backwards.append((tokens, median(second for _, second in times)))
-    return StageTiming(
-        layers, _per_token(forwards, micro_batch_tokens), _per_token(backwards, micro_batch_tokens)
-    )
-
-
-def _timed_pass(
-    tokens: int,
-    forward: Callable[[int], Kept],
-    backward: Callable[[Kept], object],
-    clock: Callable[[], float],
-) -> tuple[float, float]:
-    start_s = clock()
-    kept = forward(tokens)
-    middle_s = clock()
-    backward(kept)
-    return middle_s - start_s, clock() - middle_s
-
-
-def _per_token(points: Sequence[tuple[int, float]], tokens: int) -> float:
-    """Return the seconds of one of `tokens` tokens on the line through the points, within the bounds of an
-    announcement."""
-    mean_t = sum(t for t, _ in points) / len(points)
-    mean_s = sum(s for _, s in points) / len(points)
-    spread = sum((t - mean_t) ** 2 for t, _ in points)
-    slope = sum((t - mean_t) * (s - mean_s) for t, s in points) / spread if spread else mean_s / mean_t
-    # Noise can tilt the line until it costs nothing: no slope below zero, no cost of a call below zero.
-    slope = min(max(slope, 0.0), mean_s / mean_t)
-    seconds = (mean_s + slope * (tokens - mean_t)) / tokens
-    return min(max(seconds, LEAST_TOKEN_S), MAX_TOKEN_S)
 
 
 def _digest(probe: bytes | bytearray) -> bytes:

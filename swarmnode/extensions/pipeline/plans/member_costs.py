@@ -1,4 +1,4 @@
-"""Costs of members and links: measured, announced, checked, smoothed, and corrected by observations.
+"""Costs of members and links: measured, announced, checked, and corrected by observations.
 
 link_probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> [corrected_costs] -> partition.py,
     instance_from_costs.py
@@ -9,10 +9,8 @@ claimed, and all members take the median over the observers, so that they still 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
-from statistics import median, median_low
+from statistics import median_low
 from typing import Annotated
 
 import msgspec
@@ -41,10 +39,6 @@ MAX_AGE_S = 1800.0
 MAX_CLOCK_SKEW_S = 120.0
 """Tolerated clock difference, as for rollouts (exchange/limits.py): home machines without NTP drift by about
 this much."""
-RECENT = 5
-"""Samples of which the median is taken: two outliers in five leave no trace."""
-SMOOTHING = 0.3
-"""Share of the new median in the smoothed value."""
 CLAIM_WEIGHT = 4
 """Weight of a member's own claim, in observed micro-batches."""
 
@@ -118,42 +112,6 @@ def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
 def is_fresh(member: MemberCosts, now_s: float) -> bool:
     """Return True if claims of this age may still be planned with."""
     return -MAX_CLOCK_SKEW_S <= now_s - member.measured_at_s <= MAX_AGE_S
-
-
-@dataclass(frozen=True, slots=True)
-class Smoothed:
-    """A measured quantity: exponential mean of the medians of the last RECENT samples; at first their median.
-
-    >>> level = None
-    >>> for sample in (1.0, 1.0, 1.0, 50.0, 1.0):
-    ...     level = smoothed(level, sample, at_s=0.0)
-    >>> level.value
-    1.0
-    """
-
-    recent: tuple[float, ...]
-    value: float
-    updated_at_s: float
-
-    def is_fresh(self, now_s: float) -> bool:
-        return now_s - self.updated_at_s <= MAX_AGE_S
-
-
-def smoothed(before: Smoothed | None, sample: float, *, at_s: float) -> Smoothed:
-    """Return the quantity after one more sample. A last sample that is too old is forgotten.
-
-    Raises ValueError for a sample that is negative or not finite.
-    """
-    if not (isfinite(sample) and sample >= 0):
-        raise ValueError(f"{sample} was measured, that cannot be")
-    if before is None or not before.is_fresh(at_s):
-        return Smoothed((sample,), sample, at_s)
-    recent = (*before.recent, sample)[-RECENT:]
-    # Of two samples one may be the outlier: the lower is nearer to what the link or device can do.
-    middle = median(recent) if len(recent) > 2 else min(recent)
-    if len(recent) < RECENT:
-        return Smoothed(recent, middle, at_s)
-    return Smoothed(recent, before.value + SMOOTHING * (middle - before.value), at_s)
 
 
 def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:

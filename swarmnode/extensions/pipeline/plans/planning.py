@@ -203,9 +203,7 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
 
 
 def _effort(tasks: int) -> PlacementEffort:
-    return PlacementEffort(
-        starts=4, moves=max(200, tasks // 100), judged=2, polish=tasks // 4, schedule=tasks // 4
-    )
+    return PlacementEffort(starts=4, moves=max(200, tasks // 25), schedule=tasks // 2)
 
 
 def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -> Plan:

@@ -102,50 +102,19 @@ def _shortest(
 def neighbours(instance: Instance) -> tuple[int | None, ...]:
     """Return, by node, the node that keeps a copy of its state: one of another stage, as near as possible.
 
-    Copies are spread so that every node has a keeper: one each, unless a stage has more than half of the
-    members. None if the node is in no stage, or if there is no other stage. Nodes choose in turn, nearest
-    first. A node that finds all near keepers busy makes one of them hand a copy over to its owner's next
-    choice (augmenting paths, as in Kuhn's bipartite matching).
+    Copies are spread: a node takes the nearest of those that keep fewest, the nodes of the largest stage
+    first, who have least choice. So nobody keeps more than one
+    above the least that will do. None if the node is in no stage, or if there is no other stage.
     """
-    placed = [node for nodes in instance.stages for node in nodes]
-    largest = max(len(nodes) for nodes in instance.stages)
-    if largest == len(placed):
-        return (None,) * instance.node_count
-    most = -(-largest // (len(placed) - largest))
-    stage_of, hop_s = instance.stage_of, instance.hop_s
-    choices = {
-        node: sorted(
-            (other for other in placed if stage_of[other] != stage_of[node]),
-            key=lambda other: (hop_s[node][other] + hop_s[other][node], other),
-        )
-        for node in placed
-    }
-    keeps: dict[int, list[int]] = {node: [] for node in placed}
-    for node in sorted(placed):
-        _assign_keeper(node, choices, keeps, most, set())
-    keeper = {owner: node for node, owners in keeps.items() for owner in owners}
-    return tuple(keeper.get(node) for node in range(instance.node_count))
-
-
-def _assign_keeper(
-    node: int, choices: Mapping[int, Sequence[int]], keeps: dict[int, list[int]], most: int, seen: set[int]
-) -> bool:
-    """Find a keeper for the node, moving others where that is needed."""
-    near = [keeper for keeper in choices[node] if keeper not in seen]
-    for keeper in near:
-        if len(keeps[keeper]) < most:
-            keeps[keeper].append(node)
-            return True
-    for keeper in near:
-        if keeper in seen:
-            continue
-        seen.add(keeper)
-        for owner in tuple(keeps[keeper]):
-            if _assign_keeper(owner, choices, keeps, most, seen):
-                keeps[keeper].remove(owner)
-                keeps[keeper].append(node)
-                return True
-    return False
+    hop_s, keeps = instance.hop_s, Counter[int]()
+    keeper: list[int | None] = [None] * instance.node_count
+    for nodes in sorted(instance.stages, key=len, reverse=True):
+        others = [other for stage in instance.stages if stage is not nodes for other in stage]
+        for node in sorted(nodes) if others else ():
+            chosen = min(others, key=lambda each: (keeps[each], hop_s[node][each] + hop_s[each][node], each))
+            keeps[chosen] += 1
+            keeper[node] = chosen
+    return tuple(keeper)
 
 
 def deadline_s(plan: Plan, agent: int, wave: int, *, slack: float = SLACK, floor_s: float = FLOOR_S) -> float:

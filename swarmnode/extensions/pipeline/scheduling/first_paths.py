@@ -7,17 +7,14 @@ Then each agent in turn takes its cheapest path through free slots, by dynamic p
 made, node). With visits v_s left for A agents left, completing all paths is possible exactly when every v_s
 <= A: so a stage with v_s = A must be visited by every agent from now on, and no other rule is needed. Links
 do not enter that argument, so greed cannot paint itself into a corner. Only a `max_gap` that forbids some
-sets of stages can; then the sets are found by backtracking first, and the links choose the nodes.
+sets of stages can: then the sets are dealt round robin, and the links choose the nodes.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, least_visits, turns_of
-
-MAX_BACKTRACKS = 20_000
-"""Bound of the states in the search for stage sets under a narrow `max_gap`: about a second."""
 
 Route = tuple[int, ...]
 """Nodes of an agent, its data node first."""
@@ -29,15 +26,12 @@ def first_paths(
     """Return a feasible path for every agent, in the order of `data_nodes` (default: `agents(instance)`).
 
     `use_links` False ignores hops and speeds: visits go round robin (the baseline "link-oblivious skipping").
-    Raises ConfigError when no feasible plan exists.
+    Raises ConfigError when no feasible plan exists, or when `max_gap` is too narrow for visits round robin.
     """
     order = list(agents(instance) if data_nodes is None else data_nodes)
     visits = stage_visits(instance, len(order))
-    sets: list[tuple[int, ...]] | None = None
-    if instance.max_gap < len(instance.stages) - instance.path_length + 1:
-        sets = _sets_under_gap(instance, visits, len(order))
-    elif not use_links:
-        sets = _round_robin(visits, len(order))
+    gap_binds = instance.max_gap < len(instance.stages) - instance.path_length + 1
+    sets = _round_robin(instance, visits, len(order)) if gap_binds or not use_links else None
     routes = _Routes(instance, visits, use_links)
     paths: dict[int, Route] = {}
     # The first agent of every data node chooses, then the second of each, and so on.
@@ -152,87 +146,14 @@ def _nodes(way: _Way) -> Route:
     return tuple(reversed(nodes))
 
 
-def _round_robin(visits: Sequence[int], agent_count: int) -> list[tuple[int, ...]]:
-    """Return stage sets with these visits: the sorted list of all visits, dealt out like cards."""
+def _round_robin(instance: Instance, visits: Sequence[int], agent_count: int) -> list[tuple[int, ...]]:
+    """Return stage sets with these visits: the sorted list of all visits, dealt out like cards. Raises
+    ConfigError if a step is wider than max_gap."""
     cards = [stage for stage in range(1, len(visits)) for _ in range(visits[stage])]
-    return [tuple(cards[agent::agent_count]) for agent in range(agent_count)]
-
-
-def _sets_under_gap(instance: Instance, visits: Sequence[int], agent_count: int) -> list[tuple[int, ...]]:
-    """Return stage sets with these visits and steps of at most max_gap, by backtracking stage by stage.
-    Raises ConfigError if there are none."""
-    dealt = _round_robin(visits, agent_count)
-    if all(_fits(instance, stages) for stages in dealt):
-        return dealt
-    search = _GapSearch(instance, agent_count)
-    found = search.from_stage(1, ((),) * agent_count)
-    if found is None:
+    dealt = [tuple(cards[agent::agent_count]) for agent in range(agent_count)]
+    if any(b - a > instance.max_gap for stages in dealt for a, b in pairwise((0, *stages))):
         raise ConfigError(
-            f"no set of paths steps over at most {instance.max_gap} stages at once and feeds every stage",
+            f"paths of {instance.path_length} stages step over more than {instance.max_gap} of them at once",
             hint="raise max_gap or path_length",
         )
-    return list(found)
-
-
-def _fits(instance: Instance, stages: Sequence[int]) -> bool:
-    steps = (0, *stages)
-    return all(b - a <= instance.max_gap for a, b in pairwise(steps))
-
-
-class _GapSearch:
-    """Searches the agents that visit each stage, most urgent first. States that failed are not entered
-    twice."""
-
-    def __init__(self, instance: Instance, agent_count: int) -> None:
-        self._instance = instance
-        self._least = least_visits(instance, agent_count)
-        self._most = [min(agent_count, instance.slots(stage)) for stage in range(len(instance.stages))]
-        self._failed: set[tuple[int, tuple[tuple[int, int], ...]]] = set()
-
-    def from_stage(self, stage: int, sets: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...] | None:
-        wanted, last = self._instance.path_length - 1, len(self._instance.stages) - 1
-        if stage > last:
-            return sets if all(len(chosen) == wanted for chosen in sets) else None
-        kinds = sorted((len(chosen), chosen[-1] if chosen else 0) for chosen in sets)
-        state = (stage, tuple(kinds))
-        if state in self._failed or len(self._failed) > MAX_BACKTRACKS:
-            return None
-        must = [a for a, chosen in enumerate(sets) if self._must(chosen, stage)]
-        may = [a for a, chosen in enumerate(sets) if len(chosen) < wanted and a not in set(must)]
-        may.sort(key=lambda a: (sets[a][-1] if sets[a] else 0, len(sets[a])))
-        for extra in self._amounts(stage, len(must), len(may)):
-            for group in self._groups(may, extra, sets):
-                going = {*must, *group}
-                grown = tuple((*c, stage) if a in going else c for a, c in enumerate(sets))
-                found = self.from_stage(stage + 1, grown)
-                if found is not None:
-                    return found
-        self._failed.add(state)
-        return None
-
-    def _must(self, chosen: tuple[int, ...], stage: int) -> bool:
-        missing = self._instance.path_length - 1 - len(chosen)
-        stages_left = len(self._instance.stages) - stage
-        due = (chosen[-1] if chosen else 0) + self._instance.max_gap == stage
-        return missing > 0 and (due or missing >= stages_left)
-
-    def _amounts(self, stage: int, must: int, may: int) -> range:
-        return range(max(self._least[stage] - must, 0), min(self._most[stage] - must, may) + 1)
-
-    def _groups(
-        self, may: list[int], extra: int, sets: tuple[tuple[int, ...], ...]
-    ) -> Iterator[tuple[int, ...]]:
-        """Yield groups of `extra` agents, most urgent first. Agents with equal last stage and length are
-        alike."""
-        alike = [list(group) for _, group in groupby(may, key=lambda a: (sets[a][-1:], len(sets[a])))]
-        return _takes(alike, extra)
-
-
-def _takes(alike: list[list[int]], wanted: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ways to take `wanted` members of groups of alikes, the most of the first groups first."""
-    if wanted == 0:
-        yield ()
-    elif alike:
-        for count in range(min(wanted, len(alike[0])), -1, -1):
-            for rest in _takes(alike[1:], wanted - count):
-                yield (*alike[0][:count], *rest)
+    return dealt

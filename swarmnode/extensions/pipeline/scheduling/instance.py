@@ -64,8 +64,6 @@ class Instance:
     """Seconds after each task for which a node is not available: launches, copies."""
     first_gap_s: float = 0.09
     """Seconds of that gap after a data node's first forward of a micro-batch."""
-    max_swaps: int = 0
-    """Pairs of neighbouring stages that a path may visit in swapped order."""
     max_gap: int = 4
     """Largest step between the numbers of consecutive visited stages."""
 
@@ -159,7 +157,6 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     loss_factor: float = 0.25
     gap_s: float = 0.13
     first_gap_s: float = 0.09
-    max_swaps: int = 0
     max_gap: int = 4
 
 
@@ -218,8 +215,8 @@ def _problems(instance: Instance) -> Iterator[str]:
     scalars = (instance.backward_factor, instance.loss_factor, instance.gap_s, instance.first_gap_s)
     if not all(isfinite(s) and s >= 0 for s in scalars):
         yield "a factor or a gap is negative or not finite"
-    if instance.max_swaps < 0 or instance.max_gap < 1 or instance.waves < 1:
-        yield "max_swaps must be >= 0, max_gap and waves >= 1"
+    if instance.max_gap < 1 or instance.waves < 1:
+        yield "max_gap and waves must be >= 1"
     yield from _stage_problems(instance, count)
 
 

@@ -84,8 +84,6 @@ class RandomMoves:
             return self._change_policy(draft, agent)
         if dice < 0.90:
             return self._swap_ranks(draft, agent)
-        if self._instance.max_swaps and dice < 0.95:
-            return self._swap_order(draft, agent)
         if not self._is_tight:
             return self._use_spare_slot(draft, agent)
         return self._rotate_nodes(draft, agent)
@@ -202,17 +200,6 @@ class RandomMoves:
         if stage_of[take] == from_stage:
             return Move(((agent, _replaced(path, leave, take)),))
         return self._checked((agent, self._sorted(path, leave, take)))
-
-    def _swap_order(self, draft: Draft, agent: int) -> Move | None:
-        """Swap two consecutive stages of a path."""
-        path = draft.paths[agent]
-        if len(path) < 3:
-            return None
-        i = 1 + int(self._rng.random() * (len(path) - 2))
-        swapped = (*path[:i], path[i + 1], path[i], *path[i + 2 :])
-        if path_problem(self._instance, tuple(self._stage_of[n] for n in swapped)) is not None:
-            return None
-        return Move(((agent, swapped),))
 
     def _change_policy(self, draft: Draft, agent: int) -> Move | None:
         path = draft.paths[agent]

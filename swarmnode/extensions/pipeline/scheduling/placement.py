@@ -10,9 +10,8 @@ may skip chooses its neighbours: a map is worth what its paths can do. So both a
 1. Anneal: swap two nodes (each takes over the other's paths), or trade places between two paths. The price is
    cheap and incremental: the uncontended round trips of all agents (a high power mean stands in for the
    slowest, which decides). Several starts, each from another random map.
-2. Judge: the maps found are run on the exact simulator; the best few go on.
-3. Polish: the same moves, accepted by the exact simulator.
-4. The best two are given to the scheduler for a few steps, which also chooses orders; the better one stays.
+2. Judge: the maps found are run on the exact simulator.
+3. The best two are given to the scheduler for a few steps, which also chooses orders; the better one stays.
 
 Deterministic by steps: the same instance, seed and effort give the same map on every machine. Prices are
 sums, products and roots, rounded alike everywhere; a logarithm enters only where it is compared with chance.
@@ -20,7 +19,7 @@ sums, products and roots, rounded alike everywhere; a logarithm enters only wher
 
 import random
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import exp
 
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
@@ -38,8 +37,6 @@ HOT, COLD = 0.03, 0.0005
 """First and last temperature of annealing, in relation to the price."""
 FINALISTS = 2
 """Maps that are given to the scheduler."""
-GENTLE = 0.004
-"""First temperature of polishing; the last is zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +47,9 @@ class PlacementEffort:
     """Random maps to anneal from."""
     moves: int = 20_000
     """Annealing moves from each start."""
-    judged: int = 3
-    """Annealed maps that are polished."""
-    polish: int = 2_000_000
-    """Tasks simulated for each of them, so that larger pipelines are simulated less often."""
-    schedule: int = 1_000_000
-    """Tasks that the scheduler simulates for each of the FINALISTS."""
+    schedule: int = 4_000_000
+    """Tasks that the scheduler simulates for each of the FINALISTS, so that larger pipelines are simulated
+    less often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +89,9 @@ def search(
         # Slots change with the map, and with them how often a stage has to be visited.
         if not violations(plan):
             found.append(PlacedPlan.of(plan))
-    fastest = sorted(found, key=_makespan_s)[: max(1, effort.judged)]
-    polished = sorted((_polish(each, table, rng, effort.polish) for each in fastest), key=_makespan_s)
-    ordered = (_ordered(each, seed, effort.schedule) for each in polished[:FINALISTS])
-    return min((*polished, *ordered), key=_makespan_s)
+    fastest = sorted(found, key=_makespan_s)[:FINALISTS]
+    ordered = [_ordered(each, seed, effort.schedule) for each in fastest]
+    return min(*fastest, *ordered, key=_makespan_s)
 
 
 def _makespan_s(placed: PlacedPlan) -> float:
@@ -108,16 +101,10 @@ def _makespan_s(placed: PlacedPlan) -> float:
 def _ordered(candidate: PlacedPlan, seed: int, tasks: int) -> PlacedPlan:
     """Return the same map after a short search by the scheduler."""
     plan = candidate.plan
-    found = schedule(
-        plan.instance, seed=seed, budget=SearchBudget(steps=_simulations(plan, tasks)), start=plan
-    )
+    # A micro-batch has two tasks at each stage, and the loss.
+    steps = max(1, tasks // (plan.micro_batches * (2 * plan.instance.path_length + 1)))
+    found = schedule(plan.instance, seed=seed, budget=SearchBudget(steps=steps), start=plan)
     return PlacedPlan(found.plan, found.makespan_s)
-
-
-def _simulations(plan: Plan, tasks: int) -> int:
-    """Return the number of simulations with this number of tasks: a micro-batch has two at each stage, and
-    the loss."""
-    return max(1, tasks // (plan.micro_batches * (2 * plan.instance.path_length + 1)))
 
 
 def first_plan(instance: Instance) -> Plan:
@@ -152,47 +139,12 @@ def _anneal(state: PlacementState, rng: random.Random, moves: int) -> Plan:
     return _plan(state, kept)
 
 
-def _polish(start: PlacedPlan, table: PlacementTable, rng: random.Random, tasks: int) -> PlacedPlan:
-    """Anneal gently on the exact simulator, which gives up early on moves that would not be accepted."""
-    state, now, best = PlacementState(start.plan, table), start.makespan_s, start
-    placed = start.plan.instance
-    simulator = Simulator(placed)
-    simulations = _simulations(start.plan, tasks)
-    for step in range(simulations):
-        change = state.propose(rng)
-        if change is None:
-            continue
-        trial, trial_placed = simulator, placed
-        if change.nodes is not None:
-            trial_placed = _swapped(placed, change.nodes, table)
-            trial = Simulator(trial_placed)
-        paths = list(map(tuple, state.paths))
-        for agent, path in change.paths:
-            paths[agent] = path
-        heat = now * GENTLE * (1 - step / simulations)
-        limit_s = now - heat * log(1 - rng.random())
-        makespan_s = trial.run(paths, limit_s=limit_s).makespan_s
-        if makespan_s < inf:
-            state.commit(change)
-            simulator, placed, now = trial, trial_placed, makespan_s
-            plan = Plan(placed, tuple(paths))
-            if now < best.makespan_s and not violations(plan):
-                best = PlacedPlan(plan, now)
-    return best
-
-
 def _plan(state: PlacementState, kept: Snapshot) -> Plan:
     stage_of, paths = kept
     stages = tuple(
         tuple(node for node, at in enumerate(stage_of) if at == stage) for stage in range(len(state.stages))
     )
     return Plan(_with_stages(state.instance, stages, state.table), paths)
-
-
-def _swapped(instance: Instance, nodes: tuple[int, int], table: PlacementTable) -> Instance:
-    swap = dict(zip(nodes, reversed(nodes), strict=True))
-    stages = tuple(tuple(sorted(swap.get(node, node) for node in each)) for each in instance.stages)
-    return _with_stages(instance, stages, table)
 
 
 def _with_stages(instance: Instance, stages: tuple[tuple[int, ...], ...], table: PlacementTable) -> Instance:

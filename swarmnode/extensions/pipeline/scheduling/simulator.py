@@ -5,10 +5,9 @@ Plan -> [simulate] -> Timeline (makespan, tasks, utilisation) -> search, deadlin
 The model. A node runs one task at a time: forward f, loss f * loss_factor at the data node, backward f *
 backward_factor; after a task it is not available for a gap. A result is at the next node one hop later;
 hops do not slow each other down. A micro-batch goes its path forward, returns to the data node for the
-loss, and goes the path in reverse for the backward. It takes a slot where its forward starts and gives it
-back with its backward. Which ready task a free node takes is its policy (plan.py). An agent starts its next
-micro-batch when the last is back. Things that happen at the same instant happen in the order in which they
-were caused.
+loss, and goes the path in reverse for the backward. It never waits for a slot: plans have enough of them.
+Which ready task a free node takes is its policy (plan.py). An agent starts its next micro-batch when the last
+is back. Things that happen at the same instant happen in the order in which they were caused.
 
 The search asks for makespans by the ten thousand, so the loop works on tuples and lists, and gives up as
 soon as a limit is out of reach: an arrival plus the rest of the agent's own way, uncontended, is a lower
@@ -61,13 +60,11 @@ class Timeline:
     """The events of one iteration, in seconds from its start."""
 
     makespan_s: float
-    """End of the last backward; infinite if agents are stuck."""
+    """End of the last backward."""
     tasks: tuple[ScheduledWork, ...]
     """Work of all nodes, in order of its start."""
     utilisation: tuple[float, ...]
     """Share of the makespan in which each node computes."""
-    stuck: tuple[int, ...]
-    """Agents that wait for slots of each other for ever. Only plans with `violations` can have any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +82,9 @@ class SimulatedRun:
     """The outcome of one simulation."""
 
     makespan_s: float
-    """Infinite if the limit cannot be kept, or if agents are stuck."""
+    """Infinite if the limit cannot be kept."""
     finish_s: tuple[float, ...]
     """End of each agent's last micro-batch. Empty if the run was given up."""
-    stuck: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -152,10 +148,9 @@ class Simulator:
         finish = [inf] * len(paths)
         if not _events(instance, trips, releases, limit, policies, ranks, finish, record):
             return SimulatedRun(inf, ())
-        stuck = tuple(agent for agent, end in enumerate(finish) if end == inf)
         makespan_s = max(finish)
-        missed = makespan_s + mean_weight * sum(finish) / len(finish) > limit_s if not stuck else False
-        return SimulatedRun(inf if missed else makespan_s, tuple(finish), stuck)
+        missed = makespan_s + mean_weight * sum(finish) / len(finish) > limit_s
+        return SimulatedRun(inf if missed else makespan_s, tuple(finish))
 
 
 def simulate(plan: Plan) -> Timeline:
@@ -179,7 +174,6 @@ def simulate(plan: Plan) -> Timeline:
         makespan_s=run.makespan_s,
         tasks=tasks,
         utilisation=tuple(seconds / run.makespan_s for seconds in busy),
-        stuck=run.stuck,
     )
 
 
@@ -207,7 +201,6 @@ def _events(
     worst, total = max(least), mean_weight * sum(least)
     order = [_ORDERS[policy] for policy in policies] or [0] * node_count
     at, wave = [0] * agent_count, [0] * agent_count
-    free_slots = list(instance.memory)
     free_at = [0.0] * node_count
     wake_cause, wakes = [0] * node_count, [False] * node_count
     waiting: list[list[tuple[int, int]]] = [[] for _ in range(node_count)]
@@ -235,9 +228,9 @@ def _events(
                     wakes[node] = True
                     heappush(events, (free_at[node], wake_cause[node]))
                 continue
-            if queue or (step < forwards[agent] and not free_slots[node]):
+            if queue:
                 queue.append((key, agent))
-                agent = _take(queue, at, forwards, free_slots[node])
+                agent = _take(queue)
         else:
             node = who - agent_count
             wakes[node] = False
@@ -247,19 +240,13 @@ def _events(
                     wakes[node] = True
                     heappush(events, (free_at[node], wake_cause[node]))
                 continue
-            agent = _take(queue, at, forwards, free_slots[node])
-        if agent < 0:
-            continue
+            agent = _take(queue)
         step = at[agent]
         _, work_s, gap_s, travel_s, rest_s = steps[agent][step]
         end = now + work_s
         free_at[node] = end + gap_s
         if record is not None:
             record.append((node, agent, wave[agent], step, now, end))
-        if step < forwards[agent]:
-            free_slots[node] -= 1
-        elif step > forwards[agent]:
-            free_slots[node] += 1
         step += 1
         if step < len(steps[agent]):
             arrival = end + travel_s
@@ -294,15 +281,9 @@ def _events(
 _ORDERS: dict[Policy, int] = {"fifo": 0, "backward_first": 1, "ranked": 2}
 
 
-def _take(queue: list[tuple[int, int]], at: list[int], forwards: list[int], free_slots: int) -> int:
-    """Remove and return the agent whose turn it is; -1 if all of them wait for a slot."""
-    if free_slots > 0:
-        ready = queue
-    else:
-        ready = [entry for entry in queue if at[entry[1]] >= forwards[entry[1]]]
-    if not ready:
-        return -1
-    chosen = min(ready)
+def _take(queue: list[tuple[int, int]]) -> int:
+    """Remove and return the agent whose turn it is."""
+    chosen = min(queue)
     queue.remove(chosen)
     return chosen[1]
 

@@ -3,11 +3,15 @@
 whole_model.py -> [measure_stage], hardware -> [memory_for_stage] -> MemberCosts, announced
 """
 
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.membership.link_probes import time_stage
-from swarmnode.extensions.pipeline.plans.member_costs import StageTiming
+from swarmnode.extensions.pipeline.plans.member_costs import LEAST_TOKEN_S, MAX_TOKEN_S, StageTiming
 from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
@@ -16,8 +20,11 @@ from swarmnode.machine.hardware import GIB, inspect_machine
 MEASURED_LAYERS = (1, 2)
 """Numbers of layers that are timed. The cost of a call beside its layers follows from two numbers."""
 
-TOKEN_SHARES = (4, 1)
-"""Divisors of the micro-batch sizes that are timed: a quarter of a micro-batch and all of it."""
+REPEATS = 3
+"""Passes of which the median is taken, after one that is not counted."""
+
+Kept = TypeVar("Kept")
+"""The result of a forward pass that its backward pass needs."""
 
 FREE_SHARE = 0.75
 """Share of the free memory that a stage may take by default. The rest is for the owner of the machine."""
@@ -63,8 +70,29 @@ def _timing(whole: WholeModel, settings: StageSettings, layers: int, tokens: int
         torch.autograd.grad(output_BTD, [hidden_BTD, *parameters], ones_BTD, allow_unused=True)
         _wait(model.device)
 
-    counts = sorted({max(1, tokens // share) for share in TOKEN_SHARES})
-    return time_stage(layers, forward, backward, token_counts=counts, micro_batch_tokens=tokens)
+    return time_stage(layers, lambda: forward(tokens), backward, tokens)
+
+
+def time_stage(
+    layers: int,
+    forward: Callable[[], Kept],
+    backward: Callable[[Kept], object],
+    tokens: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StageTiming:
+    """Return the time of a token of a micro-batch. `forward` takes a micro-batch of this size and returns
+    what `backward` needs; both return when the device is done."""
+    backward(forward())
+    marks: list[tuple[float, float]] = []
+    for _ in range(REPEATS):
+        start_s = clock()
+        kept = forward()
+        middle_s = clock()
+        backward(kept)
+        marks.append((middle_s - start_s, clock() - middle_s))
+    seconds = (median(passes) / tokens for passes in zip(*marks, strict=True))
+    return StageTiming(layers, *(min(max(each, LEAST_TOKEN_S), MAX_TOKEN_S) for each in seconds))
 
 
 def _wait(device: torch.device) -> None:

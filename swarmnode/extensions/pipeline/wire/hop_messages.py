@@ -208,16 +208,4 @@ class Finished(_Message, frozen=True, kw_only=True, tag="finished"):
     were counted by replicas, or do not count at all."""
 
 
-class StepDone(_Message, frozen=True, kw_only=True, tag="stepped"):
-    """A member's report that it took its optimizer step. `digest` is that of the new weights; replicas must
-    agree."""
-
-    stage: Annotated[int, Meta(ge=0, lt=MAX_PATH)]
-    tokens: Count
-    """Sum of the weights of the micro-batches learned from in this iteration."""
-    visits: Count
-    """Micro-batches whose gradient is included. They weigh the gradient of a stage."""
-    digest: Digest
-
-
-Message = ForwardHop | BackwardHop | Lost | Passed | Finished | StepDone
+Message = ForwardHop | BackwardHop | Lost | Passed | Finished

@@ -78,7 +78,7 @@ def main(text: str) -> NoReturn:
     order = LaunchOrder(**marshal.loads(bytes.fromhex(text)))
     signal.signal(signal.SIGTERM, _end)
     try:
-        if order.parent and sys.platform == "linux":
+        if sys.platform == "linux":
             die_with_parent(order.parent)
         if order.namespaces:
             leave()

@@ -324,3 +324,22 @@ async def test_the_cap_holds_while_authors_let_us_wait(composed_by, plane, clock
             go_on.set()
             await late
             assert await holder.answer(asker, hash_body(big[4]) + name) == b""
+
+
+async def test_an_author_is_thanked_for_its_own_body_as_any_holder_is(composed_by, clock) -> None:
+    network, reputation = MemoryNetwork(), Reputation()
+    author, home = network.host(key(1).peer_id), network.host()
+    composed = composed_by(key(1))
+
+    async def give(peer: str, request: bytes) -> bytes:
+        return composed.body
+
+    async with author, home:
+        await author.serve(BODY_PROTOCOL, give, max_request_bytes=MAX_REQUEST_BYTES)
+        await home.connect(author.address)
+        ledger = Ledger(reputation, clock)
+        bodies = BodyTransfer(home, ExchangeSettings(), ledger, clock=clock, rng=random.Random(0))
+        bodies.is_connected_to({author.peer_id})
+        announced = Announcement(author.peer_id, composed.header, composed.sealed, Arrival(clock(), 0))
+        assert await bodies.fetch(announced, timeout_s=10.0) == composed.body
+    assert reputation.gives(author.peer_id)

@@ -89,6 +89,53 @@ async def test_who_is_never_right_asks_again_and_not_too_often(start, groups_of,
             assert veteran.library.pages_served == pages, "once each time that it is wanted"
 
 
+async def test_who_was_cut_off_for_long_asks_again_when_it_is_back(start, groups_of, hurried):
+    network = MemoryNetwork()
+    hurried.setattr(borrower, "AGAIN_S", 0.0)
+    hurried.setattr(borrower, "CUT_OFF_S", 0.2)
+    async with start(network, 1) as veteran:
+        await learns(veteran, [groups_of(veteran.key.peer_id, number=0)])
+        async with start(network, 2, veteran.host) as node:
+            await borrowed(node, 1)
+            await until(lambda: node.library.borrowed.done)
+            pages = veteran.library.pages_served
+            await node.host.disconnect(veteran.key.peer_id)
+            await asyncio.sleep(0.3)
+            await learns(veteran, [groups_of(veteran.key.peer_id, number=number) for number in range(3)])
+            await node.host.connect(veteran.host.address)
+            assert len(await borrowed(node, 2)) == 2
+            await until(lambda: node.library.borrowed.done)
+            after = veteran.library.pages_served
+            assert after > pages
+            await node.host.disconnect(veteran.key.peer_id)
+            await asyncio.sleep(0.05)
+            await node.host.connect(veteran.host.address)
+            await asyncio.sleep(0.1)
+            assert veteran.library.pages_served == after, "a short cut is none"
+
+
+async def test_what_was_ours_does_not_come_back_from_others(start, groups_of):
+    network = MemoryNetwork()
+    async with start(network, 2) as other, start(network, 1) as veteran:
+        ours = groups_of(other.key.peer_id, number=0)
+        theirs = groups_of(veteran.key.peer_id, number=1)
+        await other.host.connect(veteran.host.address)
+        await other.exchange.publish([ours])
+        await until(lambda: veteran.exchange.stats().headers_seen)
+        assert await veteran.exchange.collect(1, 0, 5.0)
+        await veteran.exchange.publish([theirs])
+        veteran.library.settle({(one.author, one.example.key) for one in (ours, theirs)})
+        assert len(veteran.library.shelf) == 2
+    async with start(network, 1, shelf=veteran.library.shelf) as lender:
+        lender.library.settle({(one.author, one.example.key) for one in (ours, theirs)})
+        async with start(network, 2, lender.host) as fresh:
+            (found,) = await borrowed(fresh, 1)
+            assert found.author == veteran.key.peer_id
+            await until(lambda: lender.library.pages_served)
+            await asyncio.sleep(0.1)
+            assert fresh.library.draw(9) == []
+
+
 async def test_who_was_made_to_look_at_too_much_asks_nobody_any_more(start, groups_of, hurried):
     hurried.setattr(borrower, "AGAIN_S", 0.0)
     hurried.setattr(borrower, "MAX_LOOKED_AT", 3)

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ from swarmnode.exchange.messages import (
 from swarmnode.exchange.validation.body_check import BodyRules, check_body, is_false_claim, require_advantage
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.tasks.task import is_held_out
-from swarmnode.types import Example, RolloutGroup, spread_of
+from swarmnode.types import Example, FinishReason, RolloutGroup, spread_of
 from tests.unit.exchange.conftest import Addition, make_group
 from tests.unit.exchange.validation.conftest import NOW, reason_of, resealed
 
@@ -200,7 +200,7 @@ def test_what_the_task_cannot_score_is_rejected(composed: Composed, key: NodeKey
 
 @dataclass(frozen=True)
 class Busy(Addition):
-    """A judge that gives a score to the first so many answers of a group and to no others."""
+    """A judge that gives a score to the first so many different answers of a group and to no others."""
 
     scored: int = 0
 
@@ -213,14 +213,39 @@ def test_a_judge_of_ours_that_had_no_time_makes_nobody_a_liar(
     composed: Composed, key: NodeKey, rules: BodyRules, task
 ):
     honest, liar = announce(composed, key), announce(composed, key, reward_mean=1.0, reward_std=0.001)
-    for scored in (1, 2, 3):
+    for scored, unknown in ((1, 2), (2, 1)):
         busy = replace(rules, tasks={task.name: Busy(scored=scored)})
         checked = check_body(composed.body, honest, busy)
-        assert not checked.false_claim and checked.group.rewards.count(None) == 4 - scored
+        assert not checked.false_claim and checked.group.rewards.count(None) == unknown
     assert check_body(composed.body, liar, busy).false_claim, "it was caught with a wrong answer"
     silent = replace(rules, tasks={task.name: Busy()})
     assert reason_of(check_body, composed.body, honest, silent) == Reason.JUDGE_BUSY
     assert Reason.JUDGE_BUSY not in PENALTIES
+
+
+@dataclass(frozen=True)
+class Counting(Addition):
+    """A judge that notes what it is asked about."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[dict[str, float | None]]:
+        self.asked.extend(completions)
+        return super().score(example, completions)
+
+
+def test_what_is_said_twice_is_read_and_judged_once(composed: Composed, key: NodeKey, rules: BodyRules):
+    judge, read = Counting(), list[str]()
+
+    def encode(text: str, finish: FinishReason) -> tuple[int, ...]:
+        read.append(text)
+        return rules.encode(text, finish)
+
+    checked = check_body(
+        composed.body, announce(composed, key), replace(rules, tasks={judge.name: judge}, encode=encode)
+    )
+    assert checked.group.rewards == (1.0, 1.0, 0.0, 0.0) and not checked.false_claim
+    assert len(judge.asked) == len(set(judge.asked)) == 3 and read == judge.asked
 
 
 def test_a_group_without_advantage_teaches_nothing(groups_of, key: NodeKey):

@@ -70,3 +70,17 @@ def test_what_our_sampler_could_not_write_is_not_looked_at(nudged: Policy) -> No
     too_long = answers("sum", tuple(range(7, 8 + MAX_TOKENS)))
     assert gradients(nudged)(FINDS, [too_long, []]) == [None, None]
     assert gradients(nudged)(too_long, [LIKE_SUM]) == [None]
+
+
+def test_lists_that_share_a_pass_have_the_gradients_that_each_has_alone(nudged: Policy) -> None:
+    lists = [LIKE_SUM, LIKE_REV, answers("sum", (30, 31, 32)), FINDS]
+    together = gradients(nudged)(FINDS, lists)
+    assert together == pytest.approx([gradients(nudged)(FINDS, [one])[0] for one in lists], abs=1e-5)
+
+
+def test_where_layers_are_computed_again_each_list_has_a_pass_of_its_own(nudged: Policy) -> None:
+    lists = [LIKE_SUM, LIKE_REV, FINDS]
+    expected = gradients(nudged)(FINDS, lists)
+    forward = Forward(nudged, TrainingConfig(gradient_checkpointing="on"), temperature=1.0)
+    measure = Gradients(forward, nudged, lambda prompt: (5, 6), max_tokens=MAX_TOKENS)
+    assert measure(FINDS, lists) == pytest.approx(expected, abs=1e-5)

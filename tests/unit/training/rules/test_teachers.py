@@ -9,8 +9,10 @@ from swarmnode.training.rules.book import Entry
 from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import SharingRule
 from swarmnode.training.rules.teachers import (
+    ANSWERS,
     AUTHORS_A_ROUND,
     BATCH,
+    BATCH_OF_TEACHER,
     LEAST_ANSWERS,
     LEAST_FINDS,
     LEAST_MEASURED,
@@ -85,6 +87,15 @@ def test_what_waited_enters_with_its_author() -> None:
     assert len(sends.in_book) == LEAST_MEASURED * BATCH
 
 
+def test_of_who_has_much_to_show_one_measurement_of_all_of_it_counts_for_several() -> None:
+    much = LEAST_MEASURED * ANSWERS
+    finds = [entry(number, task=f"task {number % 6}") for number in range(6 * LEAST_FINDS)]
+    assert Sends(Teachers(Known()), finds).rounds(1, "honest", each=much) == {"honest"}
+    assert Sends(Teachers(Known()), FINDS).rounds(1, "honest", each=much) == set(), "few finds of ours"
+    sends = Sends(Teachers(Known(liar=LIAR)), finds)
+    assert sends.rounds(30, "liar", each=much) == set()
+
+
 def test_few_answers_are_no_measurement() -> None:
     cosines = Known()
     sends = Sends(Teachers(cosines))
@@ -129,10 +140,10 @@ def test_one_batch_that_pulls_elsewhere_stays_out_and_its_author_does_not() -> N
     sends = Sends(Teachers(cosines))
     sends.rounds(20, "noisy")
     cosines.agreements["noisy"] = -0.03
-    assert sends.rounds(1, "noisy") == set()
+    assert sends.rounds(1, "noisy", each=BATCH_OF_TEACHER) == set()
     assert sends.teachers.teaches("noisy")
     cosines.agreements["noisy"] = HONEST
-    assert sends.rounds(1, "noisy") == {"noisy"}
+    assert sends.rounds(1, "noisy", each=BATCH_OF_TEACHER) == {"noisy"}
 
 
 def test_where_we_found_nothing_strangers_teach_on_trust_after_a_while_and_little() -> None:

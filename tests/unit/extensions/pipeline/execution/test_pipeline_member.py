@@ -25,7 +25,6 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     ForwardHop,
     Message,
     Passed,
-    StepDone,
 )
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.signing import signed
@@ -238,7 +237,6 @@ async def test_nonsense_is_refused_before_its_tensor_is_read(folder: Path) -> No
         (2, BACKWARD, Refusal.UNKNOWN_WORK),
         (2, Finished(**common, iteration=0, node=2, back=()), Refusal.WRONG_ROUTE),
         (0, Finished(**common, iteration=5, node=0, back=()), Refusal.UNKNOWN_WORK),
-        (2, StepDone(**common, iteration=0, stage=1, tokens=1, visits=1, digest=OWN), Refusal.WRONG_ROUTE),
     ]  # fmt: skip
     async with crew(PLAN, workers(folder, [2, 4, 6])) as found:
         member = found.nodes[1].member
@@ -289,17 +287,15 @@ POLICIES: tuple[Policy, ...] = ("fifo", "backward_first", "ranked")
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Six nodes in four stages; paths with skips and swaps, as many as there are slots."""
+    """Six nodes in four stages; paths with skips, as many as there are slots."""
     order = draw(st.permutations(range(6)))
     cuts = sorted(draw(st.sets(st.integers(1, 5), min_size=3, max_size=3)))
     stages = [sorted(order[a:b]) for a, b in zip([0, *cuts], [*cuts, 6], strict=True)]
     memory = draw(st.lists(st.integers(1, 2), min_size=6, max_size=6))
-    instance = instance_of(
-        stages, path_length=3, memory=tuple(memory), waves=draw(st.integers(1, 2)), max_swaps=1
-    )
+    instance = instance_of(stages, path_length=3, memory=tuple(memory), waves=draw(st.integers(1, 2)))
     free, paths = list(memory), list[tuple[int, ...]]()
     for _ in range(5):
-        visited = [0, *draw(st.permutations([1, 2, 3]))[:2]]
+        visited = [0, *sorted(draw(st.permutations([1, 2, 3]))[:2])]
         path = tuple(draw(st.sampled_from(stages[stage])) for stage in visited)
         if all(free[node] for node in path):
             paths.append(path)
@@ -313,7 +309,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(plans())
-def test_no_plan_with_swaps_runs_into_a_deadlock(plan: Plan) -> None:
+def test_no_plan_runs_into_a_deadlock(plan: Plan) -> None:
     async def check() -> None:
         async with crew(plan, worker_of, settings=PATIENT) as found:
             most: list[int] = []

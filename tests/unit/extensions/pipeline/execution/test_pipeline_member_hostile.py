@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swarmnode.errors import ModelError, Rejected
-from swarmnode.extensions.pipeline.execution.hop_checks import hop_fault
+from swarmnode.extensions.pipeline.execution.hop_checks import check_hop
 from swarmnode.extensions.pipeline.execution.member_records import Assignment
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
@@ -147,9 +147,10 @@ def test_prompts_that_are_repeated_too_often_are_too_large() -> None:
     message = msgspec.structs.replace(message, tensor=header)
     keys = 612 + 512 * 100
     limits = {"hidden_size": 32, "packs": True}
-    assert hop_fault(message, REPLICAS, max_tokens=-(-keys // 4), **limits) is None  # pyright: ignore
-    fault = hop_fault(message, REPLICAS, max_tokens=keys // 4 - 1, **limits)  # pyright: ignore
-    assert fault is not None and fault.reason is Refusal.TOO_LARGE
+    check_hop(message, REPLICAS, max_tokens=-(-keys // 4), **limits)  # pyright: ignore
+    with pytest.raises(Rejected) as caught:
+        check_hop(message, REPLICAS, max_tokens=keys // 4 - 1, **limits)  # pyright: ignore
+    assert caught.value.reason is Refusal.TOO_LARGE
 
 
 @pytest.mark.parametrize("stage_pass", ["forward", "backward"])

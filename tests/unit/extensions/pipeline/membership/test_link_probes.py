@@ -14,7 +14,6 @@ from swarmnode.extensions.pipeline.membership.link_probes import (
     Probe,
     ProbeService,
     ProbeSettings,
-    time_stage,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import MAX_AGE_S
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
@@ -223,57 +222,3 @@ async def test_nobody_there_is_a_network_error(hosts: Ends):
     alice, bob = hosts
     with pytest.raises(NetworkError):
         await prober(alice, Clock()).measure(bob.peer_id)
-
-
-def device(
-    clock: Clock, *, call_s: float, token_s: float
-) -> tuple[Callable[[int], int], Callable[[int], None]]:
-    """A stage that takes `call_s` for each call and `token_s` for each token; twice that backward."""
-
-    def forward(tokens: int) -> int:
-        clock.now_s += call_s + token_s * tokens
-        return tokens
-
-    def backward(tokens: int) -> None:
-        clock.now_s += 2 * (call_s + token_s * tokens)
-
-    return forward, backward
-
-
-def test_a_stage_is_timed_at_the_size_of_a_micro_batch():
-    clock = Clock()
-    forward, backward = device(clock, call_s=0.1, token_s=0.001)
-    timing = time_stage(
-        4, forward, backward, token_counts=(16, 64, 256), micro_batch_tokens=1000, clock=clock
-    )
-    assert timing.layers == 4
-    assert timing.forward_s == pytest.approx((0.1 + 1.0) / 1000)
-    assert timing.backward_s == pytest.approx(2 * (0.1 + 1.0) / 1000)
-
-
-def test_a_slow_first_call_and_one_hiccup_are_not_counted():
-    clock = Clock()
-    forward, backward = device(clock, call_s=0.0, token_s=0.001)
-    calls = 0
-
-    def hiccups(tokens: int) -> int:
-        nonlocal calls
-        calls += 1
-        clock.now_s += 50.0 if calls in (1, 3) else 0.0
-        return forward(tokens)
-
-    timing = time_stage(1, hiccups, backward, token_counts=(64, 128), micro_batch_tokens=128, clock=clock)
-    assert timing.forward_s == pytest.approx(0.001)
-
-
-def test_a_clock_that_sees_nothing_gives_a_time_all_the_same():
-    timing = time_stage(
-        1, lambda tokens: tokens, lambda _: None, token_counts=(8,), micro_batch_tokens=8, clock=Clock()
-    )
-    assert timing.forward_s > 0
-
-
-@pytest.mark.parametrize("counts", [(), (0,), (8, -1)])
-def test_token_counts_must_be_positive(counts: tuple[int, ...]):
-    with pytest.raises(ValueError, match="cannot time"):
-        time_stage(1, lambda t: t, lambda _: None, token_counts=counts, micro_batch_tokens=8)

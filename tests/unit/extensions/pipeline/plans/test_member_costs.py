@@ -1,4 +1,4 @@
-"""Claims of members: bounded, smoothed, corrected by what others see, and made into an instance."""
+"""Claims of members: bounded, corrected by what others see, and made into an instance."""
 
 import random
 
@@ -20,7 +20,6 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     check,
     corrected_costs,
     forward_s,
-    smoothed,
 )
 from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage
 from swarmnode.extensions.pipeline.plans.plan_settings import LayerCost, ModelCosts, PlanSettings
@@ -119,41 +118,6 @@ def test_a_member_speaks_for_itself_only():
 def test_a_claim_from_too_long_ago_or_from_the_future_is_refused(age_s: float):
     with pytest.raises(Rejected, match="stale"):
         arrives(announcement(member(measured_at_s=NOW_S - age_s)))
-
-
-def levels(*samples: float) -> list[float]:
-    level, found = None, list[float]()
-    for at, sample in enumerate(samples):
-        level = smoothed(level, sample, at_s=float(at))
-        found.append(level.value)
-    return found
-
-
-def test_one_outlier_leaves_no_trace_wherever_it_comes():
-    for position in range(1, 8):
-        samples = [1.0] * 8
-        samples[position] = 1000.0
-        assert levels(*samples)[-1] == 1.0
-
-
-def test_a_first_sample_that_is_an_outlier_is_forgotten():
-    assert levels(1000.0, 1.0, 1.0)[-1] == 1.0
-
-
-def test_a_change_that_lasts_is_followed():
-    assert levels(1.0, 1.0, 1.0, *[3.0] * 12)[-1] == pytest.approx(3.0, rel=0.1)
-
-
-def test_what_was_measured_too_long_ago_is_forgotten():
-    old = smoothed(None, 1.0, at_s=0.0)
-    assert not old.is_fresh(MAX_AGE_S + 1)
-    assert smoothed(old, 9.0, at_s=MAX_AGE_S + 1).value == 9.0
-
-
-@pytest.mark.parametrize("sample", [NAN, INF, -1.0])
-def test_what_cannot_be_measured_is_refused(sample: float):
-    with pytest.raises(ValueError, match="cannot be"):
-        smoothed(None, sample, at_s=0.0)
 
 
 def test_time_grows_with_the_layers_between_and_beyond_what_was_measured():

@@ -23,7 +23,7 @@ from swarmnode.extensions.pipeline.scheduling.placement_moves import (
 from swarmnode.extensions.pipeline.scheduling.plan import violations
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
-LITTLE = PlacementEffort(starts=3, moves=1500, judged=2, polish=8000, schedule=4000)
+LITTLE = PlacementEffort(starts=3, moves=1500, schedule=12_000)
 NEAR_S, FAR_S = 0.1, 5.0
 
 
@@ -97,7 +97,7 @@ def test_paths_stay_within_a_city_once_nodes_may_move():
 def test_the_answer_is_never_worse_than_what_was_given():
     for seed in range(5):
         instance, table = uneven(seed)
-        found = search(instance, seed=seed, effort=PlacementEffort(1, 50, 1, 300, 300), holding=table)
+        found = search(instance, seed=seed, effort=PlacementEffort(1, 50, 300), holding=table)
         assert found.makespan_s <= simulate(first_plan(instance)).makespan_s
 
 
@@ -154,7 +154,7 @@ def test_no_path_steps_over_more_stages_than_it_may():
 @given(st.integers(0, 2**32))
 def test_no_rule_is_broken_and_no_memory_exceeded(seed: int):
     instance, table = uneven(seed)
-    effort = PlacementEffort(starts=2, moves=150, judged=2, polish=1500, schedule=700)
+    effort = PlacementEffort(starts=2, moves=150, schedule=700)
     found = search(instance, seed=seed, effort=effort, holding=table)
     check(found, table)
 

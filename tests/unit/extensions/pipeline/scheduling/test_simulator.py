@@ -48,7 +48,6 @@ def creep(plan: Plan) -> float:
     """The makespan by looking at every node at every tick. Durations must be multiples of a tick."""
     one, now = plan.instance, 0.0
     free_at = [0.0] * one.node_count
-    slots = list(one.memory)
     wave, step = [0] * len(plan.paths), [0] * len(plan.paths)
     arrives: list[float] = []
     for agent, path in enumerate(plan.paths):
@@ -59,18 +58,17 @@ def creep(plan: Plan) -> float:
         for node in range(one.node_count):
             ready = [a for a, end in enumerate(finish) if end == inf and arrives[a] <= now]
             ready = [a for a in ready if route(plan.paths[a])[step[a]] == node and free_at[node] <= now]
-            ready = [a for a in ready if step[a] >= len(plan.paths[a]) or slots[node] > 0]
             if not ready:
                 continue
             agent = min(ready, key=turn(plan, node, arrives, step))
             nodes, length = route(plan.paths[agent]), len(plan.paths[agent])
             at = step[agent]
             if at < length:
-                work, slots[node] = one.forward_s[node], slots[node] - 1
+                work = one.forward_s[node]
             elif at == length:
                 work = one.forward_s[node] * one.loss_factor
             else:
-                work, slots[node] = one.forward_s[node] * one.backward_factor, slots[node] + 1
+                work = one.forward_s[node] * one.backward_factor
             end = now + work
             free_at[node] = end + (one.first_gap_s if at == 0 else one.gap_s)
             if at + 1 < len(nodes):
@@ -139,47 +137,6 @@ def test_utilisation_is_work_over_makespan() -> None:
     visits = sum(node in path for path in plan.paths) * plan.instance.waves
     work_s = visits * plan.instance.forward_s[node] * 2.5
     assert timeline.utilisation[node] == pytest.approx(work_s / timeline.makespan_s)
-
-
-def crossing_plan(memory: int) -> Plan:
-    """Two agents take the same two nodes in opposite order, both data nodes beside them."""
-    hops = tuple(tuple(0.5 if i != j else 0.0 for j in range(4)) for i in range(4))
-    instance = Instance(
-        names=tuple("abcd"),
-        forward_s=(1.0,) * 4,
-        hop_s=hops,
-        memory=(1, 1, memory, memory),
-        stages=((0, 1), (2,), (3,)),
-        path_length=3,
-        waves=2,
-        max_swaps=1,
-    )
-    return Plan(instance, ((0, 2, 3), (1, 3, 2)))
-
-
-def test_agents_that_wait_for_each_other_are_reported() -> None:
-    timeline = simulate(crossing_plan(memory=1))
-    assert timeline.stuck == (0, 1)
-    assert timeline.makespan_s == inf
-
-
-def test_with_a_slot_for_each_agent_nobody_is_stuck() -> None:
-    timeline = simulate(crossing_plan(memory=2))
-    assert timeline.stuck == ()
-    assert timeline.makespan_s < inf
-
-
-def test_a_full_node_makes_a_forward_wait_until_a_backward_frees_its_slot() -> None:
-    plan = crossing_plan(memory=2)
-    narrow = replace(plan.instance, memory=(1, 1, 1, 2))
-    paths = ((0, 2, 3), (1, 2, 3))
-    tasks = [t for t in simulate(Plan(replace(narrow, waves=1), paths)).tasks if t.node == 2]
-    assert [(t.agent, t.kind) for t in tasks] == [
-        (0, "forward"),
-        (0, "backward"),
-        (1, "forward"),
-        (1, "backward"),
-    ]
 
 
 def test_a_limit_changes_no_makespan_that_keeps_it() -> None:

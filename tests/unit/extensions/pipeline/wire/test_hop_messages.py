@@ -20,7 +20,6 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Lost,
     Message,
     Passed,
-    StepDone,
     TensorHeader,
 )
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_sender
@@ -41,7 +40,6 @@ BACKWARD = BackwardHop(
 LOST = Lost(plan=PLAN, iteration=3, attempt=2, micro_batch=9, position=1, fault="silent")
 PASSED = Passed(plan=PLAN, iteration=3, attempt=2, micro_batch=9, position=1, homeward=False)
 FINISHED = Finished(plan=PLAN, iteration=3, node=0, back=((9, 2), (11, 0)))
-STEPPED = StepDone(plan=PLAN, iteration=3, stage=2, tokens=512, visits=4, digest=OTHER)
 MEMBERS = PlanMembers(PLAN, ("peer 0", "peer 1", "peer 2", "peer 3", "peer 4", "peer 5"), own=5)
 
 
@@ -61,7 +59,7 @@ def refusal(data: bytes) -> str:
     return caught.value.reason
 
 
-@pytest.mark.parametrize("message", [FORWARD, BACKWARD, LOST, PASSED, FINISHED, STEPPED])
+@pytest.mark.parametrize("message", [FORWARD, BACKWARD, LOST, PASSED, FINISHED])
 def test_a_message_is_read_as_it_was_said(message: Message):
     assert decode(Message, encode(message)) == message
     assert decode(Message, with_fields(message)) == message
@@ -134,7 +132,7 @@ def test_arbitrary_bytes_are_refused_and_nothing_else(data: bytes):
 
 def test_the_bytes_that_follow_are_counted_from_the_header_alone():
     assert FORWARD.payload_bytes == 2 * 2 * 3 * 64
-    assert STEPPED.payload_bytes == 0
+    assert PASSED.payload_bytes == 0
 
 
 def test_a_hop_comes_from_the_node_before_us_on_its_path():
@@ -171,7 +169,7 @@ def test_a_path_through_nodes_that_the_plan_lacks_is_refused():
         check_sender(message, "peer 0", {PLAN: MEMBERS})
 
 
-@pytest.mark.parametrize("message", [FORWARD, STEPPED])
+@pytest.mark.parametrize("message", [FORWARD, PASSED])
 def test_strangers_and_unknown_plans_are_refused(message: Message):
     with pytest.raises(Rejected, match=Refusal.NOT_A_MEMBER):
         check_sender(message, "peer 6", {PLAN: MEMBERS})

@@ -27,7 +27,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
     ForwardHop,
     Message,
-    StepDone,
+    Passed,
     TensorHeader,
 )
 from swarmnode.extensions.pipeline.wire.incoming_streams import WireLimits
@@ -126,8 +126,8 @@ def forward(size_bytes: int, *, micro_batch: int = 0, **fields: Any) -> tuple[Fo
     ), payload
 
 
-def ready(**fields: Any) -> StepDone:
-    return StepDone(plan=PLAN, iteration=0, stage=0, tokens=1, visits=1, digest=PLAN, **fields)
+def ready(**fields: Any) -> Passed:
+    return Passed(plan=PLAN, iteration=0, micro_batch=0, homeward=False, **fields)
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
