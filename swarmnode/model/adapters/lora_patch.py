@@ -29,7 +29,7 @@ class RoutedTokens:
 
 
 class FusedLora:
-    """A PeftModel whose LoRA layers run on `lora.py`, from construction to `undo`.
+    """A PeftModel whose LoRA layers run on `lora.py` from its construction on.
 
     >>> fused = FusedLora(peft_model)                                         # doctest: +SKIP
     >>> with fused.route([RoutedTokens("default", 120), RoutedTokens("policy-1", 80), RoutedTokens(None, 8)]):
@@ -117,9 +117,7 @@ class FusedLora:
 
     def _patch_layer(self, name: str, module: Any) -> None:
         if isinstance(vars(module).get("forward"), _FusedLayer):
-            raise ModelError(
-                "the LoRA layers of this model are patched already", hint="undo() that one first"
-            )
+            raise ModelError("the LoRA layers of this model are patched already", hint="use that one")
         reason = _why_not(module)
         if reason is not None:
             self._left_alone[name] = reason
