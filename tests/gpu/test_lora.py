@@ -9,6 +9,8 @@ from swarmnode.model.adapters.lora import LoraWeights, Segment, lora_linear, lor
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+    # torch says so once, of its own thread for gradients.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
 ]
 
 K, N, TOKENS, RANK = 96, 160, 128, 8

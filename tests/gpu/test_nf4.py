@@ -58,14 +58,14 @@ def gradients(peft_model: Any) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in peft_model.named_parameters() if p.grad is not None}
 
 
-def test_the_engine_takes_next_to_no_memory_and_has_the_log_probabilities_of_training(
+def test_the_engine_takes_the_memory_of_adapters_and_has_the_log_probabilities_of_training(
     policy: tuple[Any, PolicyUpdate],
 ) -> None:
     peft_model, update = policy
-    weights = sum(p.numel() * p.element_size() for p in peft_model.parameters())
+    adapter = sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values())
     before = torch.cuda.memory_allocated()
     engine = GenerateEngine(peft_model.get_base_model(), (), max_slots=4)
-    assert torch.cuda.memory_allocated() - before < weights / 10
+    assert torch.cuda.memory_allocated() - before < 3 * adapter
     engine.set_policy(update)
     for prompt, output in sampled(engine):
         ids = torch.tensor([[*prompt, *output.token_ids]], device="cuda")

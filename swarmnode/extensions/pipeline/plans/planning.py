@@ -203,7 +203,7 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
 
 
 def _effort(tasks: int) -> PlacementEffort:
-    return PlacementEffort(starts=4, moves=max(200, tasks // 25), schedule=tasks // 2)
+    return PlacementEffort(starts=12, moves=max(200, tasks // 50), schedule=tasks // 6)
 
 
 def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -> Plan:

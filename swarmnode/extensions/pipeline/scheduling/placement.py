@@ -11,7 +11,7 @@ may skip chooses its neighbours: a map is worth what its paths can do. So both a
    cheap and incremental: the uncontended round trips of all agents (a high power mean stands in for the
    slowest, which decides). Several starts, each from another random map.
 2. Judge: the maps found are run on the exact simulator.
-3. The best two are given to the scheduler for a few steps, which also chooses orders; the better one stays.
+3. The best few are given to the scheduler for a few steps, which also chooses orders; the best one stays.
 
 Deterministic by steps: the same instance, seed and effort give the same map on every machine. Prices are
 sums, products and roots, rounded alike everywhere; a logarithm enters only where it is compared with chance.
@@ -35,7 +35,7 @@ from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
 HOT, COLD = 0.03, 0.0005
 """First and last temperature of annealing, in relation to the price."""
-FINALISTS = 2
+FINALISTS = 6
 """Maps that are given to the scheduler."""
 
 
@@ -43,11 +43,11 @@ FINALISTS = 2
 class PlacementEffort:
     """Length of the search, in steps and not in seconds: members on unequal machines must agree."""
 
-    starts: int = 8
+    starts: int = 24
     """Random maps to anneal from."""
-    moves: int = 20_000
+    moves: int = 10_000
     """Annealing moves from each start."""
-    schedule: int = 4_000_000
+    schedule: int = 1_500_000
     """Tasks that the scheduler simulates for each of the FINALISTS, so that larger pipelines are simulated
     less often."""
 
