@@ -125,6 +125,12 @@ class Node:
         }
         if named := tuple(one for one in monitors if isinstance(one, str)):
             flags["node.monitors"] = named
+        if isinstance(peers, str):
+            raise ConfigError(f"peers={peers!r:.80} is no list", hint="pass peers=[address, ...]")
+        if on_round is not None and not callable(on_round):
+            raise ConfigError(
+                f"on_round={on_round!r:.80} cannot be called", hint="pass a function of the status"
+            )
         self._monitors = [checked_monitor(one) for one in monitors if not isinstance(one, str)]
         self._settings = settings_of(
             home, preset, model, _names(task), {**flags, **(settings or {})}, tokenizer or processing_class
@@ -145,8 +151,12 @@ class Node:
         self._stopping = False
         self._running = threading.Lock()
         self._policy: tuple[int | None, TrainedPolicy] | None = None
-        self.status: NodeStatus | None = None
-        """The node's status, as the status page has it; None before its first moment."""
+        self._status: NodeStatus | None = None
+
+    @property
+    def status(self) -> NodeStatus | None:
+        """The node's status, as the status page has it. None: before its first moment."""
+        return self._status
 
     @property
     def config(self) -> Config:
@@ -201,7 +211,7 @@ class Node:
             self._request_stop()
 
     def _seen(self, status: NodeStatus) -> None:
-        self.status = status
+        self._status = status
 
     def _settings_of_run(self) -> Settings:
         """Returns the settings with the name of the run that this node trains, once it has begun."""
@@ -275,9 +285,14 @@ class TrainedPolicy:
         token. The same `seed` gives the same samples. Raises TaskError for messages that are none and
         ModelError for a prompt that is too long.
         """
+        if isinstance(prompt, Mapping) or not isinstance(cast(object, prompt), Iterable):
+            raise TaskError(
+                f"{prompt!r:.80} is no prompt",
+                hint="pass a text, messages that end with one of the user, or a list of either",
+            )
         is_one = isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt)
         given = [prompt] if is_one else list(prompt)
-        prompts = [one if isinstance(one, str) else user_text(one, "generate") for one in given]
+        prompts = [user_text(one, "generate") for one in given]
         rollout = self._config.rollout
         sampling = SamplingParams(
             max_tokens or rollout.max_tokens,

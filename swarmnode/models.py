@@ -243,7 +243,10 @@ def find_model(spec: str) -> str:
     path = Path(spec).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
-            raise ModelError(f"{path} has no config.json", hint="point --model at a saved transformers model")
+            hint = "point --model at a saved transformers model"
+            if (path / "adapter_config.json").exists():
+                hint = "it holds an adapter: name its base, or save both as one with merge_and_unload()"
+            raise ModelError(f"{path} has no config.json", hint=hint)
         return str(path)
     if path.exists() or spec.startswith((".", "/", "~")) or spec.count("/") > 1:
         raise ModelError(

@@ -20,6 +20,9 @@ SURFACE = {
     "swarm rotate": "--home --only --swarm",
     "swarm publishers": "peers --home --swarm",
     "seed": "addresses --config --home --port --set --swarm",
+    "serve": "--base --best --config --home --host --key --model --policy --port --preset --run --set",
+    "chat": "question --ask --base --best --config --greedy --home --max-tokens --model --policy --preset"
+    " --run --set",
     "status": "--home --json",
     "pause": "duration --home",
     "resume": "--home",

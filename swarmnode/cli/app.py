@@ -34,6 +34,8 @@ SUMMARIES: Mapping[str, str] = {
     "doctor": "Check whether this machine is fit to join, and what to do.",
     "eval": "Measure a checkpoint or a model on held-out questions.",
     "export": "Write the adapter of a checkpoint, or the merged model.",
+    "serve": "Answer as OpenAI's API does, with the policy that trains here.",
+    "chat": "Talk to the policy that trains here, or to a checkpoint.",
     "runs": "List the runs of this home; remove one.",
     "library": "Verify, export and import right answers.",
     "task": "List, look at, check, try and begin tasks.",

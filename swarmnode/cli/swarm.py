@@ -212,9 +212,10 @@ def _record(paths: Paths, swarm: str | None) -> SwarmRecord:
     name = swarm or "".join(names)
     if name not in names:
         wanted = f"the private swarm {swarm}" if swarm else "any private swarm"
+        at = "" if paths.home is None else f" --home {paths.home}"
         raise NetworkError(
             f"this home is not in {wanted}",
-            hint="swarmnode swarm create NAME --private, or join with an invitation; see --home",
+            hint=f"swarmnode swarm create {swarm or 'NAME'} --private{at}, or swarmnode join INVITATION{at}",
         )
     return load(file_of(paths.swarms, name))
 

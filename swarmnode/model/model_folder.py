@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -26,10 +27,10 @@ def folder_of_model(model: Any, tokenizer: Any, models: Path) -> Path:
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
-        raise ModelError(
-            f"a {type(model).__name__} is no model",
-            hint=f"pass a name, a folder, or {_CAUSAL}.from_pretrained(...)",
-        )
+        hint = f"pass a name, a folder, or {_CAUSAL}.from_pretrained(...)"
+        if hasattr(model, "merge_and_unload"):
+            hint = "pass model.merge_and_unload(), or the base without an adapter"
+        raise ModelError(f"a {type(model).__name__} is no model", hint=hint)
     if not model.can_generate():
         raise ModelError(f"a {type(model).__name__} does not generate", hint=f"load it with {_CAUSAL}")
     if getattr(model, "peft_config", None) or getattr(model, "_hf_peft_config_loaded", False):
@@ -90,7 +91,8 @@ def _bytes_of(tensor: torch.Tensor) -> Iterator[bytes]:
 
 
 def _write(model: Any, tokenizer: Any, folder: Path) -> None:
-    aside = folder.with_name(f".{folder.name}.partial")
+    # A folder of this process: another one may write the same model now.
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         shutil.rmtree(aside, ignore_errors=True)
         make_folder(folder.parent)
@@ -98,6 +100,8 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(aside)
         aside.rename(folder)
     except OSError as error:
+        if (folder / "config.json").exists():
+            return
         raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the home") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

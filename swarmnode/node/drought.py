@@ -10,6 +10,7 @@ a node runs and learns nothing, which looks like a defect of the node to whoever
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from swarmnode.types import MIN_REWARD_SPREAD, RolloutGroup
 
@@ -22,12 +23,14 @@ ASK_AFTER = 2
 
 @dataclass(frozen=True, slots=True)
 class Drought:
-    """Rounds in a row in which one task gave rewards but no gradient, and the rewards of these."""
+    """Rounds in a row in which one task gave no gradient, and the rewards of these."""
 
     rounds: int
     answers: int
+    """Answers with a reward."""
     lowest: float
     highest: float
+    """The highest of these rewards; without any, minus infinity, and the lowest infinity."""
     asked: int = 0
     """Rounds among them that asked the swarm for help."""
     given: int = 0
@@ -35,7 +38,7 @@ class Drought:
 
 
 def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> dict[str, Drought]:
-    """Returns the droughts by task after one more round. A task without a known reward in it stays as it was.
+    """Returns the droughts by task after one more round. A task that it had no group of stays as it was.
 
     >>> after({"rev": Drought(3, 96, 0.0, 0.0)}, [])
     {'rev': Drought(rounds=3, answers=96, lowest=0.0, highest=0.0, asked=0, given=0)}
@@ -46,14 +49,14 @@ def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> di
         rewards = [reward for group in of_task for reward in group.rewards if reward is not None]
         if any(group.has_gradient for group in of_task):
             found.pop(task, None)
-        elif rewards:
-            before = droughts.get(task, Drought(0, 0, rewards[0], rewards[0]))
+        else:
+            before = droughts.get(task, Drought(0, 0, inf, -inf))
             found[task] = replace(
                 before,
                 rounds=before.rounds + 1,
                 answers=before.answers + len(rewards),
-                lowest=min(before.lowest, *rewards),
-                highest=max(before.highest, *rewards),
+                lowest=min([before.lowest, *rewards]),
+                highest=max([before.highest, *rewards]),
             )
     return found
 
@@ -110,7 +113,9 @@ def never_right(droughts: Mapping[str, Drought]) -> set[str]:
     {'rev'}
     """
     return {
-        task for task, drought in droughts.items() if drought.rounds >= ASK_AFTER and drought.highest <= 0
+        task
+        for task, drought in droughts.items()
+        if drought.rounds >= ASK_AFTER and drought.answers and drought.highest <= 0
     }
 
 
@@ -120,6 +125,11 @@ def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
 
 
 def _said(task: str, drought: Drought) -> str:
+    if not drought.answers:
+        return (
+            f"no answer to {task} had a reward in {drought.rounds} rounds: there is nothing to learn from."
+            " rewards that are None do not count; `swarmnode task check` tells what the task scores"
+        )
     time = f"in {drought.rounds} rounds ({drought.answers:,} answers)"
     if drought.highest <= 0 and drought.given:
         return f"no answer of ours to {task} was right {time}: learning from {drought.given} of others"

@@ -70,13 +70,17 @@ class Renderer:
         """Returns a task's prompt as token ids: its conversation through the chat template or, without one,
         its texts one after the other."""
         if self._raw_prompts and not text.startswith(CHAT_MARK):
-            return tuple(self._tokenizer.encode(text))
+            return self.text_ids(text)
         messages, tools = messages_of(text), tools_of(text)
         shown = self._shown(messages, tools)
         if not {tool["function"]["name"] for tool in tools} <= self._looked_for:
             self._look_for_tools(messages, tools)
         # A template has written the special tokens already.
         return tuple(self._tokenizer.encode(shown, add_special_tokens=not self._tokenizer.chat_template))
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Returns a text as token ids as it is, without the chat template."""
+        return tuple(self._tokenizer.encode(text))
 
     def _shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         if not self._tokenizer.chat_template:

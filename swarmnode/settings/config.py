@@ -318,9 +318,9 @@ class RolloutConfig(Section):
     """DAPO's dynamic sampling: ask again until enough groups have a gradient, at most this many times as many
     as wanted. 1: ask once."""
     first: Literal["training", "people"] = "training"
-    """Whoever goes first while people ask the policy that trains. people: their
-    answers start before all others, and training rests between two micro-batches while they are written, a
-    second at most each time."""
+    """Whoever goes first while people ask the policy that trains (`swarmnode serve`, `swarmnode chat`).
+    people: their answers start before all others, and training rests between two micro-batches while they are
+    written, a second at most each time."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Generate the next round while this one is trained on. auto: where memory and processors allow it."""
 

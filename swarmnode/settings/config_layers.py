@@ -208,6 +208,8 @@ def _closest(key: str) -> str:
         return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
     if tail in WITHOUT_A_NAME_HERE and not slips:
         return f"TRL's {tail} has no setting here: {WITHOUT_A_NAME_HERE[tail]}"
+    if tail in ARGUMENTS_OF_TRL and not slips:
+        return f"TRL's {tail} is here {ARGUMENTS_OF_TRL[tail]}"
     matches = (
         slips
         or [full for full in KEYS if full.endswith(f".{tail}")]

@@ -57,6 +57,14 @@ NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
 """Our setting by TRL's name, with remarks."""
 
 WITHOUT_A_NAME_HERE: Mapping[str, str] = {
+    "log_completions": "rollouts.jsonl in the run's folder has some of every round",
+    "weight_decay": "the adapter has none; training.kl_coef keeps it near the base",
+    "lora_dropout": "the adapter has none",
+    "optim": "always AdamW",
+    "sync_ref_model": "the reference of training.kl_coef is the base model",
+    "remove_unused_columns": "rewards get every column",
+    "shuffle_dataset": "each seed asks the rows in another order; node.seed fixes it",
+    "push_to_hub": "none: `swarmnode export DIR` writes what `hf upload` takes",
     "mask_truncated_completions": "TRL's get_soft_overlong_punishment is a reward, and tasks.reward takes it",
     "resume_from_checkpoint": "the same call goes on with its run by itself; run=NAME chooses one",
     "deepspeed": "a model that is too large for one machine is split over several: `join --pipeline NAME`",

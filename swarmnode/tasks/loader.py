@@ -56,7 +56,7 @@ from swarmnode.tasks.kinds.puzzles import PUZZLES
 from swarmnode.tasks.play.environment_task import environment_around
 from swarmnode.tasks.play.tools import listed
 from swarmnode.tasks.source_file import load_source, where
-from swarmnode.tasks.specs import TaskKind, TaskSpec, parse_spec
+from swarmnode.tasks.specs import DATA_SUFFIXES, TaskKind, TaskSpec, parse_spec
 from swarmnode.tasks.task import Isolated, Task
 from swarmnode.tasks.task_source import task_source
 
@@ -126,7 +126,10 @@ def _unknown(spec: str) -> TaskError:
     elif ":" in spec:
         hint = f"kinds of tasks are {', '.join(registry.names('task'))}: `swarmnode task list` tells more"
     else:
-        hint = f"built in are {', '.join(BUILTIN)}; or give a .py file, or package.module:attribute"
+        hint = (
+            f"built in are {', '.join(BUILTIN)}; or give a .py file, package.module:attribute, or a data set"
+            f" that ends with {', '.join(DATA_SUFFIXES)}"
+        )
     return TaskError(f"there is no task {spec!r}", hint=hint)
 
 

@@ -306,6 +306,10 @@ def test_what_cannot_be_is_refused_before_anything_runs(options: dict[str, Any])
         sn.Node(3, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"rollout\.grops.*the script"):
         sn.Node(letters, home=options["home"], settings={"rollout.grops": 3})
+    with pytest.raises(ConfigError, match="cannot be called"):
+        sn.Node(letters, on_round=3, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="is no list"):
+        sn.Node(letters, peers="/ip4/127.0.0.1/tcp/1/p2p/X", **options)
     with pytest.raises(ConfigError, match="one policy"):
         sn.Node(letters, home=options["home"], settings={"node.policies": 2})
     with pytest.raises(CheckpointError, match="nothing to evaluate"):
@@ -355,6 +359,11 @@ def test_a_policy_is_asked_with_messages_as_with_a_text(options: dict[str, Any])
     with pytest.raises(ModelError, match="100000 tokens of an answer is too long") as caught:
         policy.generate("letter 3=", max_tokens=100_000)
     assert "max_tokens" in caught.value.hint
+    with pytest.raises(TaskError, match="a text that is not empty"):
+        policy.generate("")
+    for odd in ({"prompt": "letter 3="}, 3):
+        with pytest.raises(TaskError, match="is no prompt"):
+            policy.generate(odd)  # type: ignore[call-overload]
 
 
 def test_what_was_trained_on_a_scripts_task_is_not_measured_on_others_by_mistake(
@@ -368,6 +377,9 @@ def test_what_was_trained_on_a_scripts_task_is_not_measured_on_others_by_mistake
 def test_the_names_are_few_documented_and_loaded_when_they_are_used() -> None:
     assert issubclass(sn.errors.ConfigError, sn.errors.SwarmnodeError)
     assert all(getattr(sn, name).__doc__ for name in sn.__all__) and set(sn.__all__) <= set(dir(sn))
+    # A prompt completes what is for users, and help(Node) tells of every attribute.
+    assert [name for name in dir(sn) if name not in sn.__all__] == ["__version__"]
+    assert all(getattr(sn.Node, name).__doc__ for name in ("config", "home", "policy", "status"))
     with pytest.raises(AttributeError, match="no attribute 'Nod'"):
         _ = sn.Nod  # type: ignore[attr-defined]
     probe = "import swarmnode, sys; print([name for name in sys.modules if 'swarmnode.' in name])"
@@ -445,7 +457,12 @@ def test_what_is_no_model_of_its_own_is_refused_with_the_way_out(
     assert "no tokenizer" in refused(nameless, tokenizer=3)
     assert "comes with a loaded model" in refused(quick_model, tokenizer=3)
     adapted = get_peft_model(nameless, LoraConfig(target_modules=["q_proj"]))
-    assert "is no model" in refused(adapted) and "adapter" in refused(nameless)
+    assert "is no model" in refused(adapted) and "merge_and_unload" in refused(adapted)
+    assert "adapter" in refused(nameless)
+    adapted.save_pretrained(options["home"] / "adapter")
+    with pytest.raises(ModelError, match=r"has no config\.json") as caught:
+        sn.run(letters, **{**options, "model": options["home"] / "adapter"})
+    assert "it holds an adapter: name its base" in caught.value.hint
 
 
 def test_rows_of_which_none_is_held_out_say_so_once(options: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ class TasksetTask:
 def load_taskset(spec: TaskSpec) -> TasksetTask:
     """Loads `verifiers:NAME`. Raises TaskError for a taskset that is missing or needs more than one
     answer."""
-    look_here_too()
+    here = look_here_too()
     vf = extra_module("verifiers.v1", INSTALL, spec)
     loaders = extra_module("verifiers.v1.utils.loaders", INSTALL, spec)
     generic = extra_module("verifiers.v1.utils.generic", INSTALL, spec)
@@ -107,6 +107,10 @@ def load_taskset(spec: TaskSpec) -> TasksetTask:
         settings = generic.concrete_type(kind, vf.TasksetConfig) or vf.TasksetConfig
         taskset = kind(settings.model_validate({"id": spec.name, **fields}))
         tasks: list[Any] = list(islice(taskset, MAX_TASKS))
+    except ModuleNotFoundError as error:
+        hint = f"install its package, or start where its module lies: it is neither installed nor in {here}"
+        hint = hint if spec.name in str(error) else where(error)
+        raise TaskError(f"{spec} cannot be loaded: {_first_sentence(error)}", hint=hint) from error
     except Exception as error:
         raise TaskError(f"{spec} cannot be loaded: {error}", hint=where(error)) from error
     if not tasks:
@@ -126,14 +130,24 @@ def load_taskset(spec: TaskSpec) -> TasksetTask:
     return TasksetTask(name, digest.hexdigest(), vf, tasks, rows, exchangeable=not private)
 
 
+def _first_sentence(error: ModuleNotFoundError) -> str:
+    """Returns what a loader says of a missing package, without its advice to the authors of packages."""
+    return str(error).partition(". ")[0].rstrip(".")
+
+
 def _require_one_answer(spec: TaskSpec, taskset: Any, task: Any) -> None:
     """Raises TaskError for a task that is more than a question and its judge."""
     what = None
+    hint = "tasksets of one question, one answer and a judge of the text can be trained on"
     kinds = cast(Any, type(taskset)), cast(Any, type(task))
     if task.NEEDS_CONTAINER:
         what = "needs a container"
     elif kinds[0].toolsets(taskset.config) or kinds[1].toolsets(task.config):
         what = "has tools"
+        hint = (
+            "its harness cannot run here; functions and servers of the Model Context Protocol are tools of a"
+            " task file (tools = [...]) or script (sn.Node(rows, reward, tools=[...])): docs/environments.md"
+        )
     else:
         rewards = task.hooks("reward")
         blind = [reward.__name__ for reward in rewards if _needs_runtime(reward)]
@@ -142,10 +156,7 @@ def _require_one_answer(spec: TaskSpec, taskset: Any, task: Any) -> None:
         elif not rewards:
             what = "has no reward"
     if what:
-        raise TaskError(
-            f"{spec} {what}",
-            hint="tasksets of one question, one answer and a judge of the text can be trained on",
-        )
+        raise TaskError(f"{spec} {what}", hint=hint)
 
 
 def _needs_runtime(reward: Any) -> bool:

@@ -84,14 +84,14 @@ class AccessGuard:
         hosts = headers.getlist("Host")
         if len(hosts) != 1 or not asks_for_us(hosts[0], self._bound, self._own_name):
             return 421, "ask for this page by its address or as localhost"
-        if not _is_from_here(headers, hosts[0], method, path):
+        if not is_from_here(headers, hosts[0], method, path):
             return 403, "this page answers no other site"
         if method not in ("GET", "HEAD", "POST"):
             return 405, "GET or POST"
         if "Transfer-Encoding" in headers or not _is_small(headers.get("Content-Length", "0")):
             return 413, f"a request has {MOST_BODY_BYTES} bytes of content or less, and says how many"
-        has_token = _equal(headers.get(TOKEN_HEADER, ""), self._token)
-        if self._password and not has_token and not _equal(_password_of(headers), self._password):
+        has_token = equal(headers.get(TOKEN_HEADER, ""), self._token)
+        if self._password and not has_token and not equal(_password_of(headers), self._password):
             return 401, "the password is node.http_password; any user name will do"
         if method == "POST" and not has_token:
             return 403, f"a request that changes something needs the header {TOKEN_HEADER}"
@@ -122,7 +122,7 @@ def asks_for_us(host: str, bound: str, own_name: str) -> bool:
     return beyond_this_machine or is_loopback(name)
 
 
-def _is_from_here(headers: Headers, host: str, method: str, path: str) -> bool:
+def is_from_here(headers: Headers, host: str, method: str, path: str) -> bool:
     """Returns True for a request of one of our pages or of a program, and for a link to the page itself."""
     if "Origin" in headers:
         origin = urlsplit(headers["Origin"])
@@ -149,7 +149,7 @@ def _password_of(headers: Headers) -> str:
         return ""
 
 
-def _equal(given: str, wanted: str) -> bool:
+def equal(given: str, wanted: str) -> bool:
     """Compares in a time that does not tell how much is right."""
     return hmac.compare_digest(given.encode(), wanted.encode())
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from swarmnode.node.building.local_policy import LocalPolicy
     from swarmnode.training.checkpoints.checkpoint import Checkpoint
 
-Purpose = Literal["eval", "export", "evaluate", "load"]
-"""Why a checkpoint is looked for: two commands, and what a script calls."""
+Purpose = Literal["eval", "export", "serve", "evaluate", "load"]
+"""Why a checkpoint is looked for: three commands, and what a script calls."""
 
 NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
     "eval": (
@@ -41,6 +41,10 @@ NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
         " `swarmnode eval --base`",
     ),
     "export": ("export", "train first (`swarmnode join`), use the same --model and --home"),
+    "serve": (
+        "talk to",
+        "train first (`swarmnode join`), use the same --model and --home, or ask the base model: --base",
+    ),
     "evaluate": (
         "evaluate",
         "train first (sn.run), pass the same model= and home=, or measure the base model as it is: base=True",
@@ -170,6 +174,7 @@ def with_room(config: Config, local: "LocalPolicy", checkpoint: "Checkpoint | No
 def apply_checkpoint(local: "LocalPolicy", checkpoint: "Checkpoint") -> None:
     """Let the policy and its engine be what a checkpoint says. Raises CheckpointError."""
     local.policy.load_adapter(checkpoint.adapter)
+    local.policy.version = checkpoint.state.policy_version
     local.engine.set_policy(local.policy.update(), "abort")
 
 

@@ -128,8 +128,8 @@ def _rows(
         ("reward", _reward(reward, rewards, width)),
         (
             "held out",
-            f"{shown(reward.eval_first)} at first, {shown(reward.eval_last)}"
-            f" after {_none(reward.eval_round)} rounds",
+            f"{shown(reward.eval_first)} at first"
+            + (f", {shown(reward.eval_last)} after {reward.eval_round} rounds" if reward.eval_round else ""),
         ),
         *([("advice", Text(status.advice, style="yellow"))] if status.advice else []),
         ("trained on", _trained_on(training)),

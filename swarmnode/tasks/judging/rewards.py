@@ -27,8 +27,10 @@ import re
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from difflib import get_close_matches
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -45,7 +47,7 @@ from swarmnode.tasks.judging.plain_rewards import builtin
 from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
 from swarmnode.tasks.kinds.imported import import_module
 from swarmnode.tasks.source_file import load_source, traceback_of, where
-from swarmnode.tasks.task import is_held_out
+from swarmnode.tasks.task import MAX_ABS_REWARD, is_held_out
 from swarmnode.types import WEIGHT_MARK, Example, Message, messages_of
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,11 @@ def are_exchangeable(rewards: Mapping[str, Reward]) -> bool:
 
 
 MAX_WEIGHT = 1000.0
+
+MOST_METRICS = 32
+"""Names that the rewards of a task may hand to `log_metric`; further ones are left out."""
+
+MOST_METRIC_CHARS = 64
 
 _MODULES = ("exact", "format", "length", "math", "strict")
 
@@ -156,9 +163,10 @@ def load_reward(spec: str) -> Reward:
     first, _, rest = spec.partition(":")
     convention, path = (first, rest) if first in CONVENTIONS and ":" in rest else (None, spec)
     origin, _, name = path.rpartition(":")
-    reward = _attribute(_module(origin), name)
+    module = _module(origin)
+    reward = _attribute(module, name)
     if not callable(reward) and (reward is None or convention != "nanochat"):
-        raise _unknown(spec)
+        raise _unknown(spec, _offered(module))
     return adapted(reward, convention)
 
 
@@ -218,8 +226,19 @@ def judge_of(settings: str) -> Reward:
         raise TaskError(f"{setting}: {why}", hint="`swarmnode config show --explain` explains it") from None
 
 
-def _unknown(spec: str) -> TaskError:
-    return TaskError(f"there is no reward {spec!r}", hint=f"ours are {', '.join(builtin_rewards())}")
+def _unknown(spec: str, there: Sequence[str] | None = None) -> TaskError:
+    """Returns the error for a reward that is missing, with what was probably meant. `there`: names of the
+    module that it was looked for in; None: it would be one of ours."""
+    known = builtin_rewards() if there is None else there
+    close = get_close_matches(spec.rpartition(":")[2], known, n=1)
+    found = ", ".join(known)[:300] or "none"
+    hint = f"did you mean {close[0]}?" if close else f"{'ours' if there is None else 'there'} are {found}"
+    return TaskError(f"there is no reward {spec!r}", hint=hint)
+
+
+def _offered(module: ModuleType) -> list[str]:
+    """Returns the names of a module that begin without an underscore."""
+    return [name for name in dir(module) if not name.startswith("_")]
 
 
 def builtin_rewards() -> list[str]:
@@ -268,12 +287,13 @@ def call_reward(
     *,
     conversational: bool = False,
     instead: Mapping[str, Any] | None = None,
+    metrics: dict[str, float] | None = None,
 ) -> list[float | None]:
     """Calls any TRL reward with the arguments that it accepts, and checks its answer. None stays None.
 
     `conversational`: the task gave its prompts as messages. `instead`: replacements of our arguments, for
-    completions that are conversations. Blocks until an async reward is done, so call it off the event loop.
-    Raises TaskError.
+    completions that are conversations. `metrics`: gets what the reward hands to `log_metric`. Blocks until an
+    async reward is done, so call it off the event loop. Raises TaskError.
 
     >>> call_reward(lambda completions, **columns: [len(c) for c in completions], ["?"], ["four"])
     [4.0]
@@ -289,7 +309,7 @@ def call_reward(
         "completions": [_said(text) for text in completions] if as_messages else list(completions),
         "trainer_state": TrainerState(),
         "log_extra": _log_extra,
-        "log_metric": _log_metric,
+        "log_metric": partial(_log_metric, {} if metrics is None else metrics),
         **{name: list(values) for name, values in columns.items()},
         **(instead or {}),
     }
@@ -326,12 +346,19 @@ def score_with(
     count = len(completions)
     prompts = [example.prompt] * count
     columns = {name: [value] * count for name, value in example.columns.items()}
+    metrics: dict[str, float] = {}
     values = [
-        call_reward(reward, prompts, completions, columns, conversational=conversational, instead=instead)
+        call_reward(
+            reward, prompts, completions, columns,
+            conversational=conversational, instead=instead, metrics=metrics,
+        )
         for reward in rewards.values()
-    ]
+    ]  # fmt: skip
+    taken = {name.partition(WEIGHT_MARK)[0] for name in rewards}
+    measured = {f"{name}{WEIGHT_MARK}0.0": value for name, value in metrics.items() if name not in taken}
     rows = zip(*values, strict=True) if values else [()] * count
-    return [dict(zip(rewards, row, strict=True)) for row in rows]
+    # Beside None alone a number would be a reward of 0.
+    return [dict(zip(rewards, row, strict=True)) | ({} if set(row) <= {None} else measured) for row in rows]
 
 
 def rewards_for(
@@ -434,19 +461,24 @@ def _name(reward: Reward) -> str:
     return reward.__name__ if inspect.isroutine(reward) else type(reward).__name__
 
 
+def _log_metric(kept: dict[str, float], name: object, value: object) -> None:
+    """Keeps a number that a reward measured. What is none, or too large for a reward, is left out: TRL lets
+    nothing depend on it, either."""
+    short = str(name).replace(WEIGHT_MARK, " ")[:MOST_METRIC_CHARS]
+    if isinstance(value, SupportsFloat) and (short in kept or len(kept) < MOST_METRICS):
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            if abs(number := float(value)) <= MAX_ABS_REWARD:
+                kept[short] = number
+
+
+def _log_extra(name: object, values: object) -> None:
+    _say_that_it_is_not_kept(str(name)[:MOST_METRIC_CHARS])
+
+
 @cache
-def _say_that_it_is_not_kept(called: str, name: str) -> None:
+def _say_that_it_is_not_kept(name: str) -> None:
     logger.warning(
-        "a reward calls %s(%r): that is kept nowhere; a second reward that returns it, of weight 0"
-        " (tasks.reward_weights), is in every metric and in rollouts.jsonl",
-        called,
-        name[:80],
+        "a reward calls log_extra(%r): that is kept nowhere; numbers can go to log_metric, or be returned"
+        " by a second reward of weight 0 (tasks.reward_weights)",
+        name,
     )
-
-
-def _log_metric(name: str, value: object) -> None:
-    _say_that_it_is_not_kept("log_metric", str(name))
-
-
-def _log_extra(name: str, values: object) -> None:
-    _say_that_it_is_not_kept("log_extra", str(name))

@@ -5,9 +5,10 @@ load_reward("verl:package.module:function") -> [adapted] -> rewards.py, which ca
     verl       compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
     slime      async custom_rm(args, sample) -> float, or (args, samples) -> list[float]
     nanochat   reward(conversation, assistant_response) -> float, or a Task that has such a method
+    verifiers  reward(completion, prompt, answer, state, info, task) -> float, sync or async, any of these
     genrl      reward_fn(completions, answer, metadata) -> list[float]
 
-The first three are known by the names of their arguments. genrl's could be one of TRL's, so it has to be
+All but genrl's are known by the names of their arguments. genrl's could be one of TRL's, so it has to be
 named. Columns are those of the data set: `ground_truth`, `label` and the like are looked for where a trainer
 keeps them, and `answer` stands for all of them.
 """
@@ -56,6 +57,8 @@ def convention_of(function: Any) -> str | None:
         return "slime"
     if names[:2] == ["conversation", "assistant_response"]:
         return "nanochat"
+    if "completion" in names and "completions" not in names:
+        return "verifiers"
     return None
 
 
@@ -79,7 +82,7 @@ def adapted(function: Any, convention: str | None = None) -> Any:
         **columns: Sequence[Any],
     ) -> Any:
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
-        results: Any = judge(list(prompts), list(map(final_answer, completions)), rows)
+        results: Any = judge(list(prompts), list(completions), rows)
         return _gathered(cast(list[Any], results)) if _waits(results) else results
 
     signature = inspect.signature(reward)
@@ -101,8 +104,8 @@ def _verl(function: Any) -> tuple[Any, Judged]:
         }
         return _score(function(**accepted(function, given)))
 
-    def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> list[Any]:
-        return [one(text, row) for text, row in zip(texts, rows, strict=True)]
+    def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> list[Any]:
+        return [one(final_answer(text), row) for text, row in zip(said, rows, strict=True)]
 
     return function, judge
 
@@ -110,7 +113,8 @@ def _verl(function: Any) -> tuple[Any, Judged]:
 def _slime(function: Any) -> tuple[Any, Judged]:
     whole = _arguments(function)[1:2] == ["samples"]
 
-    def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> Any:
+    def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> Any:
+        texts = map(final_answer, said)
         samples = [
             SlimeSample(
                 prompt, text, _first(row.get("label"), row.get("answer")), dict(row), at, None, len(text)
@@ -127,10 +131,10 @@ def _slime(function: Any) -> tuple[Any, Judged]:
 def _nanochat(found: Any) -> tuple[Any, Judged]:
     function = _reward_of(found)
 
-    def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> list[Any]:
+    def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> list[Any]:
         return [
-            _score(function({**row, "messages": _solved(prompt, row)}, text))
-            for prompt, text, row in zip(prompts, texts, rows, strict=True)
+            _score(function({**row, "messages": _solved(prompt, row)}, final_answer(text)))
+            for prompt, text, row in zip(prompts, said, rows, strict=True)
         ]
 
     return function, judge
@@ -145,11 +149,28 @@ def _reward_of(found: Any) -> Any:
 
 
 def _genrl(function: Any) -> tuple[Any, Judged]:
-    def judge(prompts: list[Any], texts: list[str], rows: list[Columns]) -> Any:
+    def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> Any:
         # One example, so one answer and one set of further columns for all of its completions.
         row: Columns = rows[0] if rows else {}
         metadata = row.get("metadata", {name: value for name, value in row.items() if name != "answer"})
-        return function(texts, row.get("answer"), metadata)
+        return function(list(map(final_answer, said)), row.get("answer"), metadata)
+
+    return function, judge
+
+
+def _verifiers(function: Any) -> tuple[Any, Judged]:
+    def one(prompt: Any, said: Any, row: Columns) -> Any:
+        given: dict[str, Any] = {
+            "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
+            "completion": [{"role": "assistant", "content": said}] if isinstance(said, str) else said,
+            "answer": row.get("answer", ""),
+            "info": row.get("info", {}),
+            "task": row.get("task", ""),
+        }
+        return _score(function(**accepted(function, {**row, **given, "state": {**row, **given}})))
+
+    def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> list[Any]:
+        return [one(*parts) for parts in zip(prompts, said, rows, strict=True)]
 
     return function, judge
 
@@ -158,6 +179,7 @@ CONVENTIONS: Mapping[str, Callable[[Any], tuple[Any, Judged]]] = {
     "verl": _verl,
     "slime": _slime,
     "nanochat": _nanochat,
+    "verifiers": _verifiers,
     "genrl": _genrl,
 }
 

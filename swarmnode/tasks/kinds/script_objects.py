@@ -17,7 +17,7 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
 from swarmnode.tasks.file_task import Draw, FileTask
 from swarmnode.tasks.judging.rewards import Reward, load_reward, named_rewards, with_weights
-from swarmnode.tasks.kinds.data import digest_of, drawn, packed_rows, prompts_of, without
+from swarmnode.tasks.kinds.data import PROMPT_COLUMNS, digest_of, drawn, packed_rows, prompts_of, without
 from swarmnode.tasks.kinds.rewarded_task import rewarded
 from swarmnode.tasks.kinds.rows_in_memory import TRAINING_SPLIT, rows_of, split
 from swarmnode.tasks.loader import TASK_NAME
@@ -81,11 +81,12 @@ def as_task(
 def refuse_untrained(given: object) -> None:
     """Raises TaskError for splits without one to train on, which an evaluation alone could use."""
     if isinstance(given, Mapping) and TRAINING_SPLIT not in given:
-        names = ", ".join(map(str, cast(Mapping[Any, object], given)))
-        raise TaskError(
-            f"there is no split {TRAINING_SPLIT!r} among {names}"[:200],
-            hint="pass one of them: splits[NAME]; a fifth of its prompts is held out, or pass eval_dataset",
-        )
+        given = cast(Mapping[Any, object], given)
+        hint = "pass one of them: splits[NAME]; a fifth of its prompts is held out, or pass eval_dataset"
+        if any(name in given for name in PROMPT_COLUMNS):
+            hint = "a dictionary holds splits; of columns pass datasets.Dataset.from_dict(...), or rows"
+        names = ", ".join(map(str, given))
+        raise TaskError(f"there is no split {TRAINING_SPLIT!r} among {names}"[:200], hint=hint)
 
 
 def measured_rows(given: object) -> Any:

@@ -21,7 +21,14 @@ from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED, SEEDS, draw
 from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.task import Task, evaluation_size_of, holds_out, is_environment, score_strictly
-from swarmnode.tasks.workbench.probes import INJECTIONS, WRONG_ANSWERS, find_right, passed_with, rewards_of
+from swarmnode.tasks.workbench.probes import (
+    INJECTIONS,
+    WRONG_ANSWERS,
+    answer_of,
+    find_right,
+    passed_with,
+    rewards_of,
+)
 from swarmnode.tasks.workbench.rehearsal import difference_of, rehearse
 from swarmnode.types import Example, Scores, total_reward
 
@@ -336,12 +343,13 @@ def _judge_rights(
 
 def _probes(example: Example) -> list[str]:
     """Returns some wrong answers and, last, the right one if the example tells it."""
-    answer = example.columns.get("answer")
-    return [*WRONG_ANSWERS, *([answer] if isinstance(answer, str) else [])]
+    answer = answer_of(example)
+    return [*WRONG_ANSWERS, *([] if answer is None else [answer])]
 
 
 def _compares(scored: _Scored, alone: _Scored) -> Iterator[TaskFinding]:
-    if scored[: len(alone)] != alone:
+    # By what is learned from: a number for `log_metric` may be about a whole group.
+    if _totals(scored[: len(alone)]) != _totals(alone):
         yield TaskFinding(
             "warning",
             "an answer scores otherwise alone than beside others",
@@ -360,7 +368,7 @@ def _judge_values(task: Task, scored: _Scored, again: _Scored, scores_per_s: flo
             "the same text scores differently the second time",
             "no randomness, clock or model in rewards, and nothing that they keep from call to call",
         )
-    rewards = [[total_reward(scores) for scores in row] for row in scored]
+    rewards = _totals(scored)
     if plain and all(reward is None for row in rewards for reward in row):
         yield TaskFinding(
             "error", "no completion gets any reward, only None", "return a number where the reward applies"
@@ -374,6 +382,10 @@ def _judge_values(task: Task, scored: _Scored, again: _Scored, scores_per_s: flo
             f"{scores_per_s:.0f} completions scored per second",
             "every node scores what it hears of",
         )
+
+
+def _totals(scored: _Scored) -> list[list[float | None]]:
+    return [[total_reward(scores) for scores in row] for row in scored]
 
 
 def _prefers_last(rewards: Sequence[float | None]) -> bool:

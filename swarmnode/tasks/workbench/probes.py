@@ -29,11 +29,18 @@ INJECTIONS: Mapping[str, Callable[[str], str]] = {
 }
 
 
+def answer_of(example: Example) -> str | None:
+    """Returns the `answer` column as a text, also of a number. None: there is none, or it is something
+    else."""
+    answer = example.columns.get("answer")
+    return str(answer) if isinstance(answer, str | int | float) and not isinstance(answer, bool) else None
+
+
 def find_right(task: Task, example: Example) -> str | None:
     """Returns the example's `answer` in the spelling with the best reward. None: it has no such column, or no
     spelling does better than nonsense."""
-    answer = example.columns.get("answer")
-    if not isinstance(answer, str):
+    answer = answer_of(example)
+    if answer is None:
         return None
     forms = [form.format(answer) for form in FORMS]
     rewards = rewards_of(task, example, [*WRONG_ANSWERS, *forms])

@@ -10,6 +10,7 @@ from typing import Any, cast
 from swarmnode.chat import Turn, transcript
 from swarmnode.tasks.play.tools import parameters_of
 from swarmnode.tasks.task import Environment, score_strictly
+from swarmnode.tasks.workbench.probes import answer_of
 from swarmnode.types import Example, Scores, tools_of
 
 WORDS = ("1", "?", "a", "yes", "2")
@@ -86,8 +87,7 @@ def _lines(example: Example) -> Iterator[str]:
         yield f"<tool_call>{json.dumps(call)}</tool_call>"
     if not tools:
         yield from WORDS
-    answer = example.columns.get("answer")
-    yield answer if isinstance(answer, str) else "?"
+    yield answer_of(example) or "?"
 
 
 def _arguments(tool: Mapping[str, Any]) -> dict[str, Any]:

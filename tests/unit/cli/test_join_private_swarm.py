@@ -46,7 +46,9 @@ def test_who_is_removed_is_listed_so_and_every_invitation_from_before_is_out_of_
 
 def test_a_swarm_is_neither_founded_twice_nor_public_by_mistake(tmp_path: Path) -> None:
     assert isinstance(swarm(tmp_path, "create", "friends").exception, ConfigError)
-    assert isinstance(swarm(tmp_path, "members").exception, NetworkError)
+    missing = swarm(tmp_path, "members").exception
+    assert isinstance(missing, NetworkError)
+    assert f"swarmnode swarm create NAME --private --home {tmp_path}, or swarmnode join INV" in missing.hint
     assert swarm(tmp_path, "create", "friends", "--private").exit_code == 0
     assert isinstance(swarm(tmp_path, "create", "friends", "--private").exception, ConfigError)
     assert isinstance(swarm(tmp_path, "create", "No Name", "--private").exception, ConfigError)

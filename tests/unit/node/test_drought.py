@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.node.drought import ROUNDS, Drought, advice, after, after_help, story
+from swarmnode.node.drought import ROUNDS, Drought, advice, after, after_help, never_right, story
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span
 
 
@@ -55,7 +55,15 @@ def test_one_group_with_a_gradient_ends_it() -> None:
 
 def test_a_task_is_judged_by_its_own_answers() -> None:
     droughts = droughts_of(group([0.0] * 4), group([0.0, 1.0], "rev"), group([None, None], "lost"))
-    assert list(advice(droughts)) == ["last"], "rev teaches, and of lost nothing is known"
+    assert advice(droughts).keys() == {"last", "lost"}, "rev teaches"
+
+
+def test_a_reward_that_is_always_none_is_told_and_asks_nobody_for_help() -> None:
+    droughts = droughts_of(group([None, None]))
+    assert advice(droughts)["last"].startswith("no answer to last had a reward in 20 rounds")
+    assert never_right(droughts) == set()
+    # As soon as answers have rewards these say what is missing.
+    assert "no answer to last was right" in advice(after(droughts, [group([-1.0] * 4)]))["last"]
 
 
 def test_the_log_says_once_that_help_is_asked_for_that_it_came_and_that_it_worked() -> None:

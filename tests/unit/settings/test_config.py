@@ -73,6 +73,22 @@ def test_a_name_that_trl_has_is_answered_with_ours(name: str) -> None:
             assert repr(ours) in caught.value.hint, theirs
 
 
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        ("lora_dropout", "the adapter has none"),
+        ("weight_decay", "training.kl_coef"),
+        ("log_completions", "rollouts.jsonl"),
+        ("output_dir", "swarmnode export"),
+        ("logging_steps", "every round is logged"),
+    ],
+)
+def test_what_trl_has_and_we_have_not_is_told_and_nothing_else_is_guessed(theirs: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, assignments=[f"{theirs}=1"])
+    assert told in caught.value.hint and "Did you mean" not in caught.value.hint
+
+
 def test_a_section_of_a_script_may_be_a_dictionary() -> None:
     given = {"training": {"learning_rate": 0.5, "loss": "grpo"}, "node.seed": 3}
     config = load_config(environ={}, flags=given, flags_from="the script").config

@@ -393,3 +393,9 @@ def test_a_kind_of_task_that_nobody_brings_is_refused_with_those_that_there_are(
     with pytest.raises(TaskError, match="there is no task 'number-gym:chain_sum'") as caught:
         load_task("number-gym:chain_sum")
     assert "kinds of tasks are hf" in caught.value.hint
+
+
+def test_who_names_a_file_of_another_kind_reads_which_kinds_there_are() -> None:
+    with pytest.raises(TaskError, match=r"there is no task 'questions\.json'") as caught:
+        load_task("questions.json")
+    assert "a data set that ends with .jsonl, .csv, .parquet" in caught.value.hint

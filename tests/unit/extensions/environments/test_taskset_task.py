@@ -122,9 +122,22 @@ def test_a_reward_that_fails_scores_nothing_and_says_so(package: Path, caplog) -
     assert "cannot score an answer" in caplog.text
 
 
-def test_a_taskset_that_is_not_there(package: Path) -> None:
-    with pytest.raises(TaskError, match="cannot be loaded"):
+def test_a_taskset_that_is_not_there_is_one_sentence_and_the_way_to_it(package: Path) -> None:
+    with pytest.raises(TaskError, match="taskset 'nobody-has-this' not found") as caught:
         load_task("verifiers:nobody-has-this")
+    assert caught.value.message.endswith("(tried to import 'nobody_has_this')")
+    assert "install its package" in caught.value.hint and str(package.parent) in caught.value.hint
+
+
+def test_who_has_a_taskset_with_tools_is_told_where_tools_go(package: Path) -> None:
+    tools = (
+        "\n    @classmethod\n    def toolsets(cls, config):\n        return [vf.Toolset(vf.ToolsetConfig())]"
+    )
+    head = "class Reverse(vf.Task[Word]):"
+    package.with_name("tool_words.py").write_text(REVERSE.replace(head, head + tools))
+    with pytest.raises(TaskError, match="tool-words has tools") as caught:
+        load_task("verifiers:tool-words")
+    assert "tools=[...]" in caught.value.hint and "docs/environments.md" in caught.value.hint
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_each_policy_dials_those_before_it_after_the_seeds_that_are_set() -> Non
     config = settings("node.policies=3", f"network.seeds={friend}")
     first, second, _ = seats(config)
     address = local_address(first, (f"/ip4/10.0.0.5/tcp/4100/p2p/{first.key.peer_id}",))
-    assert address == f"/ip4/127.0.0.1/tcp/4100/p2p/{first.key.peer_id}"
+    assert address is not None and address == f"/ip4/127.0.0.1/tcp/4100/p2p/{first.key.peer_id}"
     assert introduced(first, []).config.network.seeds == (friend,)
     assert introduced(second, [address]).config.network.seeds == (friend, address)
 

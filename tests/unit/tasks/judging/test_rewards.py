@@ -6,14 +6,23 @@ import math
 import sys
 import typing
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.judging.rewards import builtin_rewards, call_reward, load_reward, pieces_of, score_with
-from swarmnode.types import Example, ExampleKey
+from swarmnode.tasks.judging.rewards import (
+    MOST_METRICS,
+    builtin_rewards,
+    call_reward,
+    load_reward,
+    pieces_of,
+    score_with,
+)
+from swarmnode.types import Example, ExampleKey, by_reward, total_reward
 
 
 def call(reward, completions=("a", "bb"), **columns):
@@ -289,8 +298,6 @@ def test_an_unknown_reward_is_a_clear_error(spec):
 
 
 def test_a_reward_may_return_tensors() -> None:
-    import torch
-
     def row(completions: list[str], **columns: object) -> torch.Tensor:
         return torch.tensor([float(len(text)) for text in completions])
 
@@ -307,13 +314,44 @@ def test_a_reward_may_return_tensors() -> None:
         call_reward(table, ["?", "?"], ["a", "abc"])
 
 
-def test_what_a_reward_logs_is_said_once_to_be_kept_nowhere(caplog: pytest.LogCaptureFixture) -> None:
-    def chatty(completions: list[str], log_metric: Any, log_extra: Any, **columns: object) -> list[float]:
-        log_metric("chatty_share", 0.5)
+def test_what_a_reward_hands_to_log_metric_stands_beside_its_scores_and_counts_nothing() -> None:
+    def chatty(completions: list[str], log_metric: Any, **columns: object) -> list[float | None]:
+        log_metric("share*of", torch.tensor(0.5))
+        log_metric("chatty", 3.0)
+        for value in (None, "many", float("nan"), 1e9):
+            log_metric("odd", value)
+        for number in range(100):
+            log_metric(f"many {number}", number)
+        return [1.0, None]
+
+    rewarded, without = score_with({"chatty": chatty}, Example(ExampleKey("t", "1", 0, 0), "?"), ["a", "b"])
+    assert (total_reward(rewarded), total_reward(without)) == (1.0, None)
+    kept = by_reward([rewarded, without])
+    assert kept["share of"] == [0.5] and kept["chatty"] == [1.0] and "odd" not in kept
+    assert len(kept) == 1 + MOST_METRICS - 1
+
+
+def test_what_a_reward_hands_to_log_extra_is_said_once_to_be_kept_nowhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def chatty(completions: list[str], log_extra: Any, **columns: object) -> list[float]:
         log_extra("chatty_texts", completions)
         return [1.0 for _ in completions]
 
     for _ in range(2):
         call_reward(chatty, ["?"], ["a"])
-    said = [one.message for one in caplog.records if "kept nowhere" in one.message]
-    assert len(said) == 2 and "log_metric('chatty_share')" in said[0] and "of weight 0" in said[0]
+    (said,) = [one.message for one in caplog.records if "kept nowhere" in one.message]
+    assert "log_extra('chatty_texts')" in said and "log_metric" in said
+
+
+def test_a_reward_that_is_misspelt_is_answered_with_what_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def right(completions): ...\n\n\ndef short(completions): ...\n")
+    for spec, meant in (
+        ("exact_mach", "did you mean exact_match?"),
+        ("trl.rewards:acuracy_reward", "did you mean accuracy_reward?"),
+        (f"{tmp_path}/mine.py:rigth", "did you mean right?"),
+        (f"{tmp_path}/mine.py:zzz", "there are right, short"),
+    ):
+        with pytest.raises(TaskError, match="there is no reward") as caught:
+            load_reward(spec)
+        assert caught.value.hint == meant

@@ -58,6 +58,17 @@ def genrl_reward(completions, answer, metadata):
     return [float(completion == answer) for completion in completions]
 
 
+async def verifiers_reward(completion, answer, state):
+    """One of a Rubric of verifiers."""
+    assert completion[-1]["role"] == "assistant" and state["prompt"][-1]["content"] == "2 + 2 ="
+    return 1.0 if completion[-1]["content"] == answer == state["answer"] else 0.0
+
+
+def plain_verifiers_reward(prompt, completion, answer, info, **kwargs):
+    assert info == {} and kwargs["data_source"] == "sums"
+    return completion[-1]["content"] == answer
+
+
 def trl_reward(completions, answer, **columns):
     return [float(c == a) for c, a in zip(completions, answer)]
 '''
@@ -85,6 +96,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("", "batched_rm"),
         ("nanochat:", "Task"),
         ("", "nanochat_reward"),
+        ("verifiers:", "verifiers_reward"),
+        ("", "verifiers_reward"),
+        ("", "plain_verifiers_reward"),
         ("genrl:", "genrl_reward"),
         ("", "trl_reward"),
     ],

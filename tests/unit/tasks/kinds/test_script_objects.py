@@ -232,5 +232,8 @@ def test_rows_that_cannot_train_or_measure_are_told_for_what_they_are() -> None:
         as_task(rows, evaluation=[])
     with pytest.raises(TaskError, match="no split 'train' among test"):
         refuse_untrained({"test": rows})
+    with pytest.raises(TaskError, match="no split 'train' among prompt, answer") as caught:
+        refuse_untrained({"prompt": ["1+1="], "answer": ["2"]})
+    assert "Dataset.from_dict" in caught.value.hint
     refuse_untrained({"train": rows})
     refuse_untrained(rows)

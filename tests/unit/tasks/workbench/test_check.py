@@ -162,6 +162,29 @@ def test_a_strict_judge_lets_nothing_through(check, name):
     assert "full marks" not in " ".join(warnings(report))
 
 
+def test_an_answer_that_is_a_number_is_a_known_answer(check):
+    numbers = """
+def examples(seed):
+    for number in range(seed, seed + 900):
+        yield {"prompt": f"{number} + 1 =", "answer": number + 1}
+
+
+def reward(completions, answer):
+    return [float(text == str(right)) for text, right in zip(completions, answer)]
+"""
+    report = check(numbers)
+    assert report.lets_through is not None and set(report.lets_through.values()) == {0.0}
+
+
+def test_a_number_about_a_whole_group_that_a_reward_logs_compares_no_answers(check):
+    logged = "log_metric('mean', sum(map(len, completions)) / len(completions))"
+    judged = "[float(text == right) for text, right in zip(completions, answer)]"
+    report = check(
+        f"{GOOD}\ndef reward(completions, answer, log_metric):\n    {logged}\n    return {judged}\n"
+    )
+    assert not any("alone" in warning for warning in warnings(report))
+
+
 def test_without_a_right_answer_nobody_knows_what_is_let_through(check):
     report = check(f"{GOOD}\ndef reward(completions):\n    return [0.0] * len(completions)\n")
     assert report.lets_through is None

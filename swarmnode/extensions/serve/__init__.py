@@ -1,0 +1,11 @@
+"""People and programs that ask the policy: OpenAI's endpoints, and a chat in the terminal."""
+
+from swarmnode.registry import Parts
+
+PARTS: Parts = {
+    "caller": {"people": "swarmnode.extensions.serve.desk_socket:open_desk"},
+    "command": {
+        "serve": "swarmnode.extensions.serve.serve_command:serve",
+        "chat": "swarmnode.extensions.serve.chat_command:chat",
+    },
+}

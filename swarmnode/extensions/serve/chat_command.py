@@ -1,0 +1,111 @@
+"""`swarmnode chat`: talk to what is being trained here, or to a checkpoint, in the terminal."""
+
+import asyncio
+import sys
+from contextlib import aclosing
+from typing import Annotated
+
+import msgspec
+import typer
+
+from swarmnode.cli.settings import (
+    Assignments,
+    Base,
+    Best,
+    ConfigFile,
+    Greedy,
+    Home,
+    Model,
+    Policy,
+    Preset,
+    RunName,
+    of_policy,
+)
+from swarmnode.errors import SwarmnodeError
+from swarmnode.extensions.serve.desk_client import ask
+from swarmnode.extensions.serve.questions import AnswerBegan, Piece, Question, QuestionRefused
+from swarmnode.extensions.serve.standing_alone import Answering, answering
+from swarmnode.printable import printable
+from swarmnode.settings.config_layers import load_settings
+
+USE = "an empty line ends; /new forgets; /model NAME asks another version, as in policy@12 or base"
+
+
+def chat(
+    question: Annotated[str | None, typer.Argument(help="One question; without it, a conversation.")] = None,
+    ask_for: Annotated[
+        str, typer.Option("--ask", metavar="NAME", help="policy, policy@12, policy-1 (of several) or base.")
+    ] = "policy",
+    greedy: Greedy = False,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")
+    ] = None,
+    model: Model = None,
+    base: Base = False,
+    best: Best = False,
+    run: RunName = None,
+    policy: Policy = 0,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+) -> None:
+    """Talk to the policy that trains here now; without a running node, to its newest checkpoint (or the best,
+    or the base model)."""
+    flags = {"policy.model": model, "node.run": run}
+    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+    asked = Question(model=ask_for, temperature=0.0 if greedy else 1.0, max_tokens=max_tokens, stream=True)
+    with answering(of_policy(settings, policy), base=base, best=best) as found:
+        if question is not None:
+            _said(found, asked, (("user", question),))
+            return
+        typer.echo(f"{found.about}; {USE}")
+        _converse(found, asked)
+
+
+def _converse(found: Answering, asked: Question) -> None:
+    messages: tuple[tuple[str, str], ...] = ()
+    while line := _line():
+        if line == "/new":
+            messages = ()
+        elif line.startswith("/model "):
+            asked = _with(asked, model=line.removeprefix("/model ").strip())
+        else:
+            messages = (*messages, ("user", line))
+            try:
+                messages = (*messages, ("assistant", _said(found, asked, messages)))
+            except SwarmnodeError as error:
+                messages = messages[:-1]
+                typer.echo(f"{printable(error.message)}")
+
+
+def _line() -> str:
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return ""
+
+
+def _said(found: Answering, asked: Question, messages: tuple[tuple[str, str], ...]) -> str:
+    """Prints an answer as it comes, and returns it. Raises SwarmnodeError."""
+    try:
+        return asyncio.run(_print_answer(found.find(), _with(asked, messages=messages)))
+    except QuestionRefused as refusal:
+        raise SwarmnodeError(refusal.refused.message) from refusal
+
+
+async def _print_answer(path: str | None, question: Question) -> str:
+    said: list[str] = []
+    async with aclosing(ask(path, question)) as events:
+        async for event in events:
+            if isinstance(event, AnswerBegan):
+                typer.echo(f"[{event.model}] ", nl=False)
+            elif isinstance(event, Piece):
+                said.append(event.text)
+                typer.echo("\n".join(map(printable, event.text.split("\n"))), nl=False)
+    typer.echo("")
+    return "".join(said)
+
+
+def _with(question: Question, **changes: object) -> Question:
+    return msgspec.structs.replace(question, **changes)

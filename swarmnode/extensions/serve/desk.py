@@ -1,0 +1,309 @@
+"""The desk of an engine: it takes questions of people, and hands out answers token by token.
+
+desk_socket.py (a thread for each who asks) -> [Desk] -> shared_engine.py: a guest for each policy
+
+One thread drives the guests. While a round is generated it shares the steps of that round; while the policy
+trains, or rests, it takes the steps itself. Nothing runs while nobody asks.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from swarmnode.chat import ROLES, chat_text
+from swarmnode.errors import EngineError, ModelError, RequestRefused, SwarmnodeError
+from swarmnode.extensions.serve.questions import (
+    AnswerBegan,
+    AnswerEnded,
+    Event,
+    Models,
+    NoAnswer,
+    Piece,
+    Question,
+    QuestionRefused,
+)
+from swarmnode.extensions.serve.text_stream import TextStream
+from swarmnode.node.building.callers import CallerSource
+from swarmnode.rollout.engine import BASE_VERSION, Request, Sampled, SamplingParams
+from swarmnode.rollout.shared_engine import SharedGuest
+from swarmnode.types import FinishReason
+
+logger = logging.getLogger(__name__)
+
+MOST_SAMPLES_WAITING = 64
+"""Answers that are written or wait; whoever comes then is sent away for a while."""
+MOST_OF_A_CALLER = 16
+RETRY_AFTER_S = 2
+MOST_CHARS_OF_A_TOKEN = 32
+"""A prompt with more characters for each token that there is room for is refused unread."""
+WHILE_ASLEEP_S = 0.05
+HOTTEST = 2.0
+_MODEL = re.compile(r"(?P<name>policy(?:-[0-9]{1,2})?|base)(?:@(?P<version>[0-9]{1,9}))?")
+
+
+@dataclass(slots=True)
+class _Sample:
+    answer: "AnswerUnderWay"
+    number: int
+    text: TextStream
+    version: int
+    tokens: int = 0
+    """Number of its tokens that were told."""
+
+
+@dataclass(eq=False)
+class AnswerUnderWay:
+    """One question under way."""
+
+    question: Question
+    guest: SharedGuest
+    names: list[str] = field(default_factory=list[str])
+    """The ids of its requests that are not done."""
+    events: "SimpleQueue[Event]" = field(default_factory=SimpleQueue)
+
+
+class Desk:
+    """Answers questions with the policies of an engine. `with Desk(source) as desk:` runs it."""
+
+    def __init__(self, source: CallerSource) -> None:
+        self._source = source
+        self._guests = {name: source.shared.guest(f"people of {name}", of=name) for name in source.policies}
+        self._samples: dict[str, _Sample] = {}
+        self._of_callers: Counter[str] = Counter()
+        self._numbers = count()
+        self._changed = threading.Condition()
+        """Guards the two above; notified when somebody asks."""
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="desk", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._give_up(None, NoAnswer(503, "this node ends", "shutting_down"))
+        for guest in self._guests.values():
+            guest.close()
+
+    def models(self) -> Models:
+        """Returns the names of the models that can be asked now."""
+        names = [self._shown(label) for label in self._guests]
+        for label, guest in self._guests.items():
+            names += [f"{self._shown(label)}@{version}" for version in reversed(guest.versions)]
+        return Models((*names, "base"))
+
+    def ask(self, question: Question) -> AnswerUnderWay:
+        """Takes a question; its events begin with `AnswerBegan`. Raises QuestionRefused."""
+        guest, name, version = self._model(question.model)
+        prompt_ids = self._prompt_ids(question, guest.capabilities.max_length)
+        sampling = self._sampling(question, guest.capabilities.max_length - len(prompt_ids))
+        answer = AnswerUnderWay(question, guest)
+        with self._changed:
+            waiting = self._of_callers[question.caller]
+            in_all = len(self._samples) + question.samples
+            if self._closing:
+                raise QuestionRefused(NoAnswer(503, "this node ends", "shutting_down"))
+            if in_all > MOST_SAMPLES_WAITING or waiting + question.samples > MOST_OF_A_CALLER:
+                raise QuestionRefused(_too_many(yours=in_all <= MOST_SAMPLES_WAITING))
+            requests: list[Request] = []
+            for number in range(question.samples):
+                seed = None if question.seed is None else question.seed + number
+                own = SamplingParams(sampling.max_tokens, sampling.temperature, sampling.top_p, seed=seed)
+                # Whoever has fewer answers under way comes first.
+                requests.append(Request(f"{next(self._numbers)}", prompt_ids, own, version=version,
+                                        priority=waiting + number))  # fmt: skip
+            requests = self._submitted(guest, requests)
+            asked = requests[0].version
+            assert asked is not None, "a guest's request names its version"
+            for number, request in enumerate(requests):
+                stream = TextStream(self._source.renderer.decode, question.stop)
+                self._samples[request.request_id] = _Sample(answer, number, stream, asked)
+                answer.names.append(request.request_id)
+            self._of_callers[question.caller] += question.samples
+            answer.events.put(AnswerBegan("base" if asked == BASE_VERSION else f"{name}@{asked}", prompt_ids))
+            self._changed.notify_all()
+        return answer
+
+    def cancel(self, answer: AnswerUnderWay) -> None:
+        """Ends an answer that nobody waits for."""
+        with self._changed:
+            names = list(answer.names)
+            for name in names:
+                self._forget(name)
+        try:
+            answer.guest.abort(names)
+        except EngineError as error:
+            logger.debug("an answer could not be cancelled: %s", error)
+
+    # A question
+
+    def _shown(self, label: str) -> str:
+        return "policy" if len(self._guests) == 1 else label
+
+    def _model(self, model: str) -> tuple[SharedGuest, str, int | None]:
+        """Returns the guest that a model's name asks, the name without a version, and the version."""
+        found, labels = _MODEL.fullmatch(model), list(self._guests)
+        label = labels[0]
+        if found is not None and found["name"] not in ("policy", "base"):
+            label = found["name"] if len(labels) > 1 else ""
+        if found is None or label not in self._guests or (found["name"] == "base" and found["version"]):
+            raise QuestionRefused(self._no_model(model))
+        guest = self._guests[label]
+        if found["name"] == "base":
+            return guest, "base", BASE_VERSION
+        version = None if found["version"] is None else int(found["version"])
+        if version is not None and version not in guest.versions:
+            raise QuestionRefused(self._no_model(model))
+        return guest, self._shown(label), version
+
+    def _no_model(self, model: str) -> NoAnswer:
+        there = ", ".join(self.models().names)
+        return NoAnswer(
+            404, f"the model {model!r} does not exist: there are {there}", "model_not_found", "model"
+        )
+
+    def _prompt_ids(self, question: Question, longest: int) -> tuple[int, ...]:
+        renderer = self._source.renderer
+        chars = len(question.text) + sum(len(content) for _, content in question.messages)
+        if chars > longest * MOST_CHARS_OF_A_TOKEN or len(question.token_ids) >= longest:
+            raise QuestionRefused(
+                _too_long(f"it has {max(chars, len(question.token_ids))} characters", longest)
+            )
+        if question.token_ids:
+            return question.token_ids
+        if not question.messages:
+            return renderer.text_ids(question.text)
+        messages = [{"role": role, "content": content} for role, content in question.messages]
+        if unknown := {message["role"] for message in messages}.difference(ROLES):
+            roles = ", ".join(ROLES)
+            raise QuestionRefused(
+                NoAnswer(400, f"the role {min(unknown)!r} is none of {roles}", "invalid_value", "messages")
+            )
+        try:
+            return renderer.prompt_ids(chat_text(messages))
+        except ModelError as error:
+            raise QuestionRefused(NoAnswer(400, str(error), "invalid_value", "messages")) from error
+
+    def _sampling(self, question: Question, room: int) -> SamplingParams:
+        longest = question.max_tokens or min(self._source.max_tokens, max(1, room))
+        if longest > room:
+            raise QuestionRefused(
+                _too_long(f"{longest} tokens are asked for, there is room for {max(0, room)}", None)
+            )
+        if not 0 <= question.temperature <= HOTTEST:
+            raise QuestionRefused(
+                NoAnswer(400, f"temperature is between 0 and {HOTTEST:g}", "invalid_value", "temperature")
+            )
+        return SamplingParams(longest, question.temperature, question.top_p)
+
+    def _submitted(self, guest: SharedGuest, requests: list[Request]) -> list[Request]:
+        try:
+            named = [guest.named(request) for request in requests]
+            guest.submit(named)
+        except RequestRefused as error:
+            raise QuestionRefused(NoAnswer(400, error.message, "invalid_value")) from error
+        except EngineError as error:
+            raise QuestionRefused(_unavailable(error.message)) from error
+        return named
+
+    # The thread
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._samples and not self._closing:
+                    self._changed.wait()
+                if self._closing:
+                    return
+                asked = {id(one.answer.guest): one.answer.guest for one in self._samples.values()}
+            for guest in asked.values():
+                self._advance(guest)
+            if self._source.shared.resting:
+                time.sleep(WHILE_ASLEEP_S)
+
+    def _advance(self, guest: SharedGuest) -> None:
+        try:
+            outputs, in_flight = guest.advance()
+        except (SwarmnodeError, RuntimeError, MemoryError) as error:
+            logger.warning("answers to people are lost: %s", error)
+            self._give_up(guest, _unavailable(f"the engine failed: {error}"))
+            return
+        for output in outputs:
+            self._tell(output.request_id, output.sampled, output.finish)
+        for request in in_flight:
+            self._tell(request.request_id, request.sampled, None)
+
+    def _tell(self, name: str, sampled: Sampled, finish: FinishReason | None) -> None:
+        with self._changed:
+            sample = self._samples.get(name)
+            if sample is None:
+                return
+            answer = sample.answer
+            wanted = answer.question.stream or answer.question.stop or finish is not None
+            if not wanted or (finish is None and len(sampled) == sample.tokens):
+                return
+            if any(span.version != sample.version for span in sampled.spans):
+                self._forget(name)
+                answer.events.put(NoAnswer(500, "another version wrote some of this", "wrong_version"))
+                return
+            new = slice(sample.tokens, None)
+            tokens, text = sample.text.add(sampled.token_ids[new])
+            sample.tokens = len(sampled)
+            text += "" if finish is None else sample.text.end()
+            answer.events.put(
+                Piece(sample.number, text, tuple(tokens), sampled.token_ids[new], sampled.logprobs[new])
+            )
+            stopped = sample.text.stopped
+            if finish is None and not stopped:
+                return
+            self._forget(name)
+            if finish == "abort":
+                answer.events.put(_unavailable("the answer was cut off"))
+            else:
+                answer.events.put(AnswerEnded(sample.number, "stop" if stopped or finish is None else finish))
+        if finish is None:
+            answer.guest.abort([name])
+
+    def _forget(self, name: str) -> None:
+        if (sample := self._samples.pop(name, None)) is not None:
+            sample.answer.names.remove(name)
+            self._of_callers[sample.answer.question.caller] -= 1
+            self._of_callers += Counter()  # Without those that have nothing under way.
+
+    def _give_up(self, guest: SharedGuest | None, refused: NoAnswer) -> None:
+        """Tells all who asked this guest (None: any) that no answer will come."""
+        with self._changed:
+            lost = [
+                (name, one.answer) for name, one in self._samples.items() if guest in (None, one.answer.guest)
+            ]
+            for name, answer in lost:
+                self._forget(name)
+                answer.events.put(refused)
+
+
+def _too_many(*, yours: bool) -> NoAnswer:
+    whose = f"you have {MOST_OF_A_CALLER}" if yours else f"there are {MOST_SAMPLES_WAITING}"
+    why = f"{whose} answers under way at most: ask again later"
+    return NoAnswer(429, why, "rate_limit_exceeded", None, RETRY_AFTER_S)
+
+
+def _unavailable(why: str) -> NoAnswer:
+    return NoAnswer(503, why, "unavailable", None, RETRY_AFTER_S)
+
+
+def _too_long(why: str, longest: int | None) -> NoAnswer:
+    limit = "" if longest is None else f", prompt and answer have {longest} tokens at most"
+    return NoAnswer(400, f"this is too long: {why}{limit}", "context_length_exceeded", "messages")

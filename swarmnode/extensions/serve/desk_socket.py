@@ -1,0 +1,191 @@
+"""The desk of a process as a socket of this machine's user: no other user, and no other machine, can ask.
+
+serve_command.py, chat_command.py: desk_client.py -> [DeskSocket] -> desk.py
+
+A connection is one question. Whoever hangs up, or does not read for ten seconds, is no longer answered.
+"""
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import psutil
+
+from swarmnode.extensions.serve.desk import AnswerUnderWay, Desk
+from swarmnode.extensions.serve.questions import (
+    MOST_FRAME_BYTES,
+    AnswerEnded,
+    Event,
+    ListModels,
+    NoAnswer,
+    Question,
+    QuestionRefused,
+)
+from swarmnode.machine.storage import replace_file
+from swarmnode.node.building.callers import CallerSource
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 96
+PATIENCE_S = 10.0
+"""Seconds in which a client sends its question, and takes something of an answer that waits for it."""
+LOOK_EVERY_S = 0.25
+"""A client that hangs up is noticed this soon."""
+LENGTH_BYTES = 4
+NOTE = "desk.json"
+
+
+class DeskNote(msgspec.Struct, frozen=True):
+    """The note by which others find the desk of a running node."""
+
+    pid: int
+    socket: str
+
+
+def find_desk(state: Path) -> str | None:
+    """Returns the socket of the node that runs here; None: none does."""
+    try:
+        note = msgspec.json.decode((state / NOTE).read_bytes(), type=DeskNote)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return note.socket if psutil.pid_exists(note.pid) and Path(note.socket).exists() else None
+
+
+@contextmanager
+def open_desk(source: CallerSource) -> Generator[None]:
+    """Opens the engine of a node to this machine's user."""
+    with Desk(source) as desk, DeskSocket(desk) as opened:
+        note = source.state / NOTE
+        try:
+            replace_file(note, msgspec.json.encode(DeskNote(os.getpid(), opened.path)), mode=0o600)
+        except OSError as error:
+            logger.warning("`swarmnode chat` will not find this node: cannot write %s (%s)", note, error)
+        try:
+            yield
+        finally:
+            if find_desk(source.state) == opened.path:
+                note.unlink(missing_ok=True)
+
+
+class DeskSocket:
+    """Takes questions for a desk. `with DeskSocket(desk) as opened:` listens at `opened.path`."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._closing = False
+        self._thread = threading.Thread(target=self._listen, name="desk socket", daemon=True)
+
+    def __enter__(self) -> Self:
+        # A folder that only we may enter, and a path that is short enough for a socket.
+        self._folder = tempfile.mkdtemp(prefix="swarmnode-")
+        self.path = f"{self._folder}/desk"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(self.path)
+        self._socket.listen(MOST_CONNECTIONS)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._closing = True
+        self._socket.shutdown(socket.SHUT_RDWR)  # Wakes up whoever accepts.
+        self._thread.join()
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _listen(self) -> None:
+        while not self._closing:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(client,), name="desk client", daemon=True).start()
+            else:
+                client.close()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            with client:
+                client.settimeout(PATIENCE_S)
+                self._answer(client)
+        except (OSError, EOFError) as error:
+            logger.debug("a client of the desk left: %s", error)
+        finally:
+            self._places.release()
+
+    def _answer(self, client: socket.socket) -> None:
+        try:
+            asked = msgspec.msgpack.decode(_frame(client), type=ListModels | Question)
+            if isinstance(asked, ListModels):
+                _send(client, [self._desk.models()])
+                return
+            answer = self._desk.ask(asked)
+        except msgspec.DecodeError as error:
+            _send(client, [NoAnswer(400, str(error), "invalid_value")])
+            return
+        except QuestionRefused as refusal:
+            _send(client, [refusal.refused])
+            return
+        try:
+            self._pass_on(answer, client)
+        finally:
+            self._desk.cancel(answer)
+
+    def _pass_on(self, answer: AnswerUnderWay, client: socket.socket) -> None:
+        left = answer.question.samples
+        while left and not self._closing:
+            events: list[Event] = []
+            try:
+                events.append(answer.events.get(timeout=LOOK_EVERY_S))
+                while not answer.events.empty():
+                    events.append(answer.events.get())
+            except Empty:
+                if _has_hung_up(client):
+                    return
+                continue
+            _send(client, events)
+            if any(isinstance(event, NoAnswer) for event in events):
+                return
+            left -= sum(isinstance(event, AnswerEnded) for event in events)
+
+
+def _has_hung_up(client: socket.socket) -> bool:
+    try:
+        return not client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+
+
+def _frame(client: socket.socket) -> bytes:
+    length = int.from_bytes(_exactly(client, LENGTH_BYTES), "big")
+    if length > MOST_FRAME_BYTES:
+        raise EOFError(f"a frame of {length} bytes")
+    return _exactly(client, length)
+
+
+def _exactly(client: socket.socket, length: int) -> bytes:
+    found = bytearray()
+    while len(found) < length:
+        piece = client.recv(length - len(found))
+        if not piece:
+            raise EOFError("hung up")
+        found += piece
+    return bytes(found)
+
+
+def _send(client: socket.socket, events: list[Event]) -> None:
+    content = msgspec.msgpack.encode(events)
+    client.sendall(len(content).to_bytes(LENGTH_BYTES, "big") + content)

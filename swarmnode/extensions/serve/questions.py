@@ -1,0 +1,94 @@
+"""Questions to a policy and its answers, as they travel between a node and whoever asks it.
+
+api_routes.py, chat_command.py -> desk_client.py -> [Question] -> desk_socket.py -> desk.py
+                                              <- [AnswerBegan, Piece, AnswerEnded | NoAnswer]
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+MOST_FRAME_BYTES = 4 << 20
+MOST_SAMPLES = 8
+MOST_STOPS = 4
+LONGEST_STOP = 200
+"""Characters of a text that ends an answer."""
+
+
+class ListModels(msgspec.Struct, frozen=True, tag="models"):
+    """Asks for the names that `Question.model` may have."""
+
+
+class Question(msgspec.Struct, frozen=True, tag="question", kw_only=True):
+    """A prompt, and how it is to be answered. One of `messages`, `text` and `token_ids` is the prompt."""
+
+    model: str = "policy"
+    """`policy` (its newest version), `policy@12`, `policy-1` (the second of several) or `base`."""
+    messages: tuple[tuple[str, str], ...] = ()
+    """Roles and contents of a conversation."""
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    samples: Annotated[int, msgspec.Meta(ge=1, le=MOST_SAMPLES)] = 1
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_STOP)], ...],
+                    msgspec.Meta(max_length=MOST_STOPS)] = ()  # fmt: skip
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), lt=2**63 - MOST_SAMPLES)] | None = None
+    stream: bool = False
+    """True if pieces of an answer are wanted as they come."""
+    caller: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """The one who asks: callers share the engine fairly."""
+
+
+class Models(msgspec.Struct, frozen=True, tag="names"):
+    """The models that can be asked, the newest version of each policy first."""
+
+    names: tuple[str, ...]
+
+
+class AnswerBegan(msgspec.Struct, frozen=True, tag="began"):
+    """A question is accepted, and this version answers it to the end."""
+
+    model: str
+    prompt_ids: tuple[int, ...]
+
+
+class Piece(msgspec.Struct, frozen=True, tag="piece"):
+    """More of one sample. Text comes as soon as it is certain: it may lag behind the tokens."""
+
+    sample: int
+    text: str
+    tokens: tuple[str, ...]
+    """The text of each token."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class AnswerEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """The end of one sample."""
+
+    sample: int
+    finish: Literal["stop", "length"]
+
+
+class NoAnswer(msgspec.Struct, frozen=True, tag="refused"):
+    """A question that is not answered, or not to its end."""
+
+    status: int
+    """The status of HTTP that says so."""
+    message: str
+    code: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+Event = Models | AnswerBegan | Piece | AnswerEnded | NoAnswer
+
+
+class QuestionRefused(Exception):
+    """Raised with what is to be said instead of an answer."""
+
+    def __init__(self, refused: NoAnswer) -> None:
+        super().__init__(refused.message)
+        self.refused = refused

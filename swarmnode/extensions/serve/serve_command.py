@@ -1,0 +1,103 @@
+"""`swarmnode serve`: OpenAI's endpoints on what is being trained here, or on a checkpoint."""
+
+import socket
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from swarmnode.cli.settings import (
+    Assignments,
+    Base,
+    Best,
+    ConfigFile,
+    Home,
+    Model,
+    Policy,
+    Preset,
+    RunName,
+    of_policy,
+)
+from swarmnode.errors import ConfigError, PortInUse
+from swarmnode.extensions.page.bounded_protocol import MOST_CONNECTIONS, BoundedProtocol
+from swarmnode.extensions.serve.api_guard import ApiGuard
+from swarmnode.extensions.serve.api_routes import FindDesk, application
+from swarmnode.extensions.serve.standing_alone import answering
+from swarmnode.settings.config import SHORTEST_PASSWORD, is_loopback
+from swarmnode.settings.config_layers import load_settings
+
+MOST_HEADER_BYTES = 16 * 1024
+IDLE_S = 30
+LAST_ANSWERS_S = 2
+
+
+def serve(
+    host: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen on. Any other than this machine's own needs a key."),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free one.")] = 8000,
+    key: Annotated[
+        str,
+        typer.Option(
+            "--key",
+            envvar="SWARMNODE_SERVE_KEY",
+            show_envvar=True,
+            show_default=False,
+            help="Key that clients bring. Best set as the variable: others see a command line.",
+        ),
+    ] = "",
+    model: Model = None,
+    base: Base = False,
+    best: Best = False,
+    run: RunName = None,
+    policy: Policy = 0,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+) -> None:
+    """Answer as OpenAI's API does, with the policy that trains here now; without a running node, with its
+    newest checkpoint (or the best, or the base model)."""
+    if key and len(key) < SHORTEST_PASSWORD:
+        raise ConfigError(f"the key needs {SHORTEST_PASSWORD} characters or more", hint="choose a longer one")
+    if not key and not is_loopback(host):
+        raise ConfigError(
+            f"other machines can reach {host}", hint="set SWARMNODE_SERVE_KEY, or leave out --host"
+        )
+    flags = {"policy.model": model, "node.run": run}
+    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+    with (
+        _listening(host, port) as listening,
+        answering(of_policy(settings, policy), base=base, best=best) as found,
+    ):
+        shown = f"[{host}]" if ":" in host else host
+        typer.echo(f"serving {found.about} at http://{shown}:{listening.getsockname()[1]}/v1 (Ctrl-C ends)")
+        try:
+            api_server(found.find, host, key).run([listening])
+        except KeyboardInterrupt:
+            typer.echo("stopped serving")
+
+
+def api_server(find: FindDesk, host: str, key: str) -> uvicorn.Server:
+    """Returns the server of the endpoints, not yet running."""
+    guard = ApiGuard(application(find), bound=host, own_name=socket.gethostname(), key=key)
+    return uvicorn.Server(
+        uvicorn.Config(
+            guard, http=BoundedProtocol, ws="none", lifespan="off", loop="asyncio", interface="asgi3",
+            log_config=None, log_level="error", access_log=False, server_header=False, proxy_headers=False,
+            backlog=MOST_CONNECTIONS, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LAST_ANSWERS_S,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+        )
+    )  # fmt: skip
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+    except OSError as error:
+        raise PortInUse(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="choose another --port, or 0 for any free one",
+        ) from error

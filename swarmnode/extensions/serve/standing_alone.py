@@ -1,0 +1,52 @@
+"""Where the answers come from: the node that runs in this home, or a checkpoint of it.
+
+serve_command.py, chat_command.py -> [answering] -> desk_socket.py of the node, or one of our own
+"""
+
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from swarmnode.extensions.serve.desk_socket import DeskSocket, find_desk
+from swarmnode.node.commands.offline import load_checkpoint, of_round
+from swarmnode.node.showing.screen import Screen
+from swarmnode.settings.config_layers import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Whoever answers."""
+
+    find: Callable[[], str | None]
+    """Finds the socket of the desk; None: there is none now."""
+    about: str
+
+
+@contextmanager
+def answering(settings: Settings, *, base: bool, best: bool) -> Generator[Answering]:
+    """Finds the node that runs in this home; without one, loads a checkpoint, or the base model where `base`
+    says so. Raises SwarmnodeError."""
+    state = settings.paths.state
+    if not base and not best and find_desk(state) is not None:
+        yield Answering(lambda: find_desk(state), "the running node")
+        return
+    with Screen() as screen:
+        local, checkpoint = load_checkpoint(
+            settings.config, settings.model, settings.paths,
+            base=base, best=best, progress=screen.progress, purpose="serve",
+        )  # fmt: skip
+    from swarmnode.extensions.serve.desk import Desk
+    from swarmnode.node.building.callers import CallerSource
+    from swarmnode.node.building.policies import label_of
+
+    longest = settings.config.rollout.max_tokens
+    source = CallerSource(local.shared, [label_of(0)], local.renderer, longest, state)
+    about = "the base model" if checkpoint is None else f"the checkpoint {of_round(checkpoint)}"
+    try:
+        with Desk(source) as desk, DeskSocket(desk) as opened:
+            yield Answering(lambda: opened.path, f"{settings.model}, {about}")
+    finally:
+        local.engine.close()

@@ -1,0 +1,118 @@
+"""The desk's socket and its client: this machine's user only, a question a connection, all bounded."""
+
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from contextlib import ExitStack, aclosing, suppress
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from swarmnode.extensions.serve import desk_client
+from swarmnode.extensions.serve.desk_socket import MOST_CONNECTIONS, find_desk, open_desk
+from swarmnode.extensions.serve.questions import Event, Piece, Question, QuestionRefused
+from swarmnode.node.building.callers import CallerSource
+from swarmnode.rollout.engine import Output
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.shared_engine import SharedEngine
+from swarmnode.testing.fake_engine import FakeEngine
+from tests.served import Letters, Served, says, served
+from tests.unit.rollout.test_shared_engine import until
+
+
+async def events_of(path: str | None, question: Question) -> list[Event]:
+    async with aclosing(desk_client.ask(path, question)) as events:
+        return [event async for event in events]
+
+
+def connected(at: Served) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.connect(at.path)
+    client.settimeout(20)
+    return client
+
+
+async def test_a_question_is_answered_over_the_socket() -> None:
+    with served(says("hello")) as at:
+        events = await events_of(at.path, Question(text="hi", stream=True))
+        assert await desk_client.models(at.path) == ("policy", "policy@0", "base")
+    assert "".join(event.text for event in events if isinstance(event, Piece)) == "hello"
+
+
+async def test_a_refusal_travels() -> None:
+    with served(says("hello")) as at, pytest.raises(QuestionRefused, match="gpt-4"):
+        await events_of(at.path, Question(model="gpt-4", text="hi"))
+    for gone in (at.path, None):
+        with pytest.raises(QuestionRefused, match="does not answer"):
+            await events_of(gone, Question(text="hi"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff" * 8,
+        b"\x00\x00\x00\x01\xc1",
+        b"\x00\x00\x00\x00",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x05" + msgspec.msgpack.encode({"a": 1}),
+    ],
+)
+async def test_nonsense_ends_its_own_connection(content: bytes) -> None:
+    with served(says("hello")) as at:
+        with connected(at) as client:
+            client.sendall(content)
+            client.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionError):
+                while client.recv(1000):
+                    pass
+        assert len(await events_of(at.path, Question(text="hi"))) == 3
+
+
+async def test_whoever_hangs_up_is_no_longer_answered() -> None:
+    class Stuck(FakeEngine):
+        def step(self) -> Sequence[Output]:
+            return ()
+
+    engine = Stuck(lambda request: (1,))
+    with served(engine) as at:
+        async with aclosing(desk_client.ask(at.path, Question(text="hi"))) as events:
+            await anext(events)
+            assert at.shared.rows <= 1
+        until(lambda: not at.desk._samples and engine.stats().running + engine.stats().waiting == 0)
+
+
+async def test_connections_are_bounded_and_the_next_one_is_served_again() -> None:
+    with served(says("hello")) as at:
+        with ExitStack() as stack:
+            held = [stack.enter_context(connected(at)) for _ in range(MOST_CONNECTIONS + 8)]
+            assert _is_turned_away(held[-1])
+        for _ in range(1000):
+            with suppress(QuestionRefused):
+                assert len(await events_of(at.path, Question(text="hi"))) == 3
+                return
+        raise AssertionError("nobody is served any more")
+
+
+def _is_turned_away(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_running_desk_is_found_by_its_note_and_only_its_user_may_enter(tmp_path: Path) -> None:
+    shared = SharedEngine(says("hello"), members=1)
+    shared.member("policy-0")
+    source = CallerSource(shared, ["policy-0"], cast(Renderer, Letters()), 16, tmp_path)
+    assert find_desk(tmp_path) is None
+    with open_desk(source):
+        path = find_desk(tmp_path)
+        assert path is not None
+        assert stat.S_IMODE(os.stat(Path(path).parent).st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(tmp_path / "desk.json").st_mode) == 0o600
+    assert find_desk(tmp_path) is None and not Path(path).parent.exists()
+    (tmp_path / "desk.json").write_text("{")
+    assert find_desk(tmp_path) is None
