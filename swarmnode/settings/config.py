@@ -292,7 +292,7 @@ class TasksConfig(Section):
 class RolloutConfig(Section):
     groups: int = Field(default=8, ge=1, le=1024)
     """Groups generated per round. All are shared; how many train depends on what peers sent."""
-    group_size: int = Field(default=8, ge=2, le=512)
+    group_size: int = Field(default=8, ge=2, le=64)
     """Completions per example (G)."""
     max_tokens: int = Field(default=512, ge=1)
     """Longest completion in tokens; in a conversation, the environment's messages count, too."""
