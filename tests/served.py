@@ -1,4 +1,4 @@
-"""A desk over a scripted engine, and the endpoints on it, for tests of those who ask."""
+"""A service over a scripted engine, and the endpoints on it, for tests of those who ask."""
 
 import socket
 import threading
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from swarmnode.extensions.serve.desk import Desk
-from swarmnode.extensions.serve.desk_socket import DeskSocket
+from swarmnode.extensions.serve.answering_service import AnsweringService
+from swarmnode.extensions.serve.answering_socket import AnsweringSocket
 from swarmnode.extensions.serve.serve_command import api_server
 from swarmnode.node.building.callers import CallerSource
 from swarmnode.rollout.engine import Engine, Request
@@ -50,27 +50,27 @@ def repeats() -> FakeEngine:
 
 @dataclass(frozen=True)
 class Served:
-    """A policy in training, and the desk beside it."""
+    """A policy in training, and the service beside it."""
 
     policy: SharedMember
-    desk: Desk
+    service: AnsweringService
     shared: SharedEngine
     path: str
 
 
 @contextmanager
 def served(engine: Engine, state: Path = Path("/nowhere")) -> Iterator[Served]:
-    """Runs a desk on the only policy of an engine."""
+    """Runs a service on the only policy of an engine."""
     shared = SharedEngine(engine, members=1)
     policy = shared.member("policy-0")
     source = CallerSource(shared, ["policy-0"], cast(Renderer, Letters()), 16, state)
-    with Desk(source) as desk, DeskSocket(desk) as opened:
-        yield Served(policy, desk, shared, opened.path)
+    with AnsweringService(source) as service, AnsweringSocket(service) as opened:
+        yield Served(policy, service, shared, opened.path)
 
 
 @contextmanager
 def endpoints(path: str | None, *, key: str = "") -> Generator[str]:
-    """Runs the endpoints on a desk; yields their address."""
+    """Runs the endpoints on a service; yields their address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = api_server(lambda: path, "127.0.0.1", key)
         thread = threading.Thread(target=server.run, args=([listening],))

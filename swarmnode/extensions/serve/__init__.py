@@ -3,7 +3,7 @@
 from swarmnode.registry import Parts
 
 PARTS: Parts = {
-    "caller": {"people": "swarmnode.extensions.serve.desk_socket:open_desk"},
+    "caller": {"people": "swarmnode.extensions.serve.answering_socket:open_service"},
     "command": {
         "serve": "swarmnode.extensions.serve.serve_command:serve",
         "chat": "swarmnode.extensions.serve.chat_command:chat",

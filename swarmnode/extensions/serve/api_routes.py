@@ -1,6 +1,6 @@
 """OpenAI's endpoints.
 
-api_guard.py -> [application] -> openai_requests.py -> desk_client.py -> openai_answers.py
+api_guard.py -> [application] -> openai_requests.py -> answering_client.py -> openai_answers.py
 
 GET /v1/models    POST /v1/chat/completions    POST /v1/completions    GET /healthz
 """
@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive
 
-from swarmnode.extensions.serve import desk_client
+from swarmnode.extensions.serve import answering_client
 from swarmnode.extensions.serve.openai_answers import AnswerForm, JsonObject, error_content
 from swarmnode.extensions.serve.openai_requests import Asked, read_chat, read_completion
 from swarmnode.extensions.serve.questions import AnswerBegan, Event, NoAnswer, QuestionRefused
@@ -25,13 +25,13 @@ MOST_BODY_BYTES = 1 << 20
 MODEL_HEADER = "X-Swarmnode-Model"
 """The version that writes an answer, as in the field `model`."""
 
-FindDesk = Callable[[], str | None]
+FindService = Callable[[], str | None]
 
 
 class ApiRoutes:
-    """The endpoints over the desk that `find` finds at each request: a node may end and begin again."""
+    """The endpoints over the service that `find` finds at each request: a node may end and begin again."""
 
-    def __init__(self, find: FindDesk) -> None:
+    def __init__(self, find: FindService) -> None:
         self._find = find
 
     def routes(self) -> list[Route]:
@@ -46,7 +46,7 @@ class ApiRoutes:
 
     async def _models(self, request: HttpRequest) -> Response:
         try:
-            names = await desk_client.models(self._find())
+            names = await answering_client.models(self._find())
         except QuestionRefused as refusal:
             return refused_response(refusal.refused)
         return JSONResponse({"object": "list", "data": [_card(name) for name in names]})
@@ -54,7 +54,7 @@ class ApiRoutes:
     async def _model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
         try:
-            names = await desk_client.models(self._find())
+            names = await answering_client.models(self._find())
         except QuestionRefused as refusal:
             return refused_response(refusal.refused)
         if name not in names:
@@ -74,7 +74,7 @@ class ApiRoutes:
             asked = read(await _content(request))
             caller = request.client.host if request.client is not None else ""
             question = msgspec.structs.replace(asked.question, caller=caller)
-            events = desk_client.ask(self._find(), question)
+            events = answering_client.ask(self._find(), question)
             began = await anext(events)
             assert isinstance(began, AnswerBegan), "a question's first event"
             form = AnswerForm(asked, began)
@@ -89,7 +89,7 @@ class ApiRoutes:
             return refused_response(refusal.refused)
 
 
-def application(find: FindDesk) -> Starlette:
+def application(find: FindService) -> Starlette:
     """Returns the application of the endpoints."""
     return Starlette(
         routes=ApiRoutes(find).routes(), exception_handlers={404: _no_such_path, 405: _no_such_path}

@@ -22,7 +22,7 @@ from swarmnode.cli.settings import (
     of_policy,
 )
 from swarmnode.errors import SwarmnodeError
-from swarmnode.extensions.serve.desk_client import ask
+from swarmnode.extensions.serve.answering_client import ask
 from swarmnode.extensions.serve.questions import AnswerBegan, Piece, Question, QuestionRefused
 from swarmnode.extensions.serve.standing_alone import Answering, answering
 from swarmnode.printable import printable

@@ -1,6 +1,6 @@
 """Answers in the form of OpenAI's, whole and in pieces.
 
-desk_client.py (events) -> [whole, chunks] -> api_routes.py
+answering_client.py (events) -> [whole, chunks] -> api_routes.py
 """
 
 import secrets

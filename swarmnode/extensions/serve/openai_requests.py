@@ -1,6 +1,6 @@
 """Requests as OpenAI's clients write them, checked whole before anything is asked.
 
-api_routes.py (bytes) -> [read_chat, read_completion] -> Asked -> desk_client.py
+api_routes.py (bytes) -> [read_chat, read_completion] -> Asked -> answering_client.py
 
 A field that would change the answer and that this policy cannot follow is refused by name, unless it has the
 value that changes nothing.

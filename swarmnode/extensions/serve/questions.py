@@ -1,6 +1,6 @@
 """Questions to a policy and its answers, as they travel between a node and whoever asks it.
 
-api_routes.py, chat_command.py -> desk_client.py -> [Question] -> desk_socket.py -> desk.py
+api_routes.py, chat_command.py -> answering_client.py -> [Question] -> answering_socket.py -> answering_service.py
                                               <- [AnswerBegan, Piece, AnswerEnded | NoAnswer]
 """
 

@@ -21,7 +21,7 @@ from swarmnode.cli.settings import (
 from swarmnode.errors import ConfigError, PortInUse
 from swarmnode.extensions.page.bounded_protocol import MOST_CONNECTIONS, BoundedProtocol
 from swarmnode.extensions.serve.api_guard import ApiGuard
-from swarmnode.extensions.serve.api_routes import FindDesk, application
+from swarmnode.extensions.serve.api_routes import FindService, application
 from swarmnode.extensions.serve.standing_alone import answering
 from swarmnode.settings.config import SHORTEST_PASSWORD, is_loopback
 from swarmnode.settings.config_layers import load_settings
@@ -79,7 +79,7 @@ def serve(
             typer.echo("stopped serving")
 
 
-def api_server(find: FindDesk, host: str, key: str) -> uvicorn.Server:
+def api_server(find: FindService, host: str, key: str) -> uvicorn.Server:
     """Returns the server of the endpoints, not yet running."""
     guard = ApiGuard(application(find), bound=host, own_name=socket.gethostname(), key=key)
     return uvicorn.Server(

@@ -1,6 +1,6 @@
 """Where the answers come from: the node that runs in this home, or a checkpoint of it.
 
-serve_command.py, chat_command.py -> [answering] -> desk_socket.py of the node, or one of our own
+serve_command.py, chat_command.py -> [answering] -> answering_socket.py of the node, or one of our own
 """
 
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from swarmnode.extensions.serve.desk_socket import DeskSocket, find_desk
+from swarmnode.extensions.serve.answering_socket import AnsweringSocket, find_service
 from swarmnode.node.commands.offline import load_checkpoint, of_round
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config_layers import Settings
@@ -21,7 +21,7 @@ class Answering:
     """Whoever answers."""
 
     find: Callable[[], str | None]
-    """Finds the socket of the desk; None: there is none now."""
+    """Finds the socket of the service; None: there is none now."""
     about: str
 
 
@@ -30,15 +30,15 @@ def answering(settings: Settings, *, base: bool, best: bool) -> Generator[Answer
     """Finds the node that runs in this home; without one, loads a checkpoint, or the base model where `base`
     says so. Raises SwarmnodeError."""
     state = settings.paths.state
-    if not base and not best and find_desk(state) is not None:
-        yield Answering(lambda: find_desk(state), "the running node")
+    if not base and not best and find_service(state) is not None:
+        yield Answering(lambda: find_service(state), "the running node")
         return
     with Screen() as screen:
         local, checkpoint = load_checkpoint(
             settings.config, settings.model, settings.paths,
             base=base, best=best, progress=screen.progress, purpose="serve",
         )  # fmt: skip
-    from swarmnode.extensions.serve.desk import Desk
+    from swarmnode.extensions.serve.answering_service import AnsweringService
     from swarmnode.node.building.callers import CallerSource
     from swarmnode.node.building.policies import label_of
 
@@ -46,7 +46,7 @@ def answering(settings: Settings, *, base: bool, best: bool) -> Generator[Answer
     source = CallerSource(local.shared, [label_of(0)], local.renderer, longest, state)
     about = "the base model" if checkpoint is None else f"the checkpoint {of_round(checkpoint)}"
     try:
-        with Desk(source) as desk, DeskSocket(desk) as opened:
+        with AnsweringService(source) as service, AnsweringSocket(service) as opened:
             yield Answering(lambda: opened.path, f"{settings.model}, {about}")
     finally:
         local.engine.close()

@@ -1,6 +1,6 @@
 """The text of an answer while its tokens come: whole characters only, and nothing behind a stop text.
 
-desk.py (token ids) -> [TextStream] -> text that is certain
+answering_service.py (token ids) -> [TextStream] -> text that is certain
 """
 
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from swarmnode.extensions.serve.desk import MOST_OF_A_CALLER
+from swarmnode.extensions.serve.answering_service import MOST_OF_A_CALLER
 from swarmnode.extensions.serve.questions import Question
 from swarmnode.rollout.engine import Output, PolicyUpdate
 from swarmnode.testing.fake_engine import FakeEngine
@@ -124,7 +124,7 @@ def test_too_many_answers_are_refused_with_a_time_to_come_again() -> None:
 
     with served(Stuck(lambda request: (1,))) as at, endpoints(at.path) as url:
         for _ in range(MOST_OF_A_CALLER):
-            at.desk.ask(Question(text="a", caller="127.0.0.1"))
+            at.service.ask(Question(text="a", caller="127.0.0.1"))
         body = json.dumps({"model": "policy", "prompt": "hi"})
         status, headers, content = send(url, "POST", "/v1/completions", body)
         assert (status, headers["retry-after"]) == (429, "2")
@@ -142,9 +142,9 @@ def test_who_leaves_before_the_answer_is_no_longer_answered() -> None:
             connection = http.client.HTTPConnection(str(where.hostname), where.port)
             body = json.dumps({"model": "policy", "prompt": "hi", "stream": stream})
             connection.request("POST", "/v1/completions", body)
-            until(lambda: bool(at.desk._samples))
+            until(lambda: bool(at.service._samples))
             connection.close()
-            until(lambda: not at.desk._samples)
+            until(lambda: not at.service._samples)
 
 
 def test_without_a_node_the_endpoints_say_so() -> None:

@@ -1,6 +1,6 @@
-"""The desk of an engine: it takes questions of people, and hands out answers token by token.
+"""The answering service of an engine: it takes questions of people, and hands out answers token by token.
 
-desk_socket.py (a thread for each who asks) -> [Desk] -> shared_engine.py: a guest for each policy
+answering_socket.py (a thread for each who asks) -> [AnsweringService] -> shared_engine.py: a guest a policy
 
 One thread drives the guests. While a round is generated it shares the steps of that round; while the policy
 trains, or rests, it takes the steps itself. Nothing runs while nobody asks.
@@ -69,8 +69,8 @@ class AnswerUnderWay:
     events: "SimpleQueue[Event]" = field(default_factory=SimpleQueue)
 
 
-class Desk:
-    """Answers questions with the policies of an engine. `with Desk(source) as desk:` runs it."""
+class AnsweringService:
+    """Answers questions with the policies of an engine, while its `with` block lasts."""
 
     def __init__(self, source: CallerSource) -> None:
         self._source = source
@@ -81,7 +81,7 @@ class Desk:
         self._changed = threading.Condition()
         """Guards the two above; notified when somebody asks."""
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="desk", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="service", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

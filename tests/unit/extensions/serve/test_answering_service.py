@@ -1,11 +1,15 @@
-"""The desk: who is answered, by which version, and who is sent away."""
+"""The service: who is answered, by which version, and who is sent away."""
 
 from collections.abc import Sequence
 
 import pytest
 
 from swarmnode.errors import EngineError
-from swarmnode.extensions.serve.desk import MOST_OF_A_CALLER, MOST_SAMPLES_WAITING, AnswerUnderWay
+from swarmnode.extensions.serve.answering_service import (
+    MOST_OF_A_CALLER,
+    MOST_SAMPLES_WAITING,
+    AnswerUnderWay,
+)
 from swarmnode.extensions.serve.questions import (
     AnswerBegan,
     AnswerEnded,
@@ -41,14 +45,14 @@ def update(version: int) -> PolicyUpdate:
 
 def refused(question: Question, **limits: int) -> NoAnswer:
     with served(says("yes", **limits)) as at, pytest.raises(QuestionRefused) as refusal:
-        at.desk.ask(question)
+        at.service.ask(question)
     return refusal.value.refused
 
 
 def test_an_answer_comes_token_by_token_where_that_is_asked_for() -> None:
     with served(says("hello")) as at:
-        streamed = all_of(at.desk.ask(Question(text="hi", stream=True)))
-        whole = all_of(at.desk.ask(Question(text="hi")))
+        streamed = all_of(at.service.ask(Question(text="hi", stream=True)))
+        whole = all_of(at.service.ask(Question(text="hi")))
     assert text_of(streamed) == text_of(whole) == "hello"
     assert isinstance(streamed[0], AnswerBegan) and streamed[0].prompt_ids == (104, 105)
     assert sum(isinstance(event, Piece) for event in whole) == 1
@@ -61,9 +65,9 @@ def test_every_version_that_is_kept_can_be_named_and_says_its_name() -> None:
     with served(repeats()) as at:
         at.policy.set_policy(update(3))
         at.policy.set_policy(update(4))
-        assert at.desk.models().names == ("policy", "policy@4", "policy@3", "policy@0", "base")
+        assert at.service.models().names == ("policy", "policy@4", "policy@3", "policy@0", "base")
         named = {
-            model: all_of(at.desk.ask(Question(model=model, text="a")))[0]
+            model: all_of(at.service.ask(Question(model=model, text="a")))[0]
             for model in ("policy", "policy@3", "base")
         }
     assert {model: began.model for model, began in named.items() if isinstance(began, AnswerBegan)} == {
@@ -82,14 +86,14 @@ def test_an_unknown_model_is_refused_with_those_that_there_are(model: str) -> No
 
 def test_a_stop_text_ends_an_answer_and_its_request() -> None:
     with served(says("one END two")) as at:
-        events = all_of(at.desk.ask(Question(text="a", stop=("END",), max_tokens=16)))
+        events = all_of(at.service.ask(Question(text="a", stop=("END",), max_tokens=16)))
         assert text_of(events) == "one "
         assert at.shared.rows == 0
 
 
 def test_several_samples_have_seeds_of_their_own() -> None:
     with served(says("ab")) as at:
-        events = all_of(at.desk.ask(Question(text="a", samples=3, seed=5)))
+        events = all_of(at.service.ask(Question(text="a", samples=3, seed=5)))
     assert [text_of(events, sample) for sample in range(3)] == ["ab"] * 3
 
 
@@ -100,16 +104,16 @@ def test_too_much_is_refused_and_says_when_to_come_again() -> None:
 
     with served(Stuck(lambda request: (1,))) as at:
         for _ in range(MOST_OF_A_CALLER):
-            mine = at.desk.ask(Question(text="a", caller="me"))
+            mine = at.service.ask(Question(text="a", caller="me"))
         with pytest.raises(QuestionRefused, match="you have") as refusal:
-            at.desk.ask(Question(text="a", caller="me"))
+            at.service.ask(Question(text="a", caller="me"))
         assert (refusal.value.refused.status, refusal.value.refused.retry_after_s) == (429, 2)
         for number in range(MOST_SAMPLES_WAITING - MOST_OF_A_CALLER):
-            at.desk.ask(Question(text="a", caller=f"other {number}"))
+            at.service.ask(Question(text="a", caller=f"other {number}"))
         with pytest.raises(QuestionRefused, match="there are"):
-            at.desk.ask(Question(text="a", caller="one more"))
-        at.desk.cancel(mine)
-        at.desk.ask(Question(text="a", caller="me"))
+            at.service.ask(Question(text="a", caller="one more"))
+        at.service.cancel(mine)
+        at.service.ask(Question(text="a", caller="me"))
 
 
 @pytest.mark.parametrize(
@@ -145,10 +149,10 @@ def test_an_engine_that_fails_tells_everybody_and_goes_on_later() -> None:
 
     engine = Breaks(lambda request: (65, 0))
     with served(engine) as at:
-        [_, found] = all_of(at.desk.ask(Question(text="a")))
+        [_, found] = all_of(at.service.ask(Question(text="a")))
         assert isinstance(found, NoAnswer) and found.status == 503 and "the card is gone" in found.message
         engine.broken = False
-        assert text_of(all_of(at.desk.ask(Question(text="a")))) == "A"
+        assert text_of(all_of(at.service.ask(Question(text="a")))) == "A"
 
 
 def test_a_node_that_ends_says_so() -> None:
@@ -157,18 +161,18 @@ def test_a_node_that_ends_says_so() -> None:
             return ()
 
     with served(Stuck(lambda request: (1,))) as at:
-        answer = at.desk.ask(Question(text="a"))
+        answer = at.service.ask(Question(text="a"))
     [_, found] = all_of(answer)
     assert isinstance(found, NoAnswer) and found.code == "shutting_down"
     with pytest.raises(QuestionRefused, match="ends"):
-        at.desk.ask(Question(text="a"))
+        at.service.ask(Question(text="a"))
 
 
 def test_updates_between_questions_lose_none_of_them() -> None:
     with served(repeats()) as at:
         answers: list[AnswerUnderWay] = []
         for version in range(1, 13):
-            answers.append(at.desk.ask(Question(text="abcdefgh", max_tokens=9, stream=True)))
+            answers.append(at.service.ask(Question(text="abcdefgh", max_tokens=9, stream=True)))
             at.policy.set_policy(update(version))
         found = [all_of(answer) for answer in answers]
     assert [text_of(events) for events in found] == ["abcdefgh"] * 12

@@ -1,4 +1,4 @@
-"""The desk's socket and its client: this machine's user only, a question a connection, all bounded."""
+"""The service's socket and its client: this machine's user only, a question a connection, all bounded."""
 
 import os
 import socket
@@ -11,8 +11,8 @@ from typing import cast
 import msgspec
 import pytest
 
-from swarmnode.extensions.serve import desk_client
-from swarmnode.extensions.serve.desk_socket import MOST_CONNECTIONS, find_desk, open_desk
+from swarmnode.extensions.serve import answering_client
+from swarmnode.extensions.serve.answering_socket import MOST_CONNECTIONS, find_service, open_service
 from swarmnode.extensions.serve.questions import Event, Piece, Question, QuestionRefused
 from swarmnode.node.building.callers import CallerSource
 from swarmnode.rollout.engine import Output
@@ -24,7 +24,7 @@ from tests.unit.rollout.test_shared_engine import until
 
 
 async def events_of(path: str | None, question: Question) -> list[Event]:
-    async with aclosing(desk_client.ask(path, question)) as events:
+    async with aclosing(answering_client.ask(path, question)) as events:
         return [event async for event in events]
 
 
@@ -38,7 +38,7 @@ def connected(at: Served) -> socket.socket:
 async def test_a_question_is_answered_over_the_socket() -> None:
     with served(says("hello")) as at:
         events = await events_of(at.path, Question(text="hi", stream=True))
-        assert await desk_client.models(at.path) == ("policy", "policy@0", "base")
+        assert await answering_client.models(at.path) == ("policy", "policy@0", "base")
     assert "".join(event.text for event in events if isinstance(event, Piece)) == "hello"
 
 
@@ -78,10 +78,10 @@ async def test_whoever_hangs_up_is_no_longer_answered() -> None:
 
     engine = Stuck(lambda request: (1,))
     with served(engine) as at:
-        async with aclosing(desk_client.ask(at.path, Question(text="hi"))) as events:
+        async with aclosing(answering_client.ask(at.path, Question(text="hi"))) as events:
             await anext(events)
             assert at.shared.rows <= 1
-        until(lambda: not at.desk._samples and engine.stats().running + engine.stats().waiting == 0)
+        until(lambda: not at.service._samples and engine.stats().running + engine.stats().waiting == 0)
 
 
 async def test_connections_are_bounded_and_the_next_one_is_served_again() -> None:
@@ -103,16 +103,16 @@ def _is_turned_away(client: socket.socket) -> bool:
         return True
 
 
-def test_a_running_desk_is_found_by_its_note_and_only_its_user_may_enter(tmp_path: Path) -> None:
+def test_a_running_service_is_found_by_its_note_and_only_its_user_may_enter(tmp_path: Path) -> None:
     shared = SharedEngine(says("hello"), members=1)
     shared.member("policy-0")
     source = CallerSource(shared, ["policy-0"], cast(Renderer, Letters()), 16, tmp_path)
-    assert find_desk(tmp_path) is None
-    with open_desk(source):
-        path = find_desk(tmp_path)
+    assert find_service(tmp_path) is None
+    with open_service(source):
+        path = find_service(tmp_path)
         assert path is not None
         assert stat.S_IMODE(os.stat(Path(path).parent).st_mode) == 0o700
-        assert stat.S_IMODE(os.stat(tmp_path / "desk.json").st_mode) == 0o600
-    assert find_desk(tmp_path) is None and not Path(path).parent.exists()
-    (tmp_path / "desk.json").write_text("{")
-    assert find_desk(tmp_path) is None
+        assert stat.S_IMODE(os.stat(tmp_path / "service.json").st_mode) == 0o600
+    assert find_service(tmp_path) is None and not Path(path).parent.exists()
+    (tmp_path / "service.json").write_text("{")
+    assert find_service(tmp_path) is None

@@ -1,6 +1,6 @@
-"""Asks the desk of a process of this machine's user.
+"""Asks the service of a process of this machine's user.
 
-api_routes.py, chat_command.py -> [ask, models] -> desk_socket.py
+api_routes.py, chat_command.py -> [ask, models] -> answering_socket.py
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from swarmnode.extensions.serve.desk_socket import LENGTH_BYTES
+from swarmnode.extensions.serve.answering_socket import LENGTH_BYTES
 from swarmnode.extensions.serve.questions import (
     AnswerEnded,
     Event,

@@ -1,6 +1,6 @@
-"""The desk of a process as a socket of this machine's user: no other user, and no other machine, can ask.
+"""The service of a process as a socket of this machine's user: no other user, and no other machine, can ask.
 
-serve_command.py, chat_command.py: desk_client.py -> [DeskSocket] -> desk.py
+serve_command.py, chat_command.py: answering_client.py -> [AnsweringSocket] -> answering_service.py
 
 A connection is one question. Whoever hangs up, or does not read for ten seconds, is no longer answered.
 """
@@ -21,7 +21,7 @@ from typing import Self
 import msgspec
 import psutil
 
-from swarmnode.extensions.serve.desk import AnswerUnderWay, Desk
+from swarmnode.extensions.serve.answering_service import AnsweringService, AnswerUnderWay
 from swarmnode.extensions.serve.questions import (
     MOST_FRAME_BYTES,
     AnswerEnded,
@@ -42,54 +42,54 @@ PATIENCE_S = 10.0
 LOOK_EVERY_S = 0.25
 """A client that hangs up is noticed this soon."""
 LENGTH_BYTES = 4
-NOTE = "desk.json"
+NOTE = "service.json"
 
 
-class DeskNote(msgspec.Struct, frozen=True):
-    """The note by which others find the desk of a running node."""
+class SocketNote(msgspec.Struct, frozen=True):
+    """The note by which others find the service of a running node."""
 
     pid: int
     socket: str
 
 
-def find_desk(state: Path) -> str | None:
+def find_service(state: Path) -> str | None:
     """Returns the socket of the node that runs here; None: none does."""
     try:
-        note = msgspec.json.decode((state / NOTE).read_bytes(), type=DeskNote)
+        note = msgspec.json.decode((state / NOTE).read_bytes(), type=SocketNote)
     except (OSError, msgspec.DecodeError):
         return None
     return note.socket if psutil.pid_exists(note.pid) and Path(note.socket).exists() else None
 
 
 @contextmanager
-def open_desk(source: CallerSource) -> Generator[None]:
+def open_service(source: CallerSource) -> Generator[None]:
     """Opens the engine of a node to this machine's user."""
-    with Desk(source) as desk, DeskSocket(desk) as opened:
+    with AnsweringService(source) as service, AnsweringSocket(service) as opened:
         note = source.state / NOTE
         try:
-            replace_file(note, msgspec.json.encode(DeskNote(os.getpid(), opened.path)), mode=0o600)
+            replace_file(note, msgspec.json.encode(SocketNote(os.getpid(), opened.path)), mode=0o600)
         except OSError as error:
             logger.warning("`swarmnode chat` will not find this node: cannot write %s (%s)", note, error)
         try:
             yield
         finally:
-            if find_desk(source.state) == opened.path:
+            if find_service(source.state) == opened.path:
                 note.unlink(missing_ok=True)
 
 
-class DeskSocket:
-    """Takes questions for a desk. `with DeskSocket(desk) as opened:` listens at `opened.path`."""
+class AnsweringSocket:
+    """Takes questions for a service. `with AnsweringSocket(service) as opened:` listens at `opened.path`."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, service: AnsweringService) -> None:
+        self._service = service
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._closing = False
-        self._thread = threading.Thread(target=self._listen, name="desk socket", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="service socket", daemon=True)
 
     def __enter__(self) -> Self:
         # A folder that only we may enter, and a path that is short enough for a socket.
         self._folder = tempfile.mkdtemp(prefix="swarmnode-")
-        self.path = f"{self._folder}/desk"
+        self.path = f"{self._folder}/service"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(self.path)
         self._socket.listen(MOST_CONNECTIONS)
@@ -112,7 +112,9 @@ class DeskSocket:
             except OSError:
                 return
             if self._places.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(client,), name="desk client", daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=(client,), name="service client", daemon=True
+                ).start()
             else:
                 client.close()
 
@@ -122,7 +124,7 @@ class DeskSocket:
                 client.settimeout(PATIENCE_S)
                 self._answer(client)
         except (OSError, EOFError) as error:
-            logger.debug("a client of the desk left: %s", error)
+            logger.debug("a client of the service left: %s", error)
         finally:
             self._places.release()
 
@@ -130,9 +132,9 @@ class DeskSocket:
         try:
             asked = msgspec.msgpack.decode(_frame(client), type=ListModels | Question)
             if isinstance(asked, ListModels):
-                _send(client, [self._desk.models()])
+                _send(client, [self._service.models()])
                 return
-            answer = self._desk.ask(asked)
+            answer = self._service.ask(asked)
         except msgspec.DecodeError as error:
             _send(client, [NoAnswer(400, str(error), "invalid_value")])
             return
@@ -142,7 +144,7 @@ class DeskSocket:
         try:
             self._pass_on(answer, client)
         finally:
-            self._desk.cancel(answer)
+            self._service.cancel(answer)
 
     def _pass_on(self, answer: AnswerUnderWay, client: socket.socket) -> None:
         left = answer.question.samples
