@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy
 
 from swarmnode.rollout.engine import Engine, InFlight, Output, PolicyUpdate, Request
-from swarmnode.rollout.schedule.concurrency_control import gain_ceiling
 
 TOLERANCE = 0.05
 """Relative errors beyond this count less and less: hiccups of a shared machine."""
@@ -129,6 +128,14 @@ def _fitted(steps: Sequence[Step], terms: int) -> list[float]:
         errors = abs(seconds - columns @ found) / seconds
         weights = 1 / seconds / numpy.sqrt(numpy.maximum(errors / TOLERANCE, 1.0))
     return [float(value) for value in found]
+
+
+def gain_ceiling(alpha: float, tail: float, round_requests: int, concurrency: int) -> float:
+    """Returns the largest gain of refilling over waiting for all, as a ratio of trained responses per second.
+
+    A synchronous round of N takes L_max steps of `a` and N * mean tokens of `b`; with C requests at any time
+    it is N * mean / C steps for the same tokens."""
+    return (alpha * tail / round_requests + 1) / (alpha / concurrency + 1)
 
 
 def ceilings(

@@ -27,7 +27,7 @@ from swarmnode.network.daemon.daemon_supervisor import PROBE_INTERVAL_S
 from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.host import Subscription
 
-TOPIC = "/swarmnode/3/benchmark/rollouts/0"
+TOPIC = "/swarmnode/4/benchmark/rollouts/0"
 PUBLISH_EVERY_S = 0.02
 ROUND_TIMEOUT_S = 60.0
 

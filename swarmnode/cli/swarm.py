@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from swarmnode.cli.settings import Assignments, Home, Json, Model, TaskSpecs
 from swarmnode.errors import ConfigError, NetworkError
@@ -28,7 +27,6 @@ from swarmnode.network.private.swarm_record import (
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.commands.local_swarm import SwarmPlan, run_local_swarm
 from swarmnode.node.showing.panel import age
-from swarmnode.node.showing.swarm_panel import SwarmPanel
 from swarmnode.settings.config_layers import load_config
 
 app = typer.Typer(invoke_without_command=True)
@@ -92,11 +90,7 @@ def swarm(
         compare_alone=compare_alone or homes is not None,
         homes=homes is not None,
     )
-    if sys.stderr.isatty():
-        panel = SwarmPanel(Console(stderr=True))
-        results = run_local_swarm(plan, home, panel.say, panel.watch)
-    else:
-        results = run_local_swarm(plan, home, show=lambda line: print(line, file=sys.stderr, flush=True))
+    results = run_local_swarm(plan, home, show=lambda line: print(line, file=sys.stderr, flush=True))
     print(msgspec.json.encode({"nodes": results}).decode())
 
 

@@ -124,7 +124,6 @@ class Exchange:
             prompt_ids,
             max_prompt_tokens=settings.max_prompt_tokens,
             max_completion_tokens=settings.max_completion_tokens,
-            answers_per_group=settings.answers_per_group,
             encode_turns=encode_turns,
         )
         self._fetcher = Fetcher(

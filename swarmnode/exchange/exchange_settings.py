@@ -1,15 +1,10 @@
 """Settings of an exchange: what an operator may set.
 
-`[exchange]` of the configuration -> [ExchangeSettings] -> Exchange
+`[exchange]` of the configuration, which checks them -> [ExchangeSettings] -> Exchange
 """
 
-import re
 from collections.abc import Container
 from dataclasses import dataclass
-
-from swarmnode.errors import ConfigError
-from swarmnode.exchange.limits import MAX_BODY_BYTES, MAX_GROUP_SIZE, MIN_GROUP_SIZE
-from swarmnode.settings.config import SWARM_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +15,6 @@ class ExchangeSettings:
     """Nodes exchange rollouts when they name the same swarm."""
     publishers: Container[str] | None = None
     """Peer ids whose groups are accepted, in a private swarm. None: anyone's."""
-    answers_per_group: int = 16
-    """Most answers of one group of others that are kept and trained on: of a larger group those whose rewards
-    differ most."""
     max_prompt_tokens: int = 4096
     """Longer prompts of others are left alone: our policy was not made for them."""
     max_completion_tokens: int = 4096
@@ -49,39 +41,6 @@ class ExchangeSettings:
     """Bodies served to all peers together."""
     private: bool = False
     """Nothing of ours is announced; what others announce is used all the same."""
-
-    def __post_init__(self) -> None:
-        _require(
-            re.fullmatch(SWARM_NAME, self.swarm), "swarm", "lower-case letters, digits, '.', '_' and '-'"
-        )
-        _require(
-            MIN_GROUP_SIZE <= self.answers_per_group <= MAX_GROUP_SIZE,
-            "answers_per_group",
-            f"between {MIN_GROUP_SIZE} and {MAX_GROUP_SIZE}",
-        )
-        _require(self.max_prompt_tokens >= 1, "max_prompt_tokens", "at least 1")
-        _require(self.max_completion_tokens >= 1, "max_completion_tokens", "at least 1")
-        _require(self.max_age_versions >= 0, "max_age_versions", "0 or more")
-        _require(self.max_age_s > 0, "max_age_s", "positive")
-        _require(self.buffer_groups >= 1, "buffer_groups", "at least 1")
-        _require(self.prefetch_groups >= 0, "prefetch_groups", "0 or more")
-        _require(self.fetch_concurrency >= 1, "fetch_concurrency", "at least 1")
-        _require(self.patience_s > 0, "patience_s", "positive")
-        _require(self.fetch_timeout_s > 0, "fetch_timeout_s", "positive")
-        _require(self.score_timeout_s > 0, "score_timeout_s", "positive")
-        _require(
-            self.store_bytes >= MAX_BODY_BYTES, "store_bytes", f"at least one body, {MAX_BODY_BYTES} bytes"
-        )
-        _require(
-            self.upload_bytes_per_s >= MAX_BODY_BYTES,
-            "upload_bytes_per_s",
-            f"at least {MAX_BODY_BYTES} bytes",
-        )
-
-
-def _require(holds: object, name: str, expected: str) -> None:
-    if not holds:
-        raise ConfigError(f"exchange setting {name} is out of range", hint=f"it must be {expected}")
 
 
 STRANGERS_TIMEOUT_S = 0.75 * ExchangeSettings().score_timeout_s

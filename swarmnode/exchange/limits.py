@@ -5,9 +5,9 @@
 Every node of a swarm must agree on those of what may travel.
 """
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the messages. It is part of the topic and stream names, so that two versions never meet. In
-version 1 a group had 64 answers at most; in version 2 a body was asked for without its author."""
+version 2 a body was asked for without its author; in version 3 a group could have 512 answers."""
 
 MAX_HEADER_BYTES = 1024
 """A signed header, whole. Gossip multiplies each byte by about 16 on the wire (reference/network.md 1.6)."""
@@ -21,10 +21,8 @@ MAX_RAW_BODY_BYTES = 4 * 1024 * 1024
 MIN_GROUP_SIZE = 2
 """One completion has no advantage over anything."""
 
-MAX_GROUP_SIZE = 512
-"""The widest group, as wide as published rollouts go (BroRL). What that costs us is bounded elsewhere: the
-bytes of a body as for narrow groups, the time of judging by LOOK_S, memory and training by
-`answers_per_group`."""
+MAX_GROUP_SIZE = 64
+"""The widest group, eight times the usual one."""
 
 MAX_COMPLETION_CHARS = 128 * 1024
 """The longest completion, about 32k tokens: more than any policy that fits a home machine writes."""
@@ -66,7 +64,7 @@ MAX_ANSWERED = 4096
 """Examples that we remember to have answered, so as to fetch what others answered to them."""
 
 MAX_BUFFER_BYTES = 64 * 1024 * 1024
-"""Bodies of the groups in the replay buffer, which a checkpoint keeps: wide groups have large ones."""
+"""Bodies of the groups in the replay buffer, which a checkpoint keeps."""
 
 PROVEN_AFTER = 4
 """Accepted groups that make an author a proven one: some rounds in which it was of use."""
@@ -156,8 +154,7 @@ MAX_CHARS_PER_TOKEN = 64
 seconds."""
 
 LOOK_S = 0.25
-"""A wide group is judged part by part, each as large as what we train on of it, and no part is begun after
-this time: so it takes the judge hardly longer than a narrow one. What is not looked at is not used."""
+"""Of the groups of a page of a library no further one is judged after this time."""
 
 PLAY_S = 3.0
 """A group's episodes are played again one after the other, and none goes on after this time; nor may a single

@@ -29,7 +29,7 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def seal(key: NodeKey, context: str, payload: bytes) -> bytes:
-    """Signs `payload` for one purpose, for example `seal(key, "swarmnode/3/rollout-header", header)`."""
+    """Signs `payload` for one purpose, for example `seal(key, "swarmnode/4/rollout-header", header)`."""
     return _encoder.encode(Envelope(key.peer_id, payload, key.sign(_signed_bytes(context, payload))))
 
 

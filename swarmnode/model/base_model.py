@@ -257,13 +257,6 @@ def enable_checkpointing(model: Any) -> int:
     return len(layers)
 
 
-def disable_checkpointing(model: Any) -> None:
-    """Undoes `enable_checkpointing`."""
-    for layer in model.modules():
-        if isinstance(layer.forward, _Recomputed):
-            layer.forward = layer.forward.forward
-
-
 def _fingerprint(model: Any) -> str:
     return fingerprint((name, p.shape, p.detach().flatten()) for name, p in sorted(model.named_parameters()))
 

@@ -45,13 +45,6 @@ def fuse_layers(model: nn.Module) -> int:
     return len(layers)
 
 
-def restore_layers(model: nn.Module) -> None:
-    """Undoes `fuse_layers`, once nothing else is in front of these layers (`disable_checkpointing`)."""
-    for layer, _ in _layers(model):
-        if isinstance(vars(layer).get("forward"), _DenseForward):
-            del layer.forward
-
-
 class _DenseForward:
     """Replaces the `forward` of one decoder layer; that of its class stays below."""
 

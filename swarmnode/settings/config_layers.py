@@ -23,7 +23,6 @@ from swarmnode.settings.config import KEYS, SECRET, SECTIONS, Config
 from swarmnode.settings.other_names import (
     ARGUMENTS_OF_TRL,
     NAMES_OF_TRL,
-    NO_LONGER_SETTINGS,
     WITHOUT_A_NAME_HERE,
 )
 
@@ -93,9 +92,8 @@ def merge_layers(layers: Iterable[ConfigLayer]) -> LoadedConfig:
     tree: dict[str, dict[str, Any]] = {}
     for layer in layers:
         for key, value in layer.values.items():
-            _require_current(key, value, layer.origin)
-            if key in NO_LONGER_SETTINGS:
-                continue
+            if key not in KEYS:
+                raise ConfigError(f"unknown setting {key!r} ({layer.origin})", hint=_closest(key))
             section, _, name = key.partition(".")
             tree.setdefault(section, {})[name] = value
             origins[key] = layer.origin
@@ -198,16 +196,6 @@ def _parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _require_current(key: str, value: Any, origin: str) -> None:
-    """Raises ConfigError for an unknown setting, and for one of before that says what does not hold now."""
-    for former in (key, f"{key}={value}"):
-        holds, instead = NO_LONGER_SETTINGS.get(former, (value, ""))
-        if value != holds:
-            raise ConfigError(f"{former} is no longer a setting ({origin})", hint=f"take it out: {instead}")
-    if key not in KEYS and key not in NO_LONGER_SETTINGS:
-        raise ConfigError(f"unknown setting {key!r} ({origin})", hint=_closest(key))
 
 
 def _closest(key: str) -> str:

@@ -2,12 +2,10 @@
 
 [NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
 [WITHOUT_A_NAME_HERE] -> config_layers.py
-[NO_LONGER_SETTINGS] -> config_layers.py, training/checkpoints/learning_settings.py (a checkpoint of before)
 [ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "num_generations": ("rollout.group_size", ""),
@@ -91,39 +89,3 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "environment_factory": "environment=",
 }
 """Equivalents in sn.Node, by argument of TRL's trainer or of its config."""
-
-NO_LONGER_SETTINGS: Mapping[str, tuple[Any, str]] = {
-    "exchange.adapt": (True, "less is taken while it works against us, unless a rule has adapts = False"),
-    "exchange.buffer_groups": (256, "room for 256 groups, or for 32 rounds where that is more"),
-    "exchange.book_size": (2000, "the book holds 2000 answers"),
-    "exchange.book_replayed": (64, "a round replays 64 answers; a rule of your own may say replayed = 128"),
-    "exchange.book_weight": (4.0, "the advantage of a replayed answer is 4"),
-    "exchange.mend": ("auto", "answers of strangers are cut; a rule of your own may say mends = False"),
-    "exchange.max_age": (8, "external groups are trained on for 8 policy versions"),
-    "exchange.rule=hacpo": (None, "an example now: with examples/ on PYTHONPATH it is rules.hacpo:Hacpo"),
-    "exchange.rule=rescue": (None, "an example now: with examples/ on PYTHONPATH it is rules.rescue:Rescue"),
-    "exchange.shaped": (False, "a rule of your own may give Lessons(shaped=True)"),
-    "exchange.shards": (1, "all headers of a swarm are on one topic"),
-    "exchange.teachers": ("measured", "a rule of your own may say measures_teachers = False"),
-    "pipeline.depth": (None, "rollouts take the paths that they are trained along"),
-    "pipeline.step_timeout_s": (60.0, "members wait 60 s for each other"),
-    "rollout.budget": ("fixed", "every example gets rollout.group_size answers"),
-    "rollout.concurrency": (None, "it follows from the cost of a step; rollout.slots bounds it"),
-    "rollout.over_provision": (2.0, "mode april asks for twice as many groups as are wanted"),
-    "training.correction": ("tis", "tokens of another version are weighted by truncated importance sampling"),
-    "training.correction_cap": (2.0, "tokens of another version have weights of 2 at most"),
-    "training.correction_high": (5.0, "only icepop and decoupled had it, which are gone"),
-    "training.correction_low": (0.5, "only icepop had it, which is gone"),
-    "training.entropy_coef": (0.0, "the entropy is measured, and nothing is added to the loss for it"),
-    "training.lora": ("auto", "LoRA layers are fused, with our kernel where it was measured to be faster"),
-    "training.max_policy_lag": (None, "rollout.max_lag bounds the age of own tokens"),
-    "training.overlong_penalty": (1.0, "TRL's get_soft_overlong_punishment is a reward: tasks.reward"),
-    "training.overlong_tokens": (0, "TRL's get_soft_overlong_punishment is a reward: tasks.reward"),
-    "training.packing": ("auto", "sequences are packed wherever the model gives the same numbers that way"),
-    "training.weight_decay": (
-        0.0,
-        "the adapter has none; training.kl_coef keeps it near the base",
-    ),
-}
-"""A setting of earlier versions, or one value of a setting -> the value that holds now, and where what it did
-has gone. A file that says that value is read as if it did not."""

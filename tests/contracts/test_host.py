@@ -20,7 +20,7 @@ from swarmnode.network.private.private_host import PrivateHost
 from swarmnode.network.private.swarm_key import SEAL_BYTES
 from tests.contracts.hosts import HostFactory, connected
 
-TOPIC = "/swarmnode/3/test/rollouts/0"
+TOPIC = "/swarmnode/4/test/rollouts/0"
 ECHO = "/swarmnode/test/echo/1"
 KIB = 1024
 

@@ -20,7 +20,7 @@ from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.streams import SocketStream
 from tests.contracts.hosts import p2pd_hosts
 
-TOPIC = "/swarmnode/3/test/rollouts/0"
+TOPIC = "/swarmnode/4/test/rollouts/0"
 KEY = NodeKey(b"\7" * 32)
 HONEST = Author.of(KEY)
 

@@ -17,8 +17,8 @@ from swarmnode.network.private.swarm_record import SwarmRecord, changed, file_of
 from swarmnode.network.streams import ByteStream, StreamHost
 from tests.contracts.hosts import HostFactory, member
 
-TOPIC = "/swarmnode/3/friends/rollouts/0"
-BODIES = "/swarmnode/rollouts/3"
+TOPIC = "/swarmnode/4/friends/rollouts/0"
+BODIES = "/swarmnode/rollouts/4"
 NAMESPACE = "/swarmnode/1/friends"
 HEADER, BODY, ASKED = b"the header of a group", b"the body of a group " * 50, b"which body is wanted"
 FOUNDER = NodeKey(b"f" * 32)

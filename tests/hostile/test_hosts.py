@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 ECHO = "/swarmnode/test/echo/1"
 NAMESPACE = "hostile"
-TOPIC = "/swarmnode/3/commons/rollouts/0"
+TOPIC = "/swarmnode/4/commons/rollouts/0"
 MIB = 2**20
 BOUND_MIB = 300
 """What a daemon may hold above what it held before."""

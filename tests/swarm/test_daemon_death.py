@@ -16,7 +16,7 @@ from swarmnode.network.daemon.hivemind_wheel import find_daemon
 from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.host import Subscription
 
-TOPIC = "/swarmnode/3/test/rollouts/0"
+TOPIC = "/swarmnode/4/test/rollouts/0"
 ECHO = "/swarmnode/test/echo/1"
 BACK_WITHIN_S = 10.0
 

@@ -1,6 +1,6 @@
 """Bodies on the wire: served to whoever asks, fetched by their hash.
 
-choose -> [BodyTransfer.fetch] -> stream /swarmnode/rollouts/3 -> [answer] of another node -> check_body
+choose -> [BodyTransfer.fetch] -> stream /swarmnode/rollouts/4 -> [answer] of another node -> check_body
                                                                       `-> holder.py -> the author
 
 A body comes from its author or from anyone who has it, or is connected to its author (holder.py). Request:

@@ -55,7 +55,6 @@ from swarmnode.exchange.validation.body_check import BodyRules, CheckedBody, che
 from swarmnode.exchange.validation.judge import Judge
 from swarmnode.exchange.validation.judge_time import JudgeTime
 from swarmnode.exchange.validation.unfit_tasks import UnfitTasks
-from swarmnode.exchange.wide_groups import narrowed
 from swarmnode.types import ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -214,8 +213,7 @@ class Fetcher:
 
     def _take_over(self, announcement: Announcement, given: Given) -> None:
         try:
-            group = narrowed(given.group, self._settings.answers_per_group, self._context.rng)
-            self._keep(announcement, given.body, CheckedBody(group, given.fingerprint))
+            self._keep(announcement, given.body, CheckedBody(given.group, given.fingerprint))
         except Rejected as rejected:
             self._ledger.let_go(Reason(rejected.reason))
 
@@ -410,7 +408,7 @@ class Fetcher:
         if self._context.trust_of(author) == "newcomer":
             self._vain.owe(size_bytes)
             self._vain_dials.owe(not self._bodies.routes.leads_to(author))
-        # Of a wide group we look at a part: its answers may be equal although those of the whole are not.
+        # Our judge may have had no time for those of its answers that differ.
         mishap = reason in (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.ZERO_ADVANTAGE)
         self._ledger.reputation.did_not_deliver(author, self._context.clock(), mishap=mishap)
 

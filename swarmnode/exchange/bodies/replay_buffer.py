@@ -91,7 +91,7 @@ class ReplayBuffer:
 
     def keep_within(self, size_bytes: int) -> int:
         """Let go of groups until their bodies take no more; returns how many. Each time the oldest one of the
-        author who takes most: wide groups of one do not displace those of others."""
+        author who takes most: large groups of one do not displace those of others."""
         before = len(self._groups)
         while (sizes := self._bytes_by_author()).total() > size_bytes:
             largest = sizes.most_common(1)[0][0]

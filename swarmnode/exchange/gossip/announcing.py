@@ -8,7 +8,6 @@ unfinished, unscored or without advantage, and texts that exceed the wire's boun
 those of strangers.
 """
 
-import random
 from dataclasses import asdict, dataclass, replace
 
 import msgspec
@@ -36,7 +35,6 @@ from swarmnode.exchange.messages import (
 )
 from swarmnode.exchange.validation.body_check import require_advantage
 from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
-from swarmnode.exchange.wide_groups import narrowed
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.tasks.task import MAX_ABS_REWARD
@@ -82,7 +80,7 @@ def compose(
         raise Rejected(Reason.GROUP_SIZE)
     if not for_library:
         require_advantage(group)
-    group, body = _packed(group, in_turns)
+    body = encode_body(_body(group, in_turns))
     header = _header(group, body, swarm=swarm, model=model, now=now)
     sealed = seal(key, HEADER_CONTEXT, encode_header(header))
     if len(sealed) > MAX_HEADER_BYTES:
@@ -124,19 +122,6 @@ def _that_ended(group: RolloutGroup) -> RolloutGroup:
         completions=tuple(group.completions[place] for place in ended),
         scores=tuple(group.scores[place] for place in ended),
     )
-
-
-def _packed(group: RolloutGroup, in_turns: bool) -> tuple[RolloutGroup, bytes]:
-    """A group and its body. Of one that fits into no body those answers that tell most: half of them, or half
-    of these. Raises Rejected."""
-    while True:
-        try:
-            return group, encode_body(_body(group, in_turns))
-        except Rejected as rejected:
-            half = len(group.completions) // 2
-            if rejected.reason != Reason.TOO_LARGE or half < MIN_GROUP_SIZE:
-                raise
-            group = narrowed(group, half, random.Random(0))
 
 
 def _body(group: RolloutGroup, in_turns: bool) -> Body:

@@ -1,6 +1,6 @@
 """Gossip of an exchange: every message of its topics is handed to who hears it.
 
-Publisher -> Host.publish -> topic /swarmnode/3/<swarm>/rollouts/0 -> [HeaderGossip.run] -> Inbox -> pool
+Publisher -> Host.publish -> topic /swarmnode/4/<swarm>/rollouts/0 -> [HeaderGossip.run] -> Inbox -> pool
 """
 
 import asyncio
@@ -19,7 +19,7 @@ def topic_of(swarm: str) -> str:
     """Returns the topic of a swarm's headers.
 
     >>> topic_of("commons")
-    '/swarmnode/3/commons/rollouts/0'
+    '/swarmnode/4/commons/rollouts/0'
     """
     return f"/swarmnode/{PROTOCOL}/{swarm}/rollouts/0"
 

@@ -1,6 +1,6 @@
 """Asking for help: who is never right says so, and who knows better announces it again or tries.
 
-node (0 of 16 on an example, 0 of 4096 on a task) -> [Helping.ask] -> topic /swarmnode/3/<swarm>/help/0
+node (0 of 16 on an example, 0 of 4096 on a task) -> [Helping.ask] -> topic /swarmnode/4/<swarm>/help/0
 that topic -> [Helping.hear] -> own finds of that example or task -> [Helping.answers] -> announced again
                             `-> examples of others -> [Helping.to_try] -> Node -> the learner tries them
 
@@ -98,7 +98,7 @@ def help_topic_of(swarm: str) -> str:
     """Returns the topic on which help is asked for in a swarm.
 
     >>> help_topic_of("commons")
-    '/swarmnode/3/commons/help/0'
+    '/swarmnode/4/commons/help/0'
     """
     return f"/swarmnode/{PROTOCOL}/{swarm}/help/0"
 

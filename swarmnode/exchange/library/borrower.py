@@ -158,7 +158,9 @@ class Borrower:
         """Ask peers again, AGAIN_S after the last search began: something here is never right."""
         self._wants_more = True
 
-    def stats(self) -> Borrowed:
+    @property
+    def borrowed(self) -> Borrowed:
+        """Gains from the libraries of others since the start."""
         return Borrowed(
             groups=self._groups,
             lenders=len(self._lenders),

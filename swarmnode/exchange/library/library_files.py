@@ -88,7 +88,6 @@ class Judging:
             lambda text: tuple(text.encode()),
             max_prompt_tokens=ANY_LENGTH.max_prompt_tokens,
             max_completion_tokens=ANY_LENGTH.max_completion_tokens,
-            look_s=float("inf"),
         )
 
     def knows(self, group: SignedGroup) -> bool:

@@ -22,7 +22,7 @@ from msgspec import Meta
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.limits import MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_NAME_CHARS, PROTOCOL
-from swarmnode.exchange.messages import Body, Header, decode_header, hash_body
+from swarmnode.exchange.messages import Header, decode_header, hash_body
 from swarmnode.exchange.validation.body_check import open_body
 from swarmnode.exchange.validation.header_check import open_header
 from swarmnode.identity.envelope import Envelope, decoded
@@ -82,11 +82,6 @@ def glance(sealed: bytes) -> tuple[str, Header]:
         raise Rejected(Reason.MALFORMED, f"{len(sealed)} bytes, at most {MAX_HEADER_BYTES}")
     envelope = decoded(_envelopes, sealed)
     return envelope.author, decode_header(envelope.payload)
-
-
-def answers_of(group: SignedGroup) -> Body:
-    """Return the answers of a group, as its author wrote them."""
-    return open_body(group.body, group.author, group.header)
 
 
 # ---- as lines of a file ----

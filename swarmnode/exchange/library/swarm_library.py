@@ -10,47 +10,28 @@ from collections.abc import Collection
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.bodies.fetcher import Fetcher
 from swarmnode.exchange.exchange_context import ExchangeContext
-from swarmnode.exchange.library.borrower import Borrowed, Borrower
+from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.library_pages import LibraryPages
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.types import RolloutGroup
 
 
-class SwarmLibrary:
-    """An exchange's part in the library. The exchange loads, serves and runs it."""
+class SwarmLibrary(Borrower):
+    """An exchange's part in the library: it borrows, and keeps and lends what it learnt from. The exchange
+    loads, serves and runs it."""
 
     def __init__(
         self, shelf: Shelf, context: ExchangeContext, bodies: BodyTransfer, fetcher: Fetcher
     ) -> None:
+        super().__init__(context, LibraryPages(context, shelf, bodies), shelf, bodies, fetcher)
         self.shelf = shelf
         self._settled = asyncio.Event()
         self._versions = [(task.name, task.version) for task in context.tasks.values()]
-        self._pages = LibraryPages(context, shelf, bodies)
-        self._borrower = Borrower(context, self._pages, shelf, bodies, fetcher)
 
     @property
     def pages_served(self) -> int:
         """Pages given to others."""
         return self._pages.served
-
-    @property
-    def waiting(self) -> int:
-        """Groups that were judged and wait to be drawn."""
-        return self._borrower.waiting
-
-    @property
-    def borrowed(self) -> Borrowed:
-        """Gains from the libraries of others since the start."""
-        return self._borrower.stats()
-
-    def draw(self, limit: int) -> list[RolloutGroup]:
-        """Take at most `limit` groups out of those that were borrowed and judged."""
-        return self._borrower.draw(limit)
-
-    def wants_more(self) -> None:
-        """Ask peers for their libraries again, when that is due: something here is never right."""
-        self._borrower.wants_more()
 
     def settle(self, taught: Collection[Origin]) -> None:
         """Takes note of whose answers to which examples the book holds. Nothing is borrowed before."""
@@ -74,4 +55,4 @@ class SwarmLibrary:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.shelf.run(), name="keep the library")
             await self._settled.wait()
-            tasks.create_task(self._borrower.run(), name="borrow from libraries")
+            tasks.create_task(super().run(), name="borrow from libraries")

@@ -6,17 +6,15 @@ They call the task and the tokenizer, so they run in a thread with a deadline (j
 the event loop. All is looked at before anything is kept; Rejected names the Reason.
 """
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarmnode.errors import JudgementOverran, Rejected, TaskError
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.exchange.limits import CLAIM_TOLERANCE, LOOK_S, MAX_CHARS_PER_TOKEN, MAX_GROUP_SIZE
+from swarmnode.exchange.limits import CLAIM_TOLERANCE, MAX_CHARS_PER_TOKEN
 from swarmnode.exchange.messages import Announcement, Answer, Body, Header, decode_body, fingerprint
 from swarmnode.exchange.validation.episode_reader import EncodeTurns, EpisodeReader
-from swarmnode.exchange.wide_groups import narrowed, parts
 from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
 from swarmnode.types import Completion, Example, FinishReason, RolloutGroup, Scores, one_span
 
@@ -37,13 +35,8 @@ class BodyRules:
     prompt_ids: PromptIds
     max_prompt_tokens: int
     max_completion_tokens: int
-    answers_per_group: int = MAX_GROUP_SIZE
-    """Most answers of a group that are looked at at once, and kept."""
     encode_turns: EncodeTurns | None = None
     """The local policy's tokens of an episode. None: nothing of environments is used."""
-    look_s: float = LOOK_S
-    rng: random.Random = field(default_factory=random.Random)
-    """Seeded by nothing that an author could know."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -52,9 +45,7 @@ class CheckedBody:
     """A group ready for training, and the fingerprint of its answers."""
 
     group: RolloutGroup
-    """The group; of a wide one, its most telling answers."""
     fingerprint: bytes
-    """Fingerprint of all its answers."""
     false_claim: bool = False
     """Its author announced other rewards than our judge gives."""
 
@@ -81,8 +72,7 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
         raise Rejected(Reason.PLAY_TIMEOUT, error.message) from error
     if all(reward is None for reward in group.rewards):
         raise Rejected(Reason.JUDGE_BUSY, "our judge gave none of its answers a score")
-    kept = narrowed(group, rules.answers_per_group, rules.rng)
-    return CheckedBody(kept, fingerprint(body), is_false_claim(header, group))
+    return CheckedBody(group, fingerprint(body), is_false_claim(header, group))
 
 
 def _judged(
@@ -150,32 +140,22 @@ def _check_prompt(prompt: str, rules: BodyRules) -> None:
 def _look_at(
     answers: Sequence[Answer], task: Task, example: Example, policy_version: int, rules: BodyRules
 ) -> tuple[tuple[Completion, ...], tuple[Scores, ...]]:
-    """The answers in our tokens, and their scores: those of the first part, and of further ones as long as
-    there is time. A group that is one part is looked at whole, in its order.
+    """The answers in our tokens, and their scores.
 
     Answers that are too long for us are left out, as nobody knows the tokens of others: an honest policy that
     samples half a character is longer when its text is read again. Where they are half of what was looked at
     or more, the author makes us read for nothing. Raises Rejected.
     """
-    completions: list[Completion] = []
-    scores: list[Scores] = []
-    began, unfit = rules.clock(), 0
     reader = _reader(task, example, policy_version, rules)
-    for part in parts(len(answers), rules.answers_per_group, rules.rng):
-        if completions and rules.clock() - began > rules.look_s:
-            break
-        read = reader.read([answers[place] for place in part])
-        fitting = [completion for completion in read if completion is not None]
-        unfit += len(read) - len(fitting)
-        completions += fitting
-        if unfit >= len(completions):
-            raise Rejected(
-                reader.refusal, f"{unfit} of {unfit + len(completions)} answers are none that we take"
-            )
-        scores += _score(task, example, fitting) if fitting else ()
+    read = reader.read(answers)
+    completions = tuple(completion for completion in read if completion is not None)
+    unfit = len(read) - len(completions)
+    if unfit >= len(completions):
+        raise Rejected(reader.refusal, f"{unfit} of {len(read)} answers are none that we take")
+    scores = _score(task, example, completions)
     if not any(completion.token_ids for completion in completions):
         raise Rejected(Reason.NO_TOKENS, "answers without a token")
-    return tuple(completions), tuple(scores)
+    return completions, scores
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class RoutedTokens:
 
 
 class FusedLora:
-    """A PeftModel whose LoRA layers run on `lora.py`, from construction to `undo`.
+    """A PeftModel whose LoRA layers run on `lora.py` from its construction on.
 
     >>> fused = FusedLora(peft_model)                                         # doctest: +SKIP
     >>> with fused.route([RoutedTokens("default", 120), RoutedTokens("policy-1", 80), RoutedTokens(None, 8)]):
@@ -44,7 +44,6 @@ class FusedLora:
         self._patched: dict[str, _FusedLayer] = {}
         self._left_alone: dict[str, str] = {}
         self._seen: dict[str, Any] = {}
-        self._undone = False
         self._patch()
 
     @property
@@ -73,10 +72,6 @@ class FusedLora:
 
         Raises ModelError for an unknown adapter, and where a layer that must stay PEFT's would mix adapters.
         """
-        if self._undone:
-            raise ModelError(
-                "the LoRA layers of this model are not patched any more", hint="route before undo()"
-            )
         self._patch()
         route = _Route.of(tokens)
         self._check(route)
@@ -104,18 +99,12 @@ class FusedLora:
         finally:
             self._current.apart = None
 
-    def undo(self) -> None:
-        """Gives every module its own forward back. The adapters stay as they are."""
-        for layer in self._patched.values():
-            del layer.module.forward
-        self._patched, self._left_alone, self._undone = {}, {}, True
-
     def _patch(self) -> None:
         """Patches modules that are not patched yet: adapters added since may be on layers that had none."""
         from peft.tuners.tuners_utils import BaseTunerLayer
         from peft.utils.other import AuxiliaryTrainingWrapper
 
-        if self._undone or self._seen == self._peft_model.peft_config:
+        if self._seen == self._peft_model.peft_config:
             return
         for name, module in self._peft_model.named_modules():
             if name in self._patched and self._patched[name].module is module:
@@ -128,9 +117,7 @@ class FusedLora:
 
     def _patch_layer(self, name: str, module: Any) -> None:
         if isinstance(vars(module).get("forward"), _FusedLayer):
-            raise ModelError(
-                "the LoRA layers of this model are patched already", hint="undo() that one first"
-            )
+            raise ModelError("the LoRA layers of this model are patched already", hint="use that one")
         reason = _why_not(module)
         if reason is not None:
             self._left_alone[name] = reason

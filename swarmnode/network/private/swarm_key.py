@@ -61,8 +61,8 @@ class SwarmKey:
     def name(self, kind: str, text: str) -> str:
         """Returns the name on the wire for a topic, a protocol or a namespace.
 
-        >>> SwarmKey(bytes(32)).name("topic", "/swarmnode/3/friends/rollouts/0")
-        '/68d0bf3852eb9920c8302ca7f4eb8806'
+        >>> SwarmKey(bytes(32)).name("topic", "/swarmnode/4/friends/rollouts/0")
+        '/d617d0ceeab97539ab0fbd3c86764e87'
         """
         return "/" + self.derive("name", kind, text)[:_NAME_BYTES].hex()
 

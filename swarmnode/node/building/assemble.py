@@ -17,7 +17,6 @@ from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, builtin_folder
 from swarmnode.network.finding.discovery import Discovery
@@ -170,12 +169,11 @@ def build_exchange(
 
 
 def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
-    """The exchange's settings out of the node's: of a peer's group we train on as much as of two of ours."""
+    """The exchange's settings out of the node's."""
     wanted = groups_wanted(config)
     return ExchangeSettings(
         swarm=config.swarm.name,
         upload_bytes_per_s=config.exchange.upload_mb_per_s * 1e6,
-        answers_per_group=min(2 * config.rollout.group_size, MAX_GROUP_SIZE),
         max_prompt_tokens=longest_prompt,
         max_completion_tokens=config.rollout.max_tokens,
         buffer_groups=max(LEAST_BUFFER, BUFFERED_ROUNDS * wanted),

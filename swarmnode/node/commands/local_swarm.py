@@ -16,8 +16,8 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.network.nat_lab import Lab, stop
-from swarmnode.node.showing.swarm_story import NodeStory, StoryReader, lines_of
+from swarmnode.node.showing.swarm_story import lines_of, read_story
 from swarmnode.settings.config_layers import load_config
 
 PROGRAM = (sys.executable, "-P", "-m", "swarmnode")
@@ -87,16 +87,9 @@ class LocalNode:
         return f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{self.key.peer_id}"
 
 
-Watch = Callable[[str, Mapping[str, Path]], AbstractContextManager[object]]
-"""Shows nodes while they run: called with a title and each node's metrics by its name."""
-
-
-def run_local_swarm(
-    plan: SwarmPlan, home: Path | None, show: Callable[[str], None], watch: Watch | None = None
-) -> list[dict[str, Any]]:
+def run_local_swarm(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> list[dict[str, Any]]:
     """Run all nodes to their end; returns their results in order. Raises SwarmnodeError when one fails; then
     none is run alone."""
-    watch = watch or _nobody_watches
     if load_config(assignments=plan.assignments).config.node.policies > 1:
         raise ConfigError(
             "each node of a local swarm has one policy",
@@ -112,8 +105,7 @@ def run_local_swarm(
             seed = stack.enter_context(_seed(lab, root / "seed"))
             for node in nodes:
                 node.prefix = lab.home()[0].prefix
-        with watch(f"a swarm of {plan.nodes}, {plan.rounds} rounds", _metrics(nodes, nodes)):
-            _run(nodes, [arguments(plan, nodes, number, seed) for number in range(plan.nodes)], show)
+        _run(nodes, [arguments(plan, nodes, number, seed) for number in range(plan.nodes)], show)
         for node in nodes:
             _summary(node)
         if not plan.compare_alone:
@@ -123,8 +115,7 @@ def run_local_swarm(
             _prepare(root / f"alone-{number}", node.model, f"{node.key.name}, alone,")
             for number, node in enumerate(nodes)
         ]
-        with watch("the same nodes, each alone", _metrics(nodes, twins)):
-            _run(twins, [arguments_alone(plan, twins, number) for number in range(plan.nodes)], show)
+        _run(twins, [arguments_alone(plan, twins, number) for number in range(plan.nodes)], show)
         return [_result(node, twin, show) for node, twin in zip(nodes, twins, strict=True)]
 
 
@@ -152,14 +143,6 @@ def _arguments(plan: SwarmPlan, node: LocalNode, number: int, settings: Sequence
         *[part for task in plan.tasks for part in ("--task", task)],
         *[part for setting in settings for part in ("--set", setting)],
     ]
-
-
-def _metrics(named_as: Sequence[LocalNode], nodes: Sequence[LocalNode]) -> dict[str, Path]:
-    return {name.key.name: node.metrics for name, node in zip(named_as, nodes, strict=True)}
-
-
-def _nobody_watches(title: str, metrics: Mapping[str, Path]) -> AbstractContextManager[object]:
-    return nullcontext()
 
 
 def _run(nodes: list[LocalNode], options: list[list[str]], show: Callable[[str], None]) -> None:
@@ -280,16 +263,12 @@ def _read_lines(stream: Any, use: Callable[[str], None]) -> None:
 def _result(node: LocalNode, twin: LocalNode | None, show: Callable[[str], None]) -> dict[str, Any]:
     """Returns the result of one node, and tells it in words."""
     summary = _summary(node)
-    story, alone = _story(node), None if twin is None else _story(twin)
+    story, alone = read_story(node.metrics), None if twin is None else read_story(twin.metrics)
     for line in lines_of(node.key.name, story, alone):
         show(line)
     result = {name: summary[name] for name in REPORTED}
     result |= {"knew": story.knew, "learnt": story.learnt, "answers_of_others": story.replayed_from_others}
     return result if twin is None else result | {"alone_reward_last": _summary(twin)["reward_last"]}
-
-
-def _story(node: LocalNode) -> NodeStory:
-    return StoryReader(node.metrics).read()
 
 
 def _summary(node: LocalNode) -> dict[str, Any]:

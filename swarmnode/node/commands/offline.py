@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,7 @@ from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.run_folders import is_trained, runs_in
 from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
-from swarmnode.training.records import PassAt
+from swarmnode.training.records import Evaluation
 
 if TYPE_CHECKING:
     from swarmnode.model.demonstration.tiny import Progress
@@ -54,8 +54,8 @@ NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
 """The verb of a purpose, and advice for where there is no checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfflineEvaluation:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineEvaluation(Evaluation):
     """The figures that `swarmnode eval` prints. Rewards are means over held-out examples; None: nothing was
     scored."""
 
@@ -67,15 +67,6 @@ class OfflineEvaluation:
     samples: int
     """Answers to each example."""
     passing_reward: float
-    per_task: Mapping[str, float | None]
-    mean: float | None
-    pass_at: Mapping[str, PassAt]
-    """A curve for each task: k -> the chance that one of k answers has `passing_reward` or more."""
-    pass_at_mean: PassAt
-    majority_at: Mapping[str, PassAt]
-    """A curve for each task: k -> the chance that most of k answers say the right thing."""
-    judged_by: Mapping[str, tuple[str, ...]]
-    """The names of the rewards of each task; `agreement` is the vote of the other answers."""
 
 
 def evaluate_offline(
@@ -133,12 +124,7 @@ def evaluate_offline(
         examples=max(result.asked.values(), default=0),
         samples=samples,
         passing_reward=passing_reward,
-        per_task=result.per_task,
-        mean=result.mean,
-        pass_at=result.pass_at,
-        pass_at_mean=result.pass_at_mean,
-        majority_at=result.majority_at,
-        judged_by=result.judged_by,
+        **{figure.name: getattr(result, figure.name) for figure in fields(result)},
     )
 
 
@@ -219,7 +205,7 @@ def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksCon
         "system_prompt": "",
         "evaluation": "",
     }
-    return tasks.model_copy(update={"names": specs, "mixes": (), **said})
+    return tasks.model_copy(update={"names": specs, **said})
 
 
 def export_offline(

@@ -1,6 +1,6 @@
-"""The one live table of a process on a terminal: a whole panel for one policy, a row for each of several.
+"""The one live table of a process on a terminal: the panel of its first policy.
 
-node.py of each policy -> [LivePanel] -> panel.py | policies_panel.py -> rich
+node.py of each policy -> [LivePanel] -> panel.py -> rich
 
 The command with which others join stands above it once, outside any frame and in one piece, so that a
 terminal copies it as one line.
@@ -15,40 +15,39 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from swarmnode.node.showing.board import Occasion, policy_label
+from swarmnode.node.showing.board import Occasion, policy_label, round_line
 from swarmnode.node.showing.node_status import NodeStatus, invitation, joins_from
 from swarmnode.node.showing.panel import render
-from swarmnode.node.showing.policies_panel import render_policies
 
 LOG_LINES = 6
 HISTORY_ROUNDS = 60
 
 
 class LivePanel(logging.Handler):
-    """A `Watcher` of all policies of a process: draws them in place, with the latest log lines below."""
+    """A `Watcher` of all policies of a process: draws the first in place, with the latest log lines below.
+    Rounds of the others are such lines."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._rewards: deque[float] = deque(maxlen=HISTORY_ROUNDS)
-        self._statuses: dict[int, NodeStatus] = {}
         self._screen = InPlace(console)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(f"{time.strftime('%H:%M:%S')} {policy_label.get()}{record.getMessage()}")
+        self._tell(f"{policy_label.get()}{record.getMessage()}")
+
+    def _tell(self, line: str) -> None:
+        self._lines.append(f"{time.strftime('%H:%M:%S')} {line}")
 
     def see(self, event: Occasion, status: NodeStatus) -> None:
-        self._statuses[status.policy] = status
+        if status.policy:
+            if event == "round":
+                self._tell(f"policy {status.policy}: {round_line(status)}")
+            return
         if event == "round" and status.reward.own is not None:
             self._rewards.append(status.reward.own)
-        self._screen.draw(self._picture, self._statuses[min(self._statuses)])
-
-    def _picture(self, width: int, height: int) -> RenderableType:
-        lines, now = tuple(self._lines), time.time()
-        first = self._statuses[min(self._statuses)]
-        if first.policies == 1:
-            return render(first, tuple(self._rewards), lines, now, height)
-        return render_policies(self._statuses, lines, now, width, height)
+        rewards, lines, now = tuple(self._rewards), tuple(self._lines), time.time()
+        self._screen.draw(lambda height: render(status, rewards, lines, now, height), status)
 
     def close(self) -> None:
         self._screen.close()
@@ -71,18 +70,17 @@ class InPlace:
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._live.start()
 
-    def draw(self, picture: Callable[[int, int], RenderableType], inviting: NodeStatus | None = None) -> None:
-        """Show `picture` of the columns and lines that are left. `inviting`: the node whose invitation stands
-        above it, once."""
+    def draw(self, picture: Callable[[int], RenderableType], inviting: NodeStatus) -> None:
+        """Show `picture` of the lines that are left. `inviting`: the node whose invitation stands above it,
+        once."""
         if self._console.size != self._size:
             self._live.stop()
             self._console.clear()
             self._begin()
-        if inviting is not None:
-            self._command = print_invitation(self._console, inviting, self._command)
-        size = self._console.width, room_below(self._console, self._command)
+        self._command = print_invitation(self._console, inviting, self._command)
+        height = room_below(self._console, self._command)
         # An empty line below: what a terminal echoes there (^C) must not fold, which would move the panel.
-        self._live.update(Group(picture(*size), Text()), refresh=True)
+        self._live.update(Group(picture(height), Text()), refresh=True)
 
     def close(self) -> None:
         """Let go of the terminal; the last picture stays."""

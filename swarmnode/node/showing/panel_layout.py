@@ -1,7 +1,6 @@
 """The layout of the panel on a terminal of a given size: the whole of it, or what matters most.
 
 panel.py (rows and how many lines each takes) -> [fit_rows] -> panel.py
-policies_panel.py (columns and their widths) -> [fit_columns] -> policies_panel.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,20 +45,6 @@ def fit_rows(
             break
         layout = _narrowed(layout, step)
     return layout
-
-
-def fit_columns(widths: Mapping[str, int], first_to_go: Sequence[str], width: int) -> tuple[str, ...]:
-    """Columns that fit side by side, of these widths with their padding.
-
-    >>> fit_columns({"name": 20, "round": 8, "peers": 8}, ["name", "peers"], 30)
-    ('round', 'peers')
-    """
-    kept = dict(widths)
-    for column in first_to_go:
-        if sum(kept.values()) <= width:
-            break
-        kept.pop(column, None)
-    return tuple(kept)
 
 
 def _steps(

@@ -1,6 +1,6 @@
 """The stories of the nodes of a local swarm: what they knew, what they learnt, how they do alone.
 
-metrics.jsonl of each node -> [NodeStory] -> local_swarm.py (results), swarm_panel.py and cli (lines)
+metrics.jsonl of each node -> [NodeStory] -> local_swarm.py (results, lines)
 """
 
 import json
@@ -21,11 +21,6 @@ RISE = 0.15
 
 CURVE_COLUMNS = 30
 EVAL = "reward.eval_tasks."
-NEEDED = (
-    "event", "progress.round", "reward.own", "reward.eval_last", "training.book_foreign", "sharing.agreement",
-    "sharing.error",
-)  # fmt: skip
-"""Parts of an event that are kept, besides held-out rewards by task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +60,13 @@ class NodeStory:
         return dict(sorted(gains.items(), key=lambda item: item[1][0] - item[1][1]))
 
 
-class StoryReader:
-    """Reads a node's metrics while they are written, every line once."""
-
-    def __init__(self, metrics: Path) -> None:
-        self._metrics = metrics
-        self._read_bytes = 0
-        self._events: list[dict[str, Any]] = []
-
-    def read(self) -> NodeStory:
-        """The story so far; an empty one before the node wrote anything."""
-        try:
-            with self._metrics.open("rb") as file:
-                file.seek(self._read_bytes)
-                text = file.read()
-        except OSError:
-            return story_of(self._events)
-        # The last line may be half written.
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read_bytes += len(whole)
-        self._events += [_needed(json.loads(line)) for line in whole.splitlines()]
-        return story_of(self._events)
+def read_story(metrics: Path) -> NodeStory:
+    """The story of a node that has ended; an empty one of one that wrote nothing."""
+    try:
+        lines = metrics.read_text().splitlines()
+    except FileNotFoundError:
+        lines = []
+    return story_of(map(json.loads, lines))
 
 
 def story_of(events: Iterable[Mapping[str, Any]]) -> NodeStory:
@@ -147,10 +128,6 @@ def curves_of(series: Sequence[Sequence[float]], columns: int = CURVE_COLUMNS) -
         return ["" for _ in series]
     ends = [min(every), max(every)]
     return [sparkline([*ends, *_shortened(one, columns)])[len(ends) :] for one in series]
-
-
-def _needed(event: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if key in NEEDED or key.startswith(EVAL)}
 
 
 def _shortened(values: Sequence[float], columns: int) -> list[float]:

@@ -51,20 +51,6 @@ def choose_concurrency(
     return max(1, min(wanted, max_running))
 
 
-def gain_ceiling(alpha: float, tail: float, round_requests: int, concurrency: int) -> float:
-    """Returns the largest gain of refilling over waiting for all, as a ratio of trained responses per second.
-
-    A synchronous round of N takes L_max steps of `a` and N * mean tokens of `b`; with C requests at any time
-    it is N * mean / C steps for the same tokens.
-
-    >>> round(gain_ceiling(alpha=32, tail=5.55, round_requests=256, concurrency=256), 2)
-    1.51
-    >>> gain_ceiling(alpha=0, tail=5.55, round_requests=256, concurrency=256)
-    1.0
-    """
-    return (alpha * tail / round_requests + 1) / (alpha / concurrency + 1)
-
-
 class ConcurrencyControl:
     """Chooses C, the number of requests in the engine, for each round from measured steps; or keeps it
     `fixed`.

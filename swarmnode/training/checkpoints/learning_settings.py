@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from swarmnode.settings.config import Config
-from swarmnode.settings.other_names import NO_LONGER_SETTINGS
 
 _MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "gradient_checkpointing"})
 """Settings of training that change no number that is learnt from."""
@@ -41,14 +40,13 @@ def learning_settings(config: Config, seed: int) -> dict[str, Any]:
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns a sentence for each setting that has another value now. Settings that were not noted are not
-    compared; one that exists no longer is compared with the value that holds instead.
+    compared.
 
     >>> changes({"training.learning_rate": 0.001}, {"training.learning_rate": 0.01, "node.seed": 7})
     ('training.learning_rate was 0.001, is 0.01 now',)
     """
-    holds = {name: value for name, (value, _) in NO_LONGER_SETTINGS.items()}
     return tuple(
         f"{name} was {before[name]}, is {value} now"
-        for name, value in {**now, **holds}.items()
+        for name, value in now.items()
         if name in before and before[name] != value
     )

@@ -108,7 +108,7 @@ def without_ends(group: RolloutGroup) -> RolloutGroup:
     return replace(group, completions=tuple(map(of, group.completions)))
 
 
-TOPIC = "/swarmnode/3/test/rollouts/0"
+TOPIC = "/swarmnode/4/test/rollouts/0"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from swarmnode.machine.installing import how_to_install
 from swarmnode.model.adapters import nf4
 from swarmnode.model.base_model import (
     LoadedModel,
-    disable_checkpointing,
     enable_checkpointing,
     load_base_model,
 )
@@ -144,15 +143,12 @@ def test_recomputed_layers_keep_less_and_give_the_same_gradients_in_eval_mode(nu
     assert [module.training for module in nudged.model.modules()] == modes
 
 
-def test_checkpointing_can_be_turned_on_twice_and_off_once(nudged: Policy) -> None:
-    _, kept = gradients_and_saved(nudged)
+def test_checkpointing_can_be_turned_on_twice(nudged: Policy) -> None:
     layers = nudged.model.model.layers
     enable_checkpointing(nudged.model)
     once = [layer.forward for layer in layers]
     enable_checkpointing(nudged.model)
     assert [layer.forward for layer in layers] == once
-    disable_checkpointing(nudged.model)
-    assert gradients_and_saved(nudged)[1] == kept
 
 
 def test_a_model_has_one_fingerprint_in_whatever_type_it_is_loaded(quick_model: Path) -> None:

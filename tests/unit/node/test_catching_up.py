@@ -230,7 +230,7 @@ async def test_a_node_in_a_drought_asks_for_libraries_again(monkeypatch: pytest.
             library = parts.exchange.library
             assert library is not None
             await stack.enter_async_context(loop)
-            while not library._borrower._done:  # noqa: ASYNC110  counters have no event
+            while not library._done:  # noqa: ASYNC110  counters have no event
                 await asyncio.sleep(0.01)
             assert lending.library.pages_served == 2, "all of it was seen"
             lending.library.settle(origins)

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import builtin_folder
-from swarmnode.settings.config import KEYS, SECTIONS, Config, explain_setting
+from swarmnode.settings.config import KEYS, Config, explain_setting
 from swarmnode.settings.config_layers import advice_for_argument, load_config, presets
-from swarmnode.settings.other_names import NAMES_OF_TRL, NO_LONGER_SETTINGS
+from swarmnode.settings.other_names import NAMES_OF_TRL
 from swarmnode.settings.settings_page import reference_page
 
 
@@ -29,19 +29,19 @@ def test_each_layer_overrides_the_one_before_and_is_remembered(tmp_path: Path) -
     loaded = load_config(
         **layers,
         environ=environ,
-        assignments=["node.checkpoint_every=5", "node.keep_checkpoints=5"],
-        flags={"node.keep_checkpoints": 6},
+        assignments=["node.checkpoint_every=5", "node.eval_every=5"],
+        flags={"node.eval_every": 6},
     )
     config = loaded.config
     assert (config.rollout.groups, config.rollout.group_size) == (2, 3)
     assert (config.node.seed, config.node.rounds) == (3, 4)
-    assert (config.node.checkpoint_every, config.node.keep_checkpoints) == (5, 6)
+    assert (config.node.checkpoint_every, config.node.eval_every) == (5, 6)
     assert loaded.origins["rollout.group_size"] == "preset home"
     assert loaded.origins["rollout.groups"] == str(tmp_path / "config.toml")
     assert loaded.origins["node.seed"] == f"--config {tmp_path / 'mine.toml'}"
     assert loaded.origins["node.rounds"] == "SWARMNODE_NODE__ROUNDS"
     assert loaded.origins["node.checkpoint_every"] == "--set"
-    assert loaded.origins["node.keep_checkpoints"] == "command line"
+    assert loaded.origins["node.eval_every"] == "command line"
     assert loaded.origins["policy.model"] == "default"
 
 
@@ -61,19 +61,6 @@ def test_an_unknown_key_names_the_closest_one(assignment: str, closest: str) -> 
         load_config(environ={}, assignments=[assignment])
     assert "unknown setting" in caught.value.message
     assert repr(closest) in caught.value.hint
-
-
-def test_what_is_no_longer_a_setting_says_so_and_what_holds_now_is_read() -> None:
-    whole = {name: known for name, known in NO_LONGER_SETTINGS.items() if "=" not in name}
-    for name, (value, instead) in whole.items():
-        assert name not in KEYS
-        section, _, key = name.partition(".")
-        assert load_config(environ={}, flags={section: {key: value}}).config == Config()
-        with pytest.raises(ConfigError, match=f"{name} is no longer a setting .--set.") as caught:
-            load_config(environ={}, assignments=[f"{name}=odd"])
-        assert caught.value.hint == f"take it out: {instead}"
-        named = re.findall(rf"\b(?:{'|'.join(SECTIONS)})\.[a-z_]+", instead)
-        assert set(named) <= set(KEYS), "advice names settings that exist"
 
 
 @pytest.mark.parametrize("name", ["", "training.", "rollout."])

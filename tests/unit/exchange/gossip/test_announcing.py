@@ -1,11 +1,10 @@
-import random
 from dataclasses import replace
 
 import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
-from swarmnode.exchange.limits import MAX_BODY_BYTES, MAX_GROUP_SIZE, MAX_HEADER_BYTES, MAX_NAME_CHARS
+from swarmnode.exchange.limits import MAX_GROUP_SIZE, MAX_HEADER_BYTES, MAX_NAME_CHARS
 from swarmnode.exchange.messages import decode_body, hash_body
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.types import RolloutGroup
@@ -71,20 +70,6 @@ def test_the_widest_group_travels_whole(groups_of, key: NodeKey):
     composed = compose(widest, key, swarm="test", model=MODEL, now=1.0)
     assert composed.header.group_size == len(decode_body(composed.body).answers) == MAX_GROUP_SIZE
     assert len(composed.sealed) <= MAX_HEADER_BYTES
-
-
-def test_of_a_group_that_fits_into_no_body_the_most_telling_answers_travel(groups_of, key: NodeKey):
-    group = groups_of(key.peer_id, right=2, wrong=62)
-    noise = random.Random(0)
-    texts = [noise.randbytes(MAX_BODY_BYTES // 40).hex() for _ in group.completions]
-    long = [replace(one, text=text) for one, text in zip(group.completions[2:], texts[2:], strict=True)]
-    wide = replace(group, completions=(*group.completions[:2], *long))
-    composed = compose(wide, key, swarm="test", model=MODEL, now=1.0)
-    right = group.example.columns["answer"]
-    answers = [answer.text for answer in decode_body(composed.body).answers]
-    assert composed.header.group_size == len(answers) == 32
-    assert answers.count(right) == 2
-    assert composed.header.reward_mean == 2 / 32
 
 
 def test_unfinished_completions_are_not_announced(group: RolloutGroup, key: NodeKey):

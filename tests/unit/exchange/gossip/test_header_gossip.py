@@ -9,7 +9,7 @@ from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 
 
 def test_a_topic_names_protocol_and_swarm():
-    assert topic_of("commons") == "/swarmnode/3/commons/rollouts/0"
+    assert topic_of("commons") == "/swarmnode/4/commons/rollouts/0"
 
 
 def a_gossip(host: MemoryHost, hear) -> HeaderGossip:

@@ -108,7 +108,7 @@ def test_what_is_wrong_with_a_request_costs_us_nothing(case: str, clock: Clock) 
 
 
 def test_requests_have_a_topic_that_nodes_of_before_are_not_on() -> None:
-    assert help_topic_of("test") == "/swarmnode/3/test/help/0"
+    assert help_topic_of("test") == "/swarmnode/4/test/help/0"
 
 
 def test_a_node_without_a_right_answer_has_nothing_to_repeat(clock: Clock) -> None:

@@ -167,7 +167,7 @@ async def test_nothing_is_gossiped_where_only_neighbours_would_hear_it(start, ow
         start(network, 1, neighbourhood=home) as alice,
         start(network, 2, alice, neighbourhood=home) as bob,
     ):
-        overheard = await bob.host.subscribe("/swarmnode/3/test/rollouts/0")
+        overheard = await bob.host.subscribe("/swarmnode/4/test/rollouts/0")
         await alice.exchange.publish(own_groups(alice, 2))
         async with start(network, 3, alice):
             await alice.exchange.publish(own_groups(alice, 1, first=5))

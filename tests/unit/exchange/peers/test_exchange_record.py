@@ -21,7 +21,7 @@ from swarmnode.machine.storage import replace_file
 from swarmnode.network.host import Message
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 
-TOPIC = "/swarmnode/3/test/rollouts/0"
+TOPIC = "/swarmnode/4/test/rollouts/0"
 OURS = NodeKey(b"\2" * 32)
 STRANGER = NodeKey(b"\7" * 32).peer_id
 

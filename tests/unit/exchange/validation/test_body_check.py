@@ -3,10 +3,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarmnode.errors import TaskError
 from swarmnode.exchange.drop_reasons import PENALTIES, Reason
-from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.messages import (
     Announcement,
     Answer,
@@ -18,8 +20,8 @@ from swarmnode.exchange.messages import (
 from swarmnode.exchange.validation.body_check import BodyRules, check_body, is_false_claim, require_advantage
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.tasks.task import is_held_out
-from swarmnode.types import Example, FinishReason, RolloutGroup
-from tests.unit.exchange.conftest import Addition
+from swarmnode.types import Example, FinishReason, RolloutGroup, spread_of
+from tests.unit.exchange.conftest import Addition, make_group
 from tests.unit.exchange.validation.conftest import NOW, reason_of, resealed
 
 
@@ -267,3 +269,38 @@ def test_two_authors_of_the_same_answers_share_a_fingerprint(
     ours = check_body(composed.body, announce(composed, key), rules)
     theirs = check_body(copied, copy, rules)
     assert ours.fingerprint == theirs.fingerprint
+
+
+# ---- what may be claimed of answers that nobody looked at ----
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=4, max_size=40), st.integers(2, 39), st.data())
+def test_an_honest_claim_is_never_ruled_out_by_a_part(honest_claim, rewards, looked: int, data):
+    part = data.draw(st.permutations(rewards))[: min(looked, len(rewards) - 1)]
+    header, group = honest_claim(rewards, part)
+    assert not is_false_claim(header, group)
+
+
+def test_a_claim_that_no_other_rewards_could_make_true_is_false(honest_claim):
+    header, group = honest_claim([1.0] * 2 + [0.0] * 38, [0.0] * 20)
+    assert not is_false_claim(header, group)
+    generous = msgspec.structs.replace(header, reward_mean=0.95, reward_std=0.2179)
+    assert is_false_claim(generous, group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=None), group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=1.0, reward_std=0.001), group)
+
+
+@pytest.fixture(scope="module")
+def honest_claim():
+    key = NodeKey(b"\1" * 32)
+    group = make_group(key.peer_id, right=2, wrong=2)
+    header = compose(group, key, swarm="test", model=ModelLabel("tiny", None), now=1.0).header
+
+    def claim(rewards: list[float], part: list[float]):
+        mean, std = sum(rewards) / len(rewards), spread_of(rewards)
+        claimed = msgspec.structs.replace(header, group_size=len(rewards), reward_mean=mean, reward_std=std)
+        completions = (group.completions[0],) * len(part)
+        scores = tuple({"correct": reward} for reward in part)
+        return claimed, replace(group, completions=completions, scores=scores)
+
+    return claim

@@ -304,26 +304,11 @@ def test_saving_loading_merging_and_switching_stay_pefts(tmp_path: Path) -> None
     assert [key for key in model.state_dict() if "again" not in key] == keys
 
 
-def test_undo_leaves_no_trace() -> None:
-    model = several()
-    expected = step(model)
-    fused = FusedLora(model)
-    assert any("forward" in vars(module) for module in model.modules())
-    fused.undo()
-    assert not any("forward" in vars(module) for module in model.modules())
-    assert_same(step(model), expected, 0.0)
-    with pytest.raises(ModelError, match="patched"), fused.route([RoutedTokens("b", 12)]):
-        pass
-    assert not fused.covers_all and not fused.unpatched
-
-
 def test_a_model_is_patched_once() -> None:
     model = several()
-    fused = FusedLora(model)
+    FusedLora(model)
     with pytest.raises(ModelError, match="already"):
         FusedLora(model)
-    fused.undo()
-    FusedLora(model).undo()
 
 
 def test_a_copy_of_a_patched_model_trains_its_own_adapters() -> None:

@@ -37,13 +37,13 @@ def test_the_same_message_is_sealed_differently_each_time():
 
 
 def test_names_follow_from_the_key_and_say_nothing_of_what_they_stand_for():
-    name = KEY.name("topic", "/swarmnode/3/friends/rollouts/0")
-    assert name == KEY.name("topic", "/swarmnode/3/friends/rollouts/0")
+    name = KEY.name("topic", "/swarmnode/4/friends/rollouts/0")
+    assert name == KEY.name("topic", "/swarmnode/4/friends/rollouts/0")
     assert name.startswith("/") and len(name) == 33 and "friends" not in name
     others = {
-        OTHER.name("topic", "/swarmnode/3/friends/rollouts/0"),
-        KEY.name("protocol", "/swarmnode/3/friends/rollouts/0"),
-        KEY.name("topic", "/swarmnode/3/friends/rollouts/1"),
+        OTHER.name("topic", "/swarmnode/4/friends/rollouts/0"),
+        KEY.name("protocol", "/swarmnode/4/friends/rollouts/0"),
+        KEY.name("topic", "/swarmnode/4/friends/rollouts/1"),
     }
     assert name not in others and len(others) == 3
 

@@ -8,12 +8,6 @@ from swarmnode.node.building.assemble import exchange_settings
 from swarmnode.settings.config_layers import load_config
 
 
-@pytest.mark.parametrize(("group_size", "largest"), [(8, 16), (2, 4), (512, 512)])
-def test_of_a_peers_group_we_train_on_as_much_as_of_two_of_ours(group_size: int, largest: int) -> None:
-    config = load_config(environ={}, assignments=[f"rollout.group_size={group_size}"]).config
-    assert exchange_settings(config, 100).answers_per_group == largest
-
-
 def test_a_group_of_ours_may_be_as_wide_as_one_may_travel() -> None:
     widest = [f"rollout.group_size={MAX_GROUP_SIZE}"]
     assert load_config(environ={}, assignments=widest).config.rollout.group_size == MAX_GROUP_SIZE

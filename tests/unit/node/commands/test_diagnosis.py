@@ -149,19 +149,23 @@ def test_tasks_and_ports_of_every_policy_are_looked_at(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         found = policy_findings(
             settings(
-                "node.policies=2", "tasks.mixes=['rev', 'nonsense']", "network.listen=127.0.0.1",
+                "node.policies=2", "tasks.names=['nonsense']", "network.listen=127.0.0.1",
                 f"network.port={port - 1}",
             ),
             paths,
         )  # fmt: skip
         verdicts = {finding.subject: finding.verdict for finding in found}
-    assert (verdicts["tasks 0"], verdicts["tasks 1"], verdicts["port 1"]) == ("ok", "problem", "problem")
+    assert (verdicts["tasks 0"], verdicts["tasks 1"], verdicts["port 1"]) == ("problem", "problem", "problem")
     alone = {finding.subject: finding.verdict for finding in policy_findings(settings(), paths)}
     assert alone == {"tasks": "ok", "port": "ok"}
 
 
 def test_settings_that_join_refuses_are_a_problem(tmp_path: Path) -> None:
-    found = list(policy_findings(settings("tasks.mixes=['rev', 'gcd']"), resolve_paths(tmp_path)))
+    found = list(
+        policy_findings(
+            settings("node.policies=3", "network.port=4000", "node.http_port=4002"), resolve_paths(tmp_path)
+        )
+    )
     assert [(one.subject, one.verdict) for one in found] == [("policies", "problem")]
 
 

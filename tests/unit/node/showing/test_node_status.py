@@ -20,7 +20,6 @@ from swarmnode.node.showing.node_status import (
     measurements,
 )
 from swarmnode.node.showing.panel import render
-from swarmnode.node.showing.policies_panel import render_policies
 from tests.shown_page import STATUS
 
 
@@ -83,14 +82,10 @@ def test_whatever_text_a_status_holds_the_panel_writes_no_control_character_of_i
     everything = texts_replaced(msgspec.to_builtins(STATUS, builtin_types=()), STRANGERS)
     odd = msgspec.convert(everything, NodeStatus)
     odd = replace(odd, exchange=Sharing(dropped={STRANGERS: 1}, unpublished={STRANGERS: 1}))
-    for picture in (
-        render(odd, [], [STRANGERS], 1000.0),
-        render_policies({0: odd, 1: odd}, [STRANGERS], 1000.0),
-    ):
-        shown = written(picture)
-        for forbidden in ("\x1b[2J", "\x1b]", "\x07", "\r", "\x9b", "\u202e", "\x1b[3", "\n12:00:00"):
-            assert forbidden not in shown, ascii(forbidden)
-        assert "[red]x[/]" in shown and "[link=http://evil]y[/link]" in shown
+    shown = written(render(odd, [], [STRANGERS], 1000.0))
+    for forbidden in ("\x1b[2J", "\x1b]", "\x07", "\r", "\x9b", "\u202e", "\x1b[3", "\n12:00:00"):
+        assert forbidden not in shown, ascii(forbidden)
+    assert "[red]x[/]" in shown and "[link=http://evil]y[/link]" in shown
 
 
 def test_restarts_for_memory_are_told() -> None:

@@ -22,8 +22,7 @@ from swarmnode.node.showing.node_status import (
     invitation,
 )
 from swarmnode.node.showing.panel import render
-from swarmnode.node.showing.panel_layout import RowLayout, fit_columns, fit_rows
-from swarmnode.node.showing.policies_panel import render_policies
+from swarmnode.node.showing.panel_layout import RowLayout, fit_rows
 from swarmnode.node.showing.reasons import in_words
 from swarmnode.training.records import TrainReport
 from tests.unit.node.showing.test_node_status import STATUS
@@ -134,13 +133,6 @@ def test_the_frame_says_where_the_status_page_is_and_the_panel_what_helps() -> N
     assert said in "\n".join(lines)
 
 
-def test_with_several_policies_the_frame_names_the_page_of_the_first() -> None:
-    console = Console(width=80, record=True, file=StringIO())
-    pages = (replace(BUSY, page=f"http://127.0.0.1:812{number}/status") for number in range(2))
-    console.print(render_policies(dict(enumerate(pages)), STORY, 1075.0, 80, 20))
-    assert "http://127.0.0.1:8120/status" in console.export_text().splitlines()[-1]
-
-
 def test_rows_are_given_up_one_after_the_other() -> None:
     lines_of = {"a": 1, "b": 3, "c": 1}
     assert fit_rows(lines_of, ["c", "b"], 5, None) == RowLayout(("a", "b", "c"), frozenset(), 5)
@@ -192,36 +184,18 @@ def test_nobody_is_told_to_join_a_node_that_cannot_be_reached() -> None:
     assert isinstance(console.file, StringIO) and "another machine" not in console.file.getvalue()
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 20), (60, 12), (40, 10)])
-def test_several_policies_fit_with_the_columns_that_matter_most(width: int, height: int) -> None:
-    statuses = {number: BUSY for number in range(3)}
-    console = Console(width=width, height=60, record=True, file=StringIO())
-    console.print(render_policies(statuses, STORY, 1075.0, width, height))
-    lines = console.export_text().splitlines()
-    assert len(lines) <= height and max(map(len, lines)) <= width
-    assert "round" in lines[1] and "reward" in lines[1]
-    table = lines[1:5]
-    assert not any("…" in line for line in table)
-
-
-def test_columns_are_given_up_in_order() -> None:
-    widths = {"name": 20, "round": 8, "peers": 8}
-    assert fit_columns(widths, ["name", "peers"], 36) == ("name", "round", "peers")
-    assert fit_columns(widths, ["name", "peers"], 35) == ("round", "peers")
-    assert fit_columns(widths, ["name", "peers"], 9) == ("round",)
-
-
-def test_the_policies_panel_prints_the_command_of_the_first() -> None:
+def test_the_panel_is_of_the_first_policy_and_tells_the_rounds_of_the_others() -> None:
     console = terminal(80, 24)
     panel = LivePanel(console)
     first = replace(BUSY, policies=2)
     panel.see("tick", first)
     elsewhere = Network("up", 1000.0, 0, "", 1, ("/ip4/1.2.3.4/tcp/1",))
-    panel.see("tick", replace(first, policy=1, network=elsewhere))
+    panel.see("round", replace(first, policy=1, network=elsewhere))
+    panel.see("tick", first)
     panel.close()
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue().count("another machine in this LAN joins with:") == 1
-    assert "2 policies on" in console.file.getvalue(), "a row for each"
+    assert "policy 1: round" in console.file.getvalue()
 
 
 def test_advice_has_its_lines_before_the_log_has_its_own() -> None:

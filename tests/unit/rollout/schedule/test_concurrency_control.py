@@ -10,7 +10,6 @@ from swarmnode.rollout.schedule.concurrency_control import (
     SMALL_OVERHEAD,
     ConcurrencyControl,
     choose_concurrency,
-    gain_ceiling,
 )
 from swarmnode.rollout.schedule.step_times import StepCost, StepTimes, TimedStep, fit
 
@@ -94,17 +93,6 @@ def test_as_many_requests_as_pay_off_and_stay_young(
 def test_without_a_measurement_a_round_worth_of_requests_runs() -> None:
     for cost, tail in ((None, 5.0), (COST, None)):
         assert choose_concurrency(cost, tail, round_requests=64, max_running=999, max_lag=99) == 64
-
-
-@pytest.mark.parametrize(
-    ("alpha", "requests", "concurrency", "published"),
-    [(32, 256, 256, 1.52), (32, 256, 512, 1.61), (32, 512, 512, 1.29), (128, 512, 512, 1.94)],
-)
-def test_the_ceiling_is_the_one_of_the_reference(
-    alpha: float, requests: int, concurrency: int, published: float
-) -> None:
-    """Section 5.1, lognormal lengths with sigma 0.9. Longest: the cap, 16384; mean: 2950."""
-    assert gain_ceiling(alpha, 16384 / 2950, requests, concurrency) == pytest.approx(published, rel=0.06)
 
 
 def test_the_first_steps_are_of_different_sizes_and_teach_the_cost() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swarmnode.errors import CheckpointError, ConfigError, EngineError
 from swarmnode.rollout.engine import InFlight, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.concurrency_control import REFILL_SHARE, gain_ceiling
+from swarmnode.rollout.schedule.concurrency_control import REFILL_SHARE
 from swarmnode.rollout.schedule.departure_order import DepartureOrder
 from swarmnode.rollout.schedule.open_group import Answered, completion_seed
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
@@ -644,14 +644,6 @@ def test_refilling_beats_draining_beats_waiting() -> None:
     sync, april, refill = (responses_per_s(mode) for mode in ("sync", "april", "refill"))
     assert april > 1.2 * sync
     assert refill > 1.15 * april
-
-
-def test_refilling_comes_close_to_the_most_there_is_to_gain() -> None:
-    lengths = [len(long_tailed(Request("", (1,), replace(SAMPLING, seed=i)))) for i in range(6400)]
-    rounds = [lengths[i : i + 64] for i in range(0, len(lengths), 64)]
-    longest, mean = sum(map(max, rounds)) / len(rounds), sum(lengths) / len(lengths)
-    ceiling = gain_ceiling(35, longest / mean, 64, 64)
-    assert responses_per_s("refill") / responses_per_s("sync") == pytest.approx(ceiling, rel=0.1)
 
 
 def test_next_to_no_slot_is_idle_while_refilling() -> None:
