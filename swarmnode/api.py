@@ -498,7 +498,7 @@ def _interrupts(stop: Callable[[], None], wanted: bool) -> Generator[None]:
 def _names(task: GivenTask | None) -> dict[str, Any]:
     """Returns the setting that names a task, if the task is a name."""
     named = isinstance(task, str | Path)
-    return {"tasks.names": (str(task),)} if named else {}
+    return {"tasks.names": (str(task),), "tasks.mixes": ()} if named else {}
 
 
 def _task_around(

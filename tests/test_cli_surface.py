@@ -39,7 +39,7 @@ SURFACE = {
     "library import": "file --home --policy",
     "task list": "--json",
     "task show": "task --config --count --home --json --preset --seed --set",
-    "task check": "task --config --home --json --preset --set",
+    "task check": "task --config --home --json --model --preset --samples --set",
     "task new": "file --environment",
     "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset"
     " --run --samples --seed --set",

@@ -82,7 +82,7 @@ def evaluate(
     """
     _check_suite_options(suite, task, shots, limit)
     # Tasks that are named here count, whatever the policy trains on.
-    named = {"tasks.names": tuple(task)} if task else {}
+    named = {"tasks.names": tuple(task), "tasks.mixes": ()} if task else {}
     settings = load_settings(
         home=home,
         preset=preset,

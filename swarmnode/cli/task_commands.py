@@ -23,6 +23,7 @@ from swarmnode.cli.settings import (
     of_policy,
 )
 from swarmnode.node.commands.tryout import TriedExample, playing
+from swarmnode.node.first_answers import FirstAnswers, first_answers
 from swarmnode.printable import printable
 from swarmnode.settings.config_layers import load_settings
 from swarmnode.tasks.catalogue import builtin_tasks, task_forms
@@ -160,6 +161,11 @@ def try_(
 @app.command()
 def check(
     task: Spec,
+    model: Model = None,
+    samples: Annotated[
+        int,
+        typer.Option("--samples", min=0, max=256, help="Also ask the untrained model, so often an example."),
+    ] = 0,
     home: Home = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -169,15 +175,16 @@ def check(
     """Draw and score a task, and report whether it is deterministic, disjoint and fast enough.
 
     The settings are those of a node: its sandbox, its limits, its rewards of data sets. What does not answer
-    within tasks.score_timeout_s is an error of the report. Exits with 1 when
-    something would keep it from training.
+    within tasks.score_timeout_s is an error of the report. With --samples it says, too, how often the model
+    is right before it is trained (pass@k), and what follows. Exits with 1 when something would keep it from
+    training.
     """
     settings = load_settings(
         home=home,
         preset=preset,
         config_file=config,
         assignments=set_,
-        flags=_only(task),
+        flags={"policy.model": model, **_only(task)},
     )
     tasks = settings.config.tasks
     (spec,) = specs_of(tasks)
@@ -196,6 +203,19 @@ def check(
             typer.echo(line)
     if not report.ok:
         raise typer.Exit(1)
+    if samples:
+        with playing(settings, base=True, examples=FIRST_EXAMPLES, samples=samples) as (_, tried):
+            found = first_answers(tried)
+        _print_json(found) if json else typer.echo(_of_first_answers(found))
+
+
+FIRST_EXAMPLES = 32
+"""Examples that the untrained model is asked."""
+
+
+def _of_first_answers(found: FirstAnswers) -> str:
+    passed = ", ".join(f"pass@{k} {share:.1%}" for k, share in found.pass_at.items())
+    return f"  untrained         {found.answers} answers: {passed or 'none was judged'}. {found.follows}"
 
 
 def _describe(report: TaskReport) -> Iterator[str]:
@@ -266,7 +286,7 @@ def _asked(one: Example | ShownExample | TriedExample) -> str:
 
 def _only(task: str) -> dict[str, Any]:
     """The settings that name this task and no other."""
-    return {"tasks.names": (task,)}
+    return {"tasks.names": (task,), "tasks.mixes": ()}
 
 
 def _print_json(value: object) -> None:

@@ -235,6 +235,9 @@ class TasksConfig(Section):
     """Built-in task names, `builtin` for all eight, task files, `package.module:attribute`, or data sets: a
     .jsonl, .csv or .parquet file, a folder of `datasets`, `hf:owner/name[/subset][:split]` of the hub; or
     the name of another kind, as in `reasoning-gym:NAME?level=2` (`swarmnode task list`)."""
+    mixes: tuple[str, ...] = ()
+    """The tasks of each of several policies, names joined by commas. Policy k takes entry k, and the first
+    again after the last; more entries than policies are refused. Empty: all policies take `names`."""
     evaluation: str = ""
     """A data set of the same columns that measures what data sets train on, whole: a file, a folder or
     `hf:NAME:SPLIT`. All their rows train then. Empty: a fifth of the prompts is held out."""

@@ -91,8 +91,11 @@ class Ending:
 
 
 def config_of(config: Config, number: int) -> Config:
-    """The settings of one policy: its own seed and ports. Raises ConfigError where no port is left."""
-    network, node = config.network, config.node
+    """The settings of one policy: its own tasks, seed and ports. Raises ConfigError where no port is left."""
+    network, node, tasks = config.network, config.node, config.tasks
+    if tasks.mixes:
+        names = tuple(name.strip() for name in tasks.mixes[number % len(tasks.mixes)].split(","))
+        tasks = tasks.model_copy(update={"names": names})
     if number:
         ports = [port + number if port else 0 for port in (network.port, node.http_port)]
         if max(ports) > LARGEST_PORT:
@@ -104,12 +107,18 @@ def config_of(config: Config, number: int) -> Config:
         network = network.model_copy(update={"port": ports[0], "announce": ()})
         seed = None if node.seed is None else (node.seed + number) % SEEDS
         node = node.model_copy(update={"seed": seed, "http_port": ports[1]})
-    return config.model_copy(update={"network": network, "node": node})
+    return config.model_copy(update={"network": network, "node": node, "tasks": tasks})
 
 
 def check_policies(config: Config) -> None:
     """Raises ConfigError for settings that make no sense of all policies together."""
-    network, node = config.network, config.node
+    network, node, mixes = config.network, config.node, config.tasks.mixes
+    if len(mixes) > node.policies:
+        raise ConfigError(
+            f"tasks.mixes has {len(mixes)} entries for {node.policies} "
+            + ("policies" if node.policies > 1 else "policy"),
+            hint=f"--policies {len(mixes)} trains one on each, or shorten tasks.mixes",
+        )
     if network.port and node.http_port and abs(network.port - node.http_port) < node.policies:
         raise ConfigError(
             f"--port {network.port} and node.http_port = {node.http_port} run into each other: policy k takes"

@@ -83,9 +83,9 @@ def test_each_policy_has_its_own_identity(tmp_path: Path) -> None:
 
 def test_eval_and_export_are_about_the_policy_that_is_named(paths: Paths, tmp_path: Path) -> None:
     paths.policy(1).data.mkdir(parents=True)
-    settings = load_settings(home=tmp_path, assignments=["policy.model=tiny"])
+    settings = load_settings(home=tmp_path, assignments=["policy.model=tiny", "tasks.mixes=['rev', 'gcd']"])
     second = of_policy(settings, 1)
-    assert second.paths == paths.policy(1)
+    assert (second.paths, second.config.tasks.names) == (paths.policy(1), ("gcd",))
     assert of_policy(settings, 0).paths == paths
     with pytest.raises(ConfigError, match="no policy 2"):
         of_policy(settings, 2)

@@ -125,6 +125,27 @@ def test_a_task_is_played_against_the_base_model_where_nothing_was_trained(
     assert "brief unknown" in text
 
 
+def test_a_check_says_how_often_the_untrained_model_is_right_and_what_follows(
+    odd: Path, quick_model: Path, tmp_path: Path
+) -> None:
+    where = ("--model", str(quick_model), "--home", str(tmp_path / "home"), "--set", "rollout.max_tokens=2")
+    file = tmp_path / "odd_enough.py"
+    for reward, follows in (
+        ("[0.0 for _ in completions]", "pass@1 0.0%, pass@2 0.0%. no answer is right yet"),
+        ("[1.0 for _ in completions]", "pass@1 100.0%, pass@2 100.0%. nearly every answer is right"),
+    ):
+        file.write_text(MANY + f"def reward(completions, **columns):\n    return {reward}\n")
+        assert f"untrained         64 answers: {follows}" in run("check", str(file), *where, "--samples", "2")
+
+
+MANY = """
+def examples(seed):
+    for number in range(200):
+        yield f"{seed} {number}=", str(number)
+
+"""
+
+
 ONLY_UNCONFINED = """
 from swarmnode.tasks.processes.unconfined import is_unconfined_allowed
 

@@ -30,6 +30,7 @@ def check(config: Config) -> None:
     training, rollout, pipeline = config.training, config.rollout, config.pipeline
     unusable = {
         "node.policies": config.node.policies > 1,
+        "tasks.mixes": bool(config.tasks.mixes),
         "policy.quantization": config.policy.quantization != "none",
         "rollout.engine": rollout.engine not in ("auto", "embedded"),
         "node.learner": config.node.learner != "local",

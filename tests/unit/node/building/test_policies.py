@@ -42,21 +42,23 @@ def test_one_policy_has_the_settings_as_they_are() -> None:
     assert config_of(config, 0) == config
 
 
-def test_each_policy_has_its_own_seed_and_ports() -> None:
+def test_each_policy_has_its_own_seed_tasks_and_ports() -> None:
     config = settings(
-        "node.policies=3", "node.seed=5", "network.port=4000",
+        "node.policies=3", "node.seed=5", "tasks.mixes=['rev, sort', 'gcd']", "network.port=4000",
         "network.announce=['/ip4/1.2.3.4/tcp/4000']", "node.http_port=8080",
     )  # fmt: skip
     each = [config_of(config, number) for number in range(3)]
     assert [one.node.seed for one in each] == [5, 6, 7]
+    assert [one.tasks.names for one in each] == [("rev", "sort"), ("gcd",), ("rev", "sort")]
     assert [one.network.port for one in each] == [4000, 4001, 4002]
     assert [one.node.http_port for one in each] == [8080, 8081, 8082]
     assert [len(one.network.announce) for one in each] == [1, 0, 0], "a forwarded port leads to one policy"
 
 
-def test_without_a_seed_policies_differ_by_their_identities_alone() -> None:
+def test_without_seed_and_mixes_policies_differ_by_their_identities_alone() -> None:
     config = settings("node.policies=2")
     assert config_of(config, 1).node.seed is None
+    assert config_of(config, 1).tasks.names == config.tasks.names
 
 
 def test_there_must_be_a_port_for_each() -> None:
@@ -72,6 +74,13 @@ def test_there_must_be_a_port_for_each() -> None:
 def test_after_the_largest_seed_comes_the_smallest() -> None:
     config = settings("node.policies=2", f"node.seed={2**31 - 1}")
     assert config_of(config, 1).node.seed == 0
+
+
+def test_every_mix_is_trained_on_by_some_policy() -> None:
+    check_policies(settings("node.policies=3", "tasks.mixes=['rev', 'gcd']"))
+    with pytest.raises(ConfigError, match="2 entries for 1 policy") as caught:
+        check_policies(settings("tasks.mixes=['rev', 'gcd']"))
+    assert "--policies 2" in caught.value.hint
 
 
 def test_each_policy_dials_those_before_it_after_the_seeds_that_are_set() -> None:
