@@ -481,11 +481,13 @@ class SharedGuest(SharedMember):
         with self._shared.turns:
             return tuple(self._host.recent)
 
-    def named(self, request: Request) -> Request:
-        """Returns the request with the version that it would be answered from now. Raises EngineError for one
-        that is not kept."""
+    def ask(self, requests: Sequence[Request]) -> list[Request]:
+        """Submits these requests in one turn, and returns them with the versions that answer them. Raises
+        EngineError for a version that is not kept."""
         with self._shared.turns:
-            return self._named(request)
+            named = [self._named(request) for request in requests]
+            self._submit(named)
+            return named
 
     def advance(self) -> tuple[Sequence[Output], Sequence[Request]]:
         """Steps, and returns what has ended and what is under way by now, with its tokens so far."""

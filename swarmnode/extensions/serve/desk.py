@@ -211,13 +211,11 @@ class Desk:
 
     def _submitted(self, guest: SharedGuest, requests: list[Request]) -> list[Request]:
         try:
-            named = [guest.named(request) for request in requests]
-            guest.submit(named)
+            return guest.ask(requests)
         except RequestRefused as error:
             raise QuestionRefused(NoAnswer(400, error.message, "invalid_value")) from error
         except EngineError as error:
             raise QuestionRefused(_unavailable(error.message)) from error
-        return named
 
     # The thread
 
