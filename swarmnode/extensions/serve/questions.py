@@ -1,7 +1,7 @@
 """Questions to a policy and its answers, as they travel between a node and whoever asks it.
 
-api_routes.py, chat_command.py -> answering_client.py -> [Question] -> answering_socket.py -> answering_service.py
-                                              <- [AnswerBegan, Piece, AnswerEnded | NoAnswer]
+api_routes.py, chat_command.py: answering_client.py -> [Question] -> answering_socket.py
+                                                   <- [AnswerBegan, Piece, AnswerEnded | NoAnswer]
 """
 
 from typing import Annotated, Literal
