@@ -129,11 +129,11 @@ def checkpoint_store(
         base.fingerprint,
         keep=config.node.keep_checkpoints,
     )
-    known, named = runs_in(paths.checkpoints), config.node.run
+    known, named, old = runs_in(paths.checkpoints), config.node.run, open_run()
     if tasks is None:
         return open_run(run=newest_run(known, base.fingerprint, named=named) or "")
     versions = {name: task.version for name, task in tasks.items()}
-    choice = choose_run(known, base.fingerprint, versions, named=named)
+    choice = choose_run(known, base.fingerprint, versions, named=named, old_name=old.folder.name)
     if choice.reason and tells:
         logger.info("%s", choice.reason)
     return open_run(run=choice.name)

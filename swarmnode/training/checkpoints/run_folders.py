@@ -98,9 +98,10 @@ def choose_run(
     tasks: Mapping[str, str],
     *,
     named: str = "",
+    old_name: str = "",
 ) -> Choice:
     """Which run a start belongs to. `known`: newest first; `fingerprint`: of the base model; `tasks`: version
-    by name; `named`: by a person.
+    by name; `named`: by a person; `old_name`: what the only run of this base was called by earlier versions.
 
     Raises CheckpointError where the named run is of another model.
     """
@@ -108,7 +109,7 @@ def choose_run(
         return _named(known, fingerprint, named)
     label = label_of(tasks)
     automatic = re.compile(rf"{re.escape(label)}(-[0-9]+)?")
-    candidates = [run for run in known if automatic.fullmatch(run.name)]
+    candidates = [run for run in known if automatic.fullmatch(run.name) or run.name == old_name]
     ours = [run for run in candidates if run.state is None or run.state.base_fingerprint == fingerprint]
     # What cannot be read may be of these tasks: then its reader says what is wrong with it.
     for run in sorted(ours, key=lambda run: run.state is None):

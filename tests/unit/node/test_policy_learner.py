@@ -24,7 +24,6 @@ from swarmnode.tasks.drawing import curriculum
 from swarmnode.tasks.drawing.curriculum import level_of
 from swarmnode.training.checkpoints.checkpoint import Measure, Snapshot, Waiting, take_snapshot
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
-from swarmnode.training.checkpoints.learning_settings import changes
 from swarmnode.training.records import Counters, read_state
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, Scores
@@ -362,8 +361,3 @@ def test_rollouts_of_a_version_that_dealt_budgets_are_read(make: Make) -> None:
     state = msgspec.msgpack.decode(first._waiting(Counters(round=0), b"").rollouts)
     second._restore_rollouts(msgspec.msgpack.encode({**state, "pass_rates": {"odd": [1.0, 2.0, 0.0, 1.0]}}))
     assert second._examples.place == first._examples.place
-
-
-def test_a_checkpoint_of_before_tells_what_is_no_setting_any_more() -> None:
-    before = {"rollout.budget": "adaptive", "training.loss": "dapo"}
-    assert changes(before, {"training.loss": "dapo"}) == ("rollout.budget was adaptive, is fixed now",)

@@ -15,7 +15,13 @@ from swarmnode.extensions.vllm.compat import deaf_to_the_terminal, only_card, st
 PATIENCE_S = 30.0
 """For processes of a busy machine. Nothing is measured with it."""
 
-HEARS = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(0.2); print('still here')"
+HEARS = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins without
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(0.2)
+print("still here")
+"""
 
 TREE = """
 import os, subprocess, sys, time

@@ -22,6 +22,8 @@ from swarmnode.training.checkpoints.run_folders import (
 from swarmnode.training.records import FORMAT, STATE, Counters, Measure, State
 
 LAST = {"last": "v1"}
+OLD = "model-base"
+"""The folder that earlier versions had for the only run of a base."""
 
 
 def run(
@@ -43,7 +45,7 @@ def run(
 
 
 def chosen(known: list[TrainingRun], tasks: dict[str, str], named: str = "") -> str:
-    return choose_run(known, "base", tasks, named=named).name
+    return choose_run(known, "base", tasks, named=named, old_name=OLD).name
 
 
 def test_the_first_run_is_called_after_its_tasks() -> None:
@@ -116,9 +118,16 @@ def test_a_run_that_was_put_aside_is_not_gone_on_with() -> None:
     assert chosen([aside], LAST, named=aside.name) == aside.name
 
 
+def test_checkpoints_of_before_there_were_runs_are_of_the_tasks_they_were_measured_on() -> None:
+    noted, unknown = run(OLD, {}, measured=("last",)), run(OLD, {})
+    assert chosen([noted], LAST) == OLD
+    assert chosen([noted], {"sort": "1"}) == "sort"
+    assert chosen([unknown], LAST) == OLD, "nobody can say, so it goes on as it did"
+
+
 def test_a_run_that_cannot_be_read_is_chosen_only_where_no_other_is() -> None:
-    broken = TrainingRun(Path("last-2"), None, 0.0)
-    assert chosen([broken], LAST) == "last-2", "its reader says what is wrong"
+    broken = TrainingRun(Path(OLD), None, 0.0)
+    assert chosen([broken], LAST) == OLD, "its reader says what is wrong"
     assert chosen([broken, run("last", LAST)], LAST) == "last"
 
 

@@ -222,10 +222,9 @@ async def test_a_data_node_dies_and_a_step_is_soon_taken_on_as_many_tokens_as_be
         await found.kill(data[0])
         rest = [member for member in members if member is not data[0]]
         await until(lambda: sum(member.stage == 0 for member in rest) == 2)
-        gate.iterations = 3
-        await until(lambda: all(member.iteration == 3 for member in rest))
-        # A data node counts its tokens a moment after its step.
-        await until(lambda: gate.tokens[2] == gate.tokens[0] > 0)
+        # The first steps may find who took its place without anything to train on yet.
+        gate.iterations = 6
+        await until(lambda: any(gate.tokens[step] == gate.tokens[0] > 0 for step in range(1, 6)))
 
 
 async def test_a_member_that_waits_for_others_stops_at_once(three: Home) -> None:
