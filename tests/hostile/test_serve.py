@@ -85,7 +85,7 @@ def test_a_flood_of_clients_holds_up_neither_rounds_nor_the_next_client(
                 for number in range(MOST_OPEN):
                     with suppress(OSError):
                         client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
-                        client.settimeout(0.2)
+                        client.settimeout(0.02)
                         client.sendall(begun[number % len(begun)])
         node.until(lambda: answers(port))
     node.until_round(before + 3)
