@@ -66,14 +66,14 @@ def test_a_flood_of_clients_holds_up_neither_rounds_nor_the_next_client(
     node.until_round(2)
     stream = json.dumps({"model": "policy", "prompt": "reverse abc", "stream": True})
     control = json.dumps({"model": "\x1b[2J", "prompt": "\x00\x1b]0;gone\x07\u202e"})
-    large = (
+    first = (
+        *(request(stream) for _ in range(20)),
         request('{"model": "policy", "prompt": "' + "a" * 900_000 + '"}'),
         request("[" * 50_000),
         b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000,
     )
     small = (
         b"",
-        request(stream),
         request(control),
         request("{", "Content-Type: application/json")[:-1],
         b"\x16\x03\x01\x00\xff" * 100,
@@ -88,7 +88,7 @@ def test_a_flood_of_clients_holds_up_neither_rounds_nor_the_next_client(
                     with suppress(OSError):
                         client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
                         client.settimeout(0.2)
-                        client.sendall(large[number] if number < len(large) else small[number % len(small)])
+                        client.sendall(first[number] if number < len(first) else small[number % len(small)])
         node.until(lambda: answers(port))
     node.until_round(before + 3)
     assert "Traceback" not in node.story and "\x1b" not in node.story
