@@ -115,7 +115,7 @@ class MemoryPlan:
     gradients: float
     optimizer: float
     activations: float
-    """Activations kept for the backward pass of one micro-batch."""
+    """Activations kept for the backward pass of one micro-batch, and adapters cast for it."""
     logprobs: float
     """One chunk of logits and its gradient."""
     kv_cache: float
@@ -187,7 +187,9 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
         adapters=2 * ADAPTER_BYTES * adapter,
         gradients=(1 + COMPARED_GRADIENTS) * ADAPTER_BYTES * adapter,
         optimizer=MOMENT_BYTES * adapter,
-        activations=work.micro_batch_tokens * activation_bytes(card, work) + in_flight_bytes(card, work),
+        activations=work.micro_batch_tokens * activation_bytes(card, work)
+        + in_flight_bytes(card, work)
+        + cast_bytes(work) * adapter,
         logprobs=logprob_bytes(card, work.micro_batch_tokens),
         kv_cache=kv_cache,
         reserve=CUDA_RESERVE_BYTES if work.gpu else CPU_RESERVE_BYTES,
@@ -201,6 +203,11 @@ def adapter_parameters(card: ModelCard, rank: int) -> int:
     """Returns the numbers of one adapter: A is [rank, in] and B is [out, rank], for every linear layer but
     the head."""
     return rank * card.linear_widths
+
+
+def cast_bytes(work: Workload) -> int:
+    """Returns the bytes of an adapter parameter cast to the type of the base, 0 if it has that type."""
+    return work.number_bytes if work.number_bytes != ADAPTER_BYTES else 0
 
 
 def weight_bytes(card: ModelCard, work: Workload) -> float:
