@@ -9,11 +9,29 @@ and for whoever does not read its answer.
 import asyncio
 from typing import cast
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 64
+MOST_HEADER_BYTES = 16 * 1024
+LAST_ANSWERS_S = 2
+"""Seconds at the end for answers under way."""
 PATIENCE_S = 10.0
 """Seconds in which a client sends its request, and takes something of an answer that waits for it."""
+
+
+def bounded_server(app: ASGIApp, *, idle_s: int) -> uvicorn.Server:
+    """Returns a server of an application, not yet running. `idle_s`: seconds that a connection is kept for
+    another request."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app, http=BoundedProtocol, ws="none", lifespan="off", loop="asyncio", interface="asgi3",
+            log_config=None, log_level="error", access_log=False, server_header=False, proxy_headers=False,
+            backlog=MOST_CONNECTIONS, timeout_keep_alive=idle_s, timeout_graceful_shutdown=LAST_ANSWERS_S,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+        )
+    )  # fmt: skip
 
 
 class BoundedProtocol(H11Protocol):

@@ -9,20 +9,15 @@ import threading
 from types import TracebackType
 from typing import Self
 
-import uvicorn
-
 from swarmnode.errors import PortInUse
 from swarmnode.extensions.page.access import AccessGuard
-from swarmnode.extensions.page.bounded_protocol import MOST_CONNECTIONS, BoundedProtocol
+from swarmnode.extensions.page.bounded_protocol import MOST_CONNECTIONS, bounded_server
 from swarmnode.extensions.page.event_stream import OpenStreams
 from swarmnode.extensions.page.routes import application
 from swarmnode.node.showing.page import PageSource
 
-MOST_HEADER_BYTES = 16 * 1024
 IDLE_S = 5
 """Seconds that a connection is kept for another request."""
-LAST_ANSWERS_S = 2
-"""Seconds at the end for answers under way."""
 
 
 class PageServer:
@@ -54,13 +49,7 @@ class PageServer:
             password=self._source.config.node.http_password.get_secret_value(),
             token=self.token,
         )
-        config = uvicorn.Config(
-            guard, http=BoundedProtocol, ws="none", lifespan="off", loop="asyncio", interface="asgi3",
-            log_config=None, log_level="error", access_log=False, server_header=False, proxy_headers=False,
-            backlog=MOST_CONNECTIONS, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LAST_ANSWERS_S,
-            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-        )  # fmt: skip
-        self._server = uvicorn.Server(config)
+        self._server = bounded_server(guard, idle_s=IDLE_S)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name="page", daemon=True
         )

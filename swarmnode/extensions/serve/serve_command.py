@@ -19,16 +19,15 @@ from swarmnode.cli.settings import (
     of_policy,
 )
 from swarmnode.errors import ConfigError, PortInUse
-from swarmnode.extensions.page.bounded_protocol import MOST_CONNECTIONS, BoundedProtocol
+from swarmnode.extensions.page.bounded_protocol import MOST_CONNECTIONS, bounded_server
 from swarmnode.extensions.serve.api_guard import ApiGuard
 from swarmnode.extensions.serve.api_routes import FindService, application
 from swarmnode.extensions.serve.standing_alone import answering
 from swarmnode.settings.config import SHORTEST_PASSWORD, is_loopback
 from swarmnode.settings.config_layers import load_settings
 
-MOST_HEADER_BYTES = 16 * 1024
 IDLE_S = 30
-LAST_ANSWERS_S = 2
+"""Seconds that a connection is kept for another request."""
 
 
 def serve(
@@ -82,14 +81,7 @@ def serve(
 def api_server(find: FindService, host: str, key: str) -> uvicorn.Server:
     """Returns the server of the endpoints, not yet running."""
     guard = ApiGuard(application(find), bound=host, own_name=socket.gethostname(), key=key)
-    return uvicorn.Server(
-        uvicorn.Config(
-            guard, http=BoundedProtocol, ws="none", lifespan="off", loop="asyncio", interface="asgi3",
-            log_config=None, log_level="error", access_log=False, server_header=False, proxy_headers=False,
-            backlog=MOST_CONNECTIONS, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LAST_ANSWERS_S,
-            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-        )
-    )  # fmt: skip
+    return bounded_server(guard, idle_s=IDLE_S)
 
 
 def _listening(host: str, port: int) -> socket.socket:
