@@ -113,9 +113,10 @@ class MemoryPlan:
     adapters: float
     """LoRA parameters of all policies and the copy that is handed to the engine."""
     gradients: float
+    """Gradients of them, and what layers keep of them for these: a copy in the type of the base."""
     optimizer: float
     activations: float
-    """Activations kept for the backward pass of one micro-batch, and adapters cast for it."""
+    """Activations kept for the backward pass of one micro-batch."""
     logprobs: float
     """One chunk of logits and its gradient."""
     kv_cache: float
@@ -185,11 +186,9 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
         weights=weight_bytes(card, work),
         engine_weights=engine,
         adapters=2 * ADAPTER_BYTES * adapter,
-        gradients=(1 + COMPARED_GRADIENTS) * ADAPTER_BYTES * adapter,
+        gradients=((1 + COMPARED_GRADIENTS) * ADAPTER_BYTES + cast_bytes(work)) * adapter,
         optimizer=MOMENT_BYTES * adapter,
-        activations=work.micro_batch_tokens * activation_bytes(card, work)
-        + in_flight_bytes(card, work)
-        + cast_bytes(work) * adapter,
+        activations=work.micro_batch_tokens * activation_bytes(card, work) + in_flight_bytes(card, work),
         logprobs=logprob_bytes(card, work.micro_batch_tokens),
         kv_cache=kv_cache,
         reserve=CUDA_RESERVE_BYTES if work.gpu else CPU_RESERVE_BYTES,
