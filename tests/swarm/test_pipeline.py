@@ -14,9 +14,10 @@ from tests.wide_policy import widen_tiny
 Join = Callable[..., Any]
 
 MEMBER = ("--pipeline", "attic", "--set", "exchange.enabled=false")
-LIMITED = 950_000 * 1024
-"""Bytes that a process may write to beside its code."""
-A_THIRD = ("--set", "pipeline.memory_gb=0.3")
+LIMITED = 1_300_000 * 1024
+"""Bytes that a process may write to beside its code: one with a stage was seen to take 200 MB less, one with the
+whole policy 200 MB more."""
+A_THIRD = ("--set", "pipeline.memory_gb=0.45")
 """Of it for the pipeline: a stage of the wide policy fits, all of it does not."""
 REVERSE = ("--task", "rev", "--seed", "0", "--set", "rollout.groups=8", "--set", "node.eval_every=0")
 SMALL_STEPS = ("--set", "policy.lora_rank=8", "--set", "training.learning_rate=1e-3")
@@ -32,7 +33,7 @@ def address_of(node: Any) -> str:
 def test_three_peers_train_a_policy_that_none_of_them_could_hold(
     join: Join, tiny_model: Path, tmp_path: Path
 ) -> None:
-    wide = widen_tiny(tiny_model, tmp_path / "wide", layers=6, intermediate=16_000)
+    wide = widen_tiny(tiny_model, tmp_path / "wide", layers=6, intermediate=24_000)
     settings = (*REVERSE, *SMALL_STEPS, *LITTLE_MEMORY)
     alone = join(
         *settings,
