@@ -152,5 +152,5 @@ def test_exactly_as_many_tokens_as_are_needed_stay_among_equals() -> None:
 
 def test_a_mass_that_equals_top_p_exactly_is_enough() -> None:
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    found = keep_likely(logits, torch.full((1, 1), 0.5), torch.full((1, 1), 3.0), torch.arange(3))
+    found = keep_likely(logits, torch.full((1, 1), 0.5))
     assert found.isfinite()[0].tolist() == [True, False, False]
