@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from swarmnode.training.losses import group_advantages, standardised
+from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book import BookCandidate, Mend
 from swarmnode.training.rules.book_rule import full_answers
 from swarmnode.training.rules.lessons import GroupLesson, Lessons, Replay, Rule, SharingRule, pack, unpack
@@ -67,7 +68,7 @@ class Rescue(Rule):
             external=(),
             replayed=tuple(success for _, success in mixed),
             shaped=self._settings.shaped,
-            pass_rates=self.marks.pass_rates,
+            report=TrainReport(pass_rates=self.marks.pass_rates),
         )
 
     def needs(self) -> Mapping[str, float]:
