@@ -23,5 +23,6 @@ def outside_nucleus(logits_RV: Tensor, targets_R: Tensor, top_p: float) -> Tenso
     tensor([[False, False,  True]])
     """
     logits_RV = logits_RV.detach()
-    kept_RV = keep_likely(logits_RV, logits_RV.new_full((1, 1), top_p))
+    share = torch.full((1, 1), top_p, dtype=logits_RV.dtype, device=logits_RV.device)
+    kept_RV = keep_likely(logits_RV, share)
     return (kept_RV.isneginf() & ~logits_RV.isneginf()).scatter_(1, targets_R[:, None], False)
