@@ -100,10 +100,8 @@ class NetworkConfig(Section):
     mdns: bool = True
     """Find peers in the local network by multicast DNS, in private address ranges only."""
     wait_for_peers: int = Field(default=0, ge=0)
-    """Connected peers to wait for before round 1, other policies of this process not among them. 0 starts
-    alone at once."""
-    wait_for_peers_s: float = Field(default=60.0, ge=0)
-    """Longest such wait in seconds; then the node starts with the peers it has."""
+    """Connected peers to wait for before round 1, a minute at most, other policies of this process not among
+    them. 0 starts alone at once."""
 
     @field_validator("listen")
     @classmethod
