@@ -206,6 +206,6 @@ def test_what_trl_has_and_we_do_not_is_answered_and_not_guessed(name: str) -> No
 
 @pytest.mark.parametrize("key", ["node.run", "swarm.name", "pipeline.name"])
 def test_a_name_that_is_none_is_refused_in_words(key: str) -> None:
-    with pytest.raises(ConfigError, match="a name is .*letters, digits") as refused:
+    with pytest.raises(ConfigError, match=r"a name is .*letters, digits") as refused:
         load_config(environ={}, assignments=[f"{key}=a b/c"])
     assert "pattern" not in str(refused.value)
