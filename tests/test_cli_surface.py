@@ -23,7 +23,7 @@ SURFACE = {
     "serve": "--base --best --config --home --host --key --model --policy --port --preset --run --set",
     "chat": "question --ask --base --best --config --greedy --home --max-tokens --model --policy --preset"
     " --run --set",
-    "status": "--home --json",
+    "status": "--healthy --home --json",
     "pause": "duration --home",
     "resume": "--home",
     "finish": "--home",
