@@ -66,10 +66,11 @@ class RunControl:
     def hold(self, guard: str, reason: str) -> None:
         """Holds the run back for a reason, until this guard has none: an empty one. From any thread."""
         with self._changing:
-            before = self._reasons.pop(guard, "")
+            before = self._reasons.get(guard, "")
             if reason:
                 self._reasons[guard] = reason
             else:
+                self._reasons.pop(guard, None)
                 self._overruled.discard(guard)
         if reason and not before:
             logger.info("paused when this round is done: %s", reason)

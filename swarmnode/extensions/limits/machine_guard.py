@@ -30,7 +30,7 @@ class PauseWatch:
         """Reads, decides, and tells the run."""
         before = self._found
         self._found = reasons_to_pause(self._source.config.limits, self._read(), before)
-        for guard in {*before.words, *self._found.words}:
+        for guard in dict.fromkeys((*before.words, *self._found.words)):
             self._source.control.hold(guard, self._found.words.get(guard, ""))
 
 
