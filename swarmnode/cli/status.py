@@ -2,11 +2,8 @@
 
 import time
 
-import msgspec
-import typer
-from rich.console import Console
-
-from swarmnode.cli.settings import Home, Json
+from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import Home
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock, RunningNode, ask_status, read_running
@@ -20,12 +17,9 @@ def status(home: Home = None, json: Json = False) -> None:
     found = [answer for answer in answers if not isinstance(answer, SwarmnodeError)]
     if not found:
         raise next(answer for answer in answers if isinstance(answer, SwarmnodeError))
-    if json:
-        alone = found[0].policies == 1
-        typer.echo(msgspec.json.encode(found[0] if alone else {"policies": found}).decode())
-        return
-    for one in found:
-        Console().print(render(one, (), (), time.time()))
+    alone = found[0].policies == 1
+    panels = (render(one, (), (), time.time()) for one in found)
+    tell(json, found[0] if alone else {"policies": found}, panels)
 
 
 def running_nodes(paths: Paths) -> list[RunningNode]:
