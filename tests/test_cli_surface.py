@@ -23,7 +23,7 @@ SURFACE = {
     "serve": "--base --best --config --home --host --key --model --policy --port --preset --run --set",
     "chat": "question --ask --base --best --config --greedy --home --json --max-tokens --model --policy"
     " --preset --run --set",
-    "status": "--home --json",
+    "status": "--healthy --home --json",
     "pause": "duration --home --json",
     "resume": "--home --json",
     "finish": "--home --json",

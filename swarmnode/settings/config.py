@@ -64,13 +64,27 @@ SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
 """Pattern of a swarm's name, which stands in topics and in names of files."""
 
 
+def _a_name(value: str) -> str:
+    if re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,79})?", value):
+        return value
+    raise ValueError("a name is letters, digits, '.', '_' and '-', begins with a letter or digit, at most 80")
+
+
+def _a_swarm_name(value: str) -> str:
+    if re.fullmatch(SWARM_NAME, value):
+        return value
+    raise ValueError(
+        "a name is small letters, digits, '.', '_' and '-', at most 63, and begins with one of the first two"
+    )
+
+
 def named(kind: Kind, *besides: str) -> AfterValidator:
     """Marks a setting as the name of a part: one of ours, one that is registered, or an import path."""
     return AfterValidator(lambda name: known(kind, name, *besides))
 
 
 class SwarmConfig(Section):
-    name: str = Field(default="commons", pattern=f"^{SWARM_NAME}$")
+    name: Annotated[str, AfterValidator(_a_swarm_name)] = "commons"
     """Nodes with the same swarm name exchange rollouts; others never hear each other."""
 
 
@@ -388,7 +402,7 @@ class TrainingConfig(Section):
 
 
 class PipelineConfig(Section):
-    name: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")
+    name: Annotated[str, AfterValidator(lambda name: name and _a_swarm_name(name))] = ""
     """Hold a part of one larger model with the other members of this pipeline. Empty: train a model alone."""
     data: bool = True
     """Be ready for stage 0: it draws tasks, sees texts and losses, and holds embedding and head."""
@@ -440,7 +454,7 @@ class NodeConfig(Section):
     """Seed of draws, sampling and adapter. Unset: from the peer id, so that nodes ask different questions."""
     rounds: int | None = Field(default=None, ge=0)
     """Stop when this many rounds of the run are done, counted over all starts. Unset: go on until stopped."""
-    run: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,79})?$")
+    run: Annotated[str, AfterValidator(_a_name)] = ""
     """Name of the run to go on with, or to begin. Unset: that of the same model, tasks and rewards, a new one
     beside it where these are others; for evaluations and exports, the one that was written to last."""
     checkpoint_every: int = Field(default=10, ge=1)
