@@ -64,13 +64,27 @@ SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
 """Pattern of a swarm's name, which stands in topics and in names of files."""
 
 
+def _a_name(value: str) -> str:
+    if re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,79})?", value):
+        return value
+    raise ValueError("a name is letters, digits, '.', '_' and '-', begins with a letter or digit, at most 80")
+
+
+def _a_swarm_name(value: str) -> str:
+    if re.fullmatch(SWARM_NAME, value):
+        return value
+    raise ValueError(
+        "a name is small letters, digits, '.', '_' and '-', at most 63, and begins with one of the first two"
+    )
+
+
 def named(kind: Kind, *besides: str) -> AfterValidator:
     """Marks a setting as the name of a part: one of ours, one that is registered, or an import path."""
     return AfterValidator(lambda name: known(kind, name, *besides))
 
 
 class SwarmConfig(Section):
-    name: str = Field(default="commons", pattern=f"^{SWARM_NAME}$")
+    name: Annotated[str, AfterValidator(_a_swarm_name)] = "commons"
     """Nodes with the same swarm name exchange rollouts; others never hear each other."""
 
 
@@ -385,8 +399,28 @@ class TrainingConfig(Section):
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
 
+CLOCK = r"(?:(?:[01]?\d|2[0-3])(?::[0-5]\d)?|24)"
+"""Pattern of a time of the day: 7, 07:30, 24."""
+
+
+class LimitsConfig(Section):
+    """How far a node may go on a machine that somebody needs for other things, too (extensions/limits/)."""
+
+    hours: str = Field(default="", pattern=f"^({CLOCK}-{CLOCK})?$")
+    """Hours of the day, by this machine's clock, in which rounds may begin: 22-7, or 8:30-17. Empty: all."""
+    programs: tuple[str, ...] = ()
+    """Names of programs; while one of them runs, no round begins."""
+    card: bool = True
+    """Begin no round while a program that is not swarmnode keeps the card busy, as nvidia-smi tells."""
+    battery: bool = True
+    """Begin no round while this machine runs on its battery."""
+    temperature: float | None = Field(default=None, gt=20, le=120)
+    """Begin no round above so many degrees Celsius of the card, or of the CPU where no card is used; go on 8
+    below. Unset: any."""
+
+
 class PipelineConfig(Section):
-    name: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")
+    name: Annotated[str, AfterValidator(lambda name: name and _a_swarm_name(name))] = ""
     """Hold a part of one larger model with the other members of this pipeline. Empty: train a model alone."""
     data: bool = True
     """Be ready for stage 0: it draws tasks, sees texts and losses, and holds embedding and head."""
@@ -431,7 +465,7 @@ class NodeConfig(Section):
     """Seed of draws, sampling and adapter. Unset: from the peer id, so that nodes ask different questions."""
     rounds: int | None = Field(default=None, ge=0)
     """Stop when this many rounds of the run are done, counted over all starts. Unset: go on until stopped."""
-    run: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,79})?$")
+    run: Annotated[str, AfterValidator(_a_name)] = ""
     """Name of the run to go on with, or to begin. Unset: that of the same model, tasks and rewards, a new one
     beside it where these are others; for evaluations and exports, the one that was written to last."""
     checkpoint_every: int = Field(default=10, ge=1)
@@ -486,6 +520,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     training: TrainingConfig = TrainingConfig()
+    limits: LimitsConfig = LimitsConfig()
     pipeline: PipelineConfig = PipelineConfig()
     node: NodeConfig = NodeConfig()
 
@@ -519,6 +554,7 @@ SECTIONS: dict[str, type[Section]] = {
     "rollout": RolloutConfig,
     "exchange": ExchangeConfig,
     "training": TrainingConfig,
+    "limits": LimitsConfig,
     "pipeline": PipelineConfig,
     "node": NodeConfig,
 }
