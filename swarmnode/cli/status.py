@@ -3,11 +3,10 @@
 import time
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
-from swarmnode.cli.settings import Home, Json
+from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import Home
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock, RunningNode, ask_status, read_running
@@ -31,23 +30,21 @@ def status(
     if not found:
         raise next(answer for answer in answers if isinstance(answer, SwarmnodeError))
     if healthy:
-        _say_healthy(found)
+        _say_healthy(found, json)
         return
-    if json:
-        alone = found[0].policies == 1
-        typer.echo(msgspec.json.encode(found[0] if alone else {"policies": found}).decode())
-        return
-    for one in found:
-        Console().print(render(one, (), (), time.time()))
+    alone = found[0].policies == 1
+    panels = (render(one, (), (), time.time()) for one in found)
+    tell(json, found[0] if alone else {"policies": found}, panels)
 
 
-def _say_healthy(found: list[NodeStatus]) -> None:
+def _say_healthy(found: list[NodeStatus], json: bool) -> None:
     """Prints a line of each policy. Raises SwarmnodeError for the first that does nothing."""
+    said: dict[str, str] = {}
     for one in found:
-        well, told = at_work(one, time.time())
+        well, said[one.name] = at_work(one, time.time())
         if not well:
-            raise SwarmnodeError(f"{one.name}: {told}", hint="see node.log, and start it again")
-        typer.echo(f"{one.name}: {printable(told)}")
+            raise SwarmnodeError(f"{one.name}: {said[one.name]}", hint="see node.log, and start it again")
+    tell(json, said, (f"{name}: {printable(told)}" for name, told in said.items()))
 
 
 def running_nodes(paths: Paths) -> list[RunningNode]:

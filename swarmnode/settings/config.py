@@ -401,6 +401,26 @@ class TrainingConfig(Section):
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
 
+CLOCK = r"(?:(?:[01]?\d|2[0-3])(?::[0-5]\d)?|24)"
+"""Pattern of a time of the day: 7, 07:30, 24."""
+
+
+class LimitsConfig(Section):
+    """How far a node may go on a machine that somebody needs for other things, too (extensions/limits/)."""
+
+    hours: str = Field(default="", pattern=f"^({CLOCK}-{CLOCK})?$")
+    """Hours of the day, by this machine's clock, in which rounds may begin: 22-7, or 8:30-17. Empty: all."""
+    programs: tuple[str, ...] = ()
+    """Names of programs; while one of them runs, no round begins."""
+    card: bool = True
+    """Begin no round while a program that is not swarmnode keeps the card busy, as nvidia-smi tells."""
+    battery: bool = True
+    """Begin no round while this machine runs on its battery."""
+    temperature: float | None = Field(default=None, gt=20, le=120)
+    """Begin no round above so many degrees Celsius of the card, or of the CPU where no card is used; go on 8
+    below. Unset: any."""
+
+
 class PipelineConfig(Section):
     name: Annotated[str, AfterValidator(lambda name: name and _a_swarm_name(name))] = ""
     """Hold a part of one larger model with the other members of this pipeline. Empty: train a model alone."""
@@ -509,6 +529,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     training: TrainingConfig = TrainingConfig()
+    limits: LimitsConfig = LimitsConfig()
     pipeline: PipelineConfig = PipelineConfig()
     node: NodeConfig = NodeConfig()
 
@@ -542,6 +563,7 @@ SECTIONS: dict[str, type[Section]] = {
     "rollout": RolloutConfig,
     "exchange": ExchangeConfig,
     "training": TrainingConfig,
+    "limits": LimitsConfig,
     "pipeline": PipelineConfig,
     "node": NodeConfig,
 }
