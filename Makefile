@@ -82,11 +82,10 @@ $(VENV)/.vllm: pyproject.toml constraints.txt | $(VENV)/.train
 	@$(BIN)/python -m pip uninstall -q -y $(UNUSED)
 	@touch $@
 
-$(VENV)/docs/.made: pyproject.toml
+$(VENV)/docs/.made: docs/requirements.txt
 	@$(IS_NEW_ENOUGH)
 	@$(PYTHON) -m venv $(VENV)/docs
-	@$(PYTHON) docker/requirements.py docs > $(VENV)/docs/requirements.txt
-	@$(VENV)/docs/bin/python -m pip install -q -r $(VENV)/docs/requirements.txt
+	@$(VENV)/docs/bin/python -m pip install -q -r docs/requirements.txt
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.train
