@@ -46,6 +46,7 @@ ATTACKS = (
     "slow_bodies",
     "bodies_that_never_come",
     "crowd",
+    "page_flood",
     "finish_lies",
     "too_long_bodies",
     "longer_bodies",
@@ -177,7 +178,10 @@ class Measuring:
     def _attacked(self, name: str, *, last: bool) -> Under:
         timing = self._timing
         seconds = timing.lead_s + timing.attack_s
-        with Attacker(name, self._swarm.addresses, seconds=seconds, prefix=ATTACKERS_PREFIX) as attacker:
+        page = str(self._swarm.victim.running().http_port) if name == "page_flood" else ""
+        with Attacker(
+            name, self._swarm.addresses, seconds=seconds, about=page, prefix=ATTACKERS_PREFIX
+        ) as attacker:
             with self._swarm.honest_held():
                 attacker.wait_for("ready")
             time.sleep(timing.lead_s)

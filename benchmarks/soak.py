@@ -129,7 +129,8 @@ class Soaked:
     def disk_full(self) -> None:
         assert self.disk is not None
         filler, known = self.disk / "filler", os.statvfs(self.disk)
-        filler.write_bytes(b"x" * max(0, known.f_bavail * known.f_frsize - 60_000))
+        with suppress(OSError):  # The node writes meanwhile.
+            filler.write_bytes(b"x" * max(0, known.f_bavail * known.f_frsize - 60_000))
         saved = self.saved
         self.go_on()
         assert self.saved >= saved, "what was saved is there"
@@ -178,8 +179,11 @@ class Soaked:
             began_s, round = elapsed_s(), self.round
             happens()
             self.done[happens.__name__] += 1
-            print(f"round {round}: {happens.__name__}, {elapsed_s() - began_s:.1f} s", flush=True)
+            took_s = elapsed_s() - began_s
             self.go_on()
+            print(
+                f"round {round}: {happens.__name__}, {took_s:.1f} s, {memory_mib(self.node)} MiB", flush=True
+            )
 
 
 class Memory:
@@ -213,9 +217,11 @@ def memory_mib(node: JoinedNode) -> int:
     total = 0
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(node.process.pid)
-        for one in (process, *process.children(recursive=True)):
+        total = process.memory_info().rss
+        for child in process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                total += one.memory_info().rss
+                # Until it has begun its program, a child shows the memory of its parent.
+                total += child.memory_info().rss if child.cmdline() != process.cmdline() else 0
     return total // MIB
 
 
@@ -255,7 +261,8 @@ def soak(folder: Path, rounds: int, found: dict[str, float], left_out: list[str]
         peer = start(folder / "peer", "--seed", "2")
         address = peer.running().addresses[0]
         same = (address, "--seed", "1", "--rounds", str(rounds))
-        calm = start(folder / "calm", *same)
+        # As an upgraded one is: what begins warm shows less of the libraries as its memory.
+        calm = start(folder / "calm", *same, cold=True)
         soaked = Soaked(folder / "disk", lambda home, **more: start(home, *same, **more))
         soaked.disk = disk
         if disk is None:
