@@ -26,6 +26,23 @@ class HelpStats(msgspec.Struct, frozen=True):
     """Requests of others that were not heard: too many, too old, or not of our swarm or tasks."""
 
 
+class ReceiptStats(msgspec.Struct, frozen=True):
+    """Thanks of others to us (receipts.py): what they say, which nobody can prove."""
+
+    groups: int = 0
+    """Times that a group of ours was learnt from, by receipts; each node counts each group once."""
+    answers: int = 0
+    """Answers in these groups that were learnt from."""
+    nodes: int = 0
+    """Nodes that said so."""
+    nodes_lately: int = 0
+    """Nodes among them that said so in the last seven days."""
+    sent: int = 0
+    """Receipts that we sent, since the start."""
+    dropped: int = 0
+    """Receipts of others that were not taken, since the start: too many, too old, or not to be believed."""
+
+
 @dataclass(kw_only=True)
 class ExchangeCounts:
     """Counters of an exchange since it was made."""
@@ -75,3 +92,4 @@ class ExchangeStats(ExchangeCounts):
     """Most that bodies may take of the upload, as it is set."""
     judgements_stuck: int
     help: HelpStats
+    receipts: ReceiptStats

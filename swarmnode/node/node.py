@@ -124,6 +124,8 @@ class NodeLoop:
         self._unmeasured: set[str] = set()
         """Tasks of which it was said that nothing is held out."""
         self._catching_up = CatchingUp()
+        self._origins: Mapping[Origin, int] = {}
+        """Groups that the book has answers of, with their number, as of the round before."""
         self._droughts: dict[str, Drought] = {}
         self._begun_at = 0
         self._started = self._collected_at = time.monotonic()
@@ -162,7 +164,7 @@ class NodeLoop:
                 if self._network.discovery is not None:
                     await stack.enter_async_context(self._network.host)
                 await stack.enter_async_context(self._network.exchange)
-            await self._settle_library()
+            self._origins = await self._settle_library()
             await self._look()
             self._stack = stack.pop_all()
         return self
@@ -262,7 +264,9 @@ class NodeLoop:
         report = await self._train(number, own, external)
         if report is not None:
             seconds = time.perf_counter() - started
+            before, self._origins = self._origins, await self._settle_library()
             await self._catch_up(rollouts, borrowed, report)
+            self._thank(before, external)
             self._learnt(number, rollouts, external, report, seconds)
 
     async def _rollouts(self, number: int) -> RoundRollouts:
@@ -359,15 +363,25 @@ class NodeLoop:
         """Keep what the book holds for others, and see whether rounds are to be of another mix now."""
         if (library := self._library) is None:
             return
-        origins = await self._settle_library()
         before = self._catching_up
-        now = after_round(before, round_of(rollouts.groups, borrowed, report, origins, self._config))
+        now = after_round(before, round_of(rollouts.groups, borrowed, report, self._origins, self._config))
         self._catching_up = now
         found = library.borrowed
         if story := told_of_catching_up(before, now, found.lenders, found.authors):
             logger.info("%s", story)
             await self._workers.learn(self._learner.catch_up, mix_of(now, self._config))
         self._board.borrowed(library, now)
+
+    def _thank(self, before: Mapping[Origin, int], external: Sequence[RolloutGroup]) -> None:
+        """Note whose groups were learnt from: those whose answers came into the book; without a library all
+        of the round's."""
+        if self._network is None:
+            return
+        taught = [(group.author, group.example.key.task, len(group.completions)) for group in external]
+        if self._library is not None:
+            new = self._origins.keys() - before.keys()
+            taught = [(author, key.task, self._origins[author, key]) for author, key in new]
+        self._network.exchange.receipts.learnt(taught)
 
     @property
     def _gauge(self) -> SharingGauge:

@@ -2,10 +2,10 @@
 
 cli seed -> [run_seed] -> SeedNode -> host, discovery, the swarm's rollout topics, bodies of connected authors
 
-It is on every topic of rollouts and of requests for help because GossipSub forwards only what a node is
-subscribed to: members that so far know nobody but the seed hear each other through it. Members behind routers
-cannot be dialled, but they have dialled the seed: it fetches the bodies that others ask for over those
-connections and hands them on (exchange/bodies/holder.py), within its limits of memory and upload.
+It is on the topics of rollouts, requests for help and receipts because GossipSub forwards only what a node
+is subscribed to: members that so far know nobody but the seed hear each other through it. Members behind
+routers cannot be dialled, but they have dialled the seed: it fetches the bodies that others ask for over
+those connections and hands them on (exchange/bodies/holder.py), within its limits of memory and upload.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.header_gossip import HeaderGossip, topic_of
 from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.exchange.gossip.receipts import receipts_topic_of
 from swarmnode.exchange.peers.connection_gate import ConnectionGate
 from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Reputation
@@ -65,7 +66,8 @@ class SeedNode:
         self._discovery = discovery
         self._settings = settings
         swarm = config.swarm.name
-        self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, help_topic_of(swarm): self._count})
+        beside = {help_topic_of(swarm): self._count, receipts_topic_of(swarm): self._count}
+        self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, **beside})
         self._ledger = Ledger(Reputation(), time.time, on_ban=self._shut_out)
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=time.time, rng=random.Random())
         self._door = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)

@@ -187,7 +187,7 @@ class StatusBoard:
         sharing = msgspec.convert(found, Sharing)
         if sharing.starved and not self.status.exchange.starved:
             logger.warning("%s", sharing.starved)
-        self._set(exchange=sharing, help=stats.help)
+        self._set(exchange=sharing, help=stats.help, receipts=stats.receipts)
 
     def weighed(self, gauge: SharingGauge, wanted: int) -> None:
         """Takes over the gauge of sharing; `wanted` groups a round are set."""

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.exchange_stats import HelpStats
+from swarmnode.exchange.exchange_stats import HelpStats, ReceiptStats
 from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
 from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
 from swarmnode.network.reach.reachability import Reach
@@ -307,6 +307,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Its part of the swarm's library, and what it learnt of others'."""
     help: HelpStats = HelpStats()
     """Requests for help: its own, and those that it answered."""
+    receipts: ReceiptStats = ReceiptStats()
+    """Thanks of those who learnt from it."""
     pipeline: PipelineStatus = PipelineStatus()
     """Its part of a pipeline, where it has one."""
     training: TrainReport = TrainReport()

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.exchange.exchange_stats import HelpStats
+from swarmnode.exchange.exchange_stats import HelpStats, ReceiptStats
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.showing.board import shown
 from swarmnode.node.showing.node_status import (
@@ -38,7 +38,7 @@ from swarmnode.training.records import TrainReport
 SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
     "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
-    "policy", "speed", "help", "library", "sharing", "reach", "network",
+    "policy", "speed", "help", "library", "sharing", "thanked", "reach", "network",
 )  # fmt: skip
 """Rows that a small terminal does without, in this order; the others stay as long as anything does."""
 ROOM_AROUND = 4
@@ -150,6 +150,7 @@ def _rows(
             f"announced {_announced(status)}, served {sharing.served}, heard {sharing.headers}, "
             f"fetched {sharing.fetched}, accepted {sharing.accepted}, waiting {sharing.buffered}",
         ),
+        *([("thanked", _thanked(status.receipts))] if status.receipts.nodes else []),
         ("dropped", in_words(sharing.dropped)),
         *([("no groups", Text(sharing.starved, style="yellow"))] if sharing.starved else []),
         ("kept back", in_words(sharing.unpublished)),
@@ -210,6 +211,12 @@ def _library(library: LibraryStatus) -> str:
 def _help(stats: HelpStats) -> str:
     others = f"{stats.answered} groups announced again and {stats.tried} examples tried for them"
     return f"asked others {stats.asked} times, were asked {stats.heard} times: {others}"
+
+
+def _thanked(receipts: ReceiptStats) -> str:
+    nodes = "1 node" if receipts.nodes == 1 else f"{receipts.nodes} nodes"
+    times = "once" if receipts.groups == 1 else f"{receipts.groups:,} times"
+    return f"{nodes} learnt from groups of ours, {times} in all"
 
 
 def _progress(status: NodeStatus, width: int) -> RenderableType:

@@ -147,7 +147,7 @@ async function ask(request) {
 }
 
 function showHelp(found) {
-  const {network, sharing, library, training, exchange, help} = found.status;
+  const {network, sharing, library, training, exchange, help, receipts} = found.status;
   const effect = sharing.agreement === null ? "not known yet"
     : `${number(sharing.agreement, 2)} ± ${number(sharing.error, 2)}: ${{helps: "it helps", harms: "it works against us"}[sharing.verdict] || "not clear"}`;
   const book = training.book
@@ -163,6 +163,7 @@ function showHelp(found) {
     ["Library", `${counted(library.kept, "group", "groups")} kept for others${borrowed}`],
     ["Given", `${counted(exchange.published, "group", "groups")} announced, ${exchange.served} fetched by others, ${(exchange.bytes_out / 1e6).toFixed(2)} MB`],
     ["Got", `${exchange.headers} heard, ${exchange.fetched} fetched, ${exchange.accepted} accepted, ${(exchange.bytes_in / 1e6).toFixed(2)} MB`],
+    ["Thanked", receipts.nodes ? `${counted(receipts.nodes, "node", "nodes")} learnt from groups of ours, ${counted(receipts.groups, "time", "times")} in all` : ""],
     ["Not used", found.dropped],
     ["Help", help.asked || help.heard ? `asked others ${help.asked} times, was asked ${help.heard} times` : ""],
   ]);
