@@ -249,6 +249,7 @@ class Exchange:
             judgements_stuck=self._fetcher.judgements_stuck,
             help=self._publisher.helping.stats(),
             receipts=self.receipts.stats(),
+            health=self._context.health.figures(reputation.givers, self._reaches),
         )
 
     async def _run(self) -> None:
@@ -328,6 +329,9 @@ class Exchange:
         self._gate.bar(peer)
         if self._recorder is not None:
             self._recorder.hurry()
+
+    def _reaches(self, author: str) -> bool | None:
+        return self._bodies.routes.reaches(author, self._clock())
 
     def _banned_for_s(self, peer: str) -> float:
         return self._ledger.reputation.banned_for_s(peer, self._clock())

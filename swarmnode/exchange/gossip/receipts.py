@@ -201,6 +201,7 @@ class Receipts:
         self._context.ledger.bytes_in += len(message.data)
         try:
             receipt = self._checked(message)
+            self._context.health.told(message.sender, receipt.software)
             thanks = [one for one in receipt.thanks if one.author == self._context.key.peer_id]
             if thanks:
                 self._thanked[message.sender] = self._counted(message, receipt, thanks)

@@ -6,7 +6,7 @@ All checks are pure: they look at everything before anything is kept, and raise 
 take a tenth of a millisecond and run on the event loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
@@ -24,14 +24,22 @@ BODY_OVERHEAD_BYTES = 1024
 
 
 def check_gossip(
-    data: bytes, sender: str, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task]
+    data: bytes,
+    sender: str,
+    arrival: Arrival,
+    *,
+    settings: ExchangeSettings,
+    tasks: Mapping[str, Task],
+    heard: Callable[[str, Header], None] = lambda author, header: None,
 ) -> Announcement:
-    """The announcement in a gossip message: sent by its author, in time, sound in itself. Raises Rejected."""
-    announcement = check_header(data, arrival, settings=settings, tasks=tasks)
-    if announcement.author != sender:
-        raise Rejected(Reason.SENDER_MISMATCH, f"{sender} sent a header of {announcement.author}")
-    _check_time(announcement.header, arrival.at, settings.max_age_s)
-    return announcement
+    """The announcement in a gossip message: sent by its author, in time, sound in itself. `heard` is called
+    with every one that is signed and in time, of use or not. Raises Rejected."""
+    author, header = open_header(data)
+    if author != sender:
+        raise Rejected(Reason.SENDER_MISMATCH, f"{sender} sent a header of {author}")
+    _check_time(header, arrival.at, settings.max_age_s)
+    heard(author, header)
+    return _of_use(author, header, data, arrival, settings=settings, tasks=tasks)
 
 
 def check_header(
@@ -45,6 +53,19 @@ def check_header(
     """The announcement in a sealed header: signed, well-formed and of use to us. `in_library`: it is of a
     group that somebody keeps for its right answers (library/). Raises Rejected."""
     author, header = open_header(data)
+    return _of_use(author, header, data, arrival, settings=settings, tasks=tasks, in_library=in_library)
+
+
+def _of_use(
+    author: str,
+    header: Header,
+    data: bytes,
+    arrival: Arrival,
+    *,
+    settings: ExchangeSettings,
+    tasks: Mapping[str, Task],
+    in_library: bool = False,
+) -> Announcement:
     if settings.publishers is not None and author not in settings.publishers:
         raise Rejected(Reason.NOT_A_PUBLISHER)
     check_fits(header, settings, tasks, in_library=in_library)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.exchange_stats import HelpStats, ReceiptStats
+from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, ReceiptStats
 from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
 from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
 from swarmnode.network.reach.reachability import Reach
@@ -24,7 +24,7 @@ from swarmnode.printable import printable
 from swarmnode.training.records import Counters, TrainReport
 
 OF_SEEDS = (
-    *("pid", "started_at", "phase.", "network."),
+    *("pid", "started_at", "phase.", "network.", "health."),
     *(
         f"exchange.{name}"
         for name in ("headers", "bytes_in", "bytes_out", "pulled", "served", "banned_peers")
@@ -309,6 +309,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Requests for help: its own, and those that it answered."""
     receipts: ReceiptStats = ReceiptStats()
     """Thanks of those who learnt from it."""
+    health: HealthStats = HealthStats()
+    """The swarm as it hears it."""
     pipeline: PipelineStatus = PipelineStatus()
     """Its part of a pipeline, where it has one."""
     training: TrainReport = TrainReport()
