@@ -49,7 +49,7 @@ from swarmnode.node.lifecycle import (
 )
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard, Watcher, shown
-from swarmnode.node.showing.node_status import NodeStatus, PipelineStatus, Summary, summarise
+from swarmnode.node.showing.node_status import Contribution, NodeStatus, PipelineStatus, Summary, summarise
 from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.settings.config import Config
 from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
@@ -103,11 +103,13 @@ class NodeLoop:
         policy: int = 0,
         neighbours: Collection[str] = (),
         pipeline: Callable[[], PipelineStatus] | None = None,
+        contribution: Callable[[NodeStatus], Contribution] | None = None,
         keep_rollouts: KeepRollouts | None = None,
     ) -> None:
         """`run`: its name. `policy` is its number in this process, `neighbours` are the peer ids of the
         others there. `pipeline`: how the larger model is doing that this node holds a part of.
-        `keep_rollouts`: called with the number of each round, its own groups, and those of others."""
+        `contribution`: what this machine gave and got. `keep_rollouts`: called with the number of each round,
+        its own groups, and those of others."""
         self._config = config
         self._learner = learner
         self._watcher = watcher
@@ -115,6 +117,7 @@ class NodeLoop:
         self._network = network
         self._overlap = overlap
         self._pipeline = pipeline
+        self._contribution = contribution
         self._keep_rollouts = keep_rollouts
         self.control = RunControl(learner.interrupt)
         """Requests of people to this node."""
@@ -527,6 +530,8 @@ class NodeLoop:
         if self._pipeline is not None:
             self._board.in_pipeline(self._pipeline())
         self._refresh_sharing()
+        if self._contribution is not None:
+            self._board.contributed(self._contribution(self.status))
 
     def _refresh_sharing(self) -> None:
         stats = self._network.exchange.stats() if self._network is not None else None

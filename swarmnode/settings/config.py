@@ -464,6 +464,9 @@ class NodeConfig(Section):
     page: Annotated[str, named("page", "off")] = "web"
     """Page of a running node, for people, commands and Prometheus: web, off, or one of your own as
     mymodule:name."""
+    contribution: Annotated[str, named("contribution", "off")] = "days"
+    """Keeper of what this machine gave and got, on this machine alone: days (hours, energy where it is told,
+    groups), off, or one of your own as mymodule:name."""
     http: str = "127.0.0.1"
     """Address that the page listens on. Any other than this machine's own needs node.http_password."""
     http_password: SecretStr = SecretStr("")

@@ -32,6 +32,7 @@ from swarmnode.node.catching_up import CatchingUp
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.showing.node_status import (
     ConnectedPeer,
+    Contribution,
     LibraryStatus,
     Network,
     NodeStatus,
@@ -230,6 +231,10 @@ class StatusBoard:
     def relayed(self, heard: Sharing, health: HealthStats) -> None:
         """Take over what a seed heard; it has no exchange that would count more."""
         self._set(exchange=heard, health=health)
+
+    def contributed(self, week: Contribution) -> None:
+        """Take over what this machine gave and got."""
+        self._set(week=week)
 
     def in_pipeline(self, pipeline: PipelineStatus) -> None:
         self._set(pipeline=pipeline)

@@ -38,7 +38,7 @@ from swarmnode.training.records import TrainReport
 SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
     "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
-    "policy", "speed", "help", "library", "sharing", "thanked", "health",
+    "policy", "speed", "help", "library", "sharing", "given", "thanked", "health",
     "reach", "network",
 )  # fmt: skip
 """Rows that a small terminal does without, in this order; the others stay as long as anything does."""
@@ -152,6 +152,7 @@ def _rows(
             f"announced {_announced(status)}, served {sharing.served}, heard {sharing.headers}, "
             f"fetched {sharing.fetched}, accepted {sharing.accepted}, waiting {sharing.buffered}",
         ),
+        *([("given", status.week.told())] if status.week.hours is not None else []),
         *([("thanked", _thanked(status.receipts))] if status.receipts.nodes else []),
         ("dropped", in_words(sharing.dropped)),
         *([("no groups", Text(sharing.starved, style="yellow"))] if sharing.starved else []),

@@ -172,6 +172,7 @@ function showHelp(found) {
     ["Library", `${counted(library.kept, "group", "groups")} kept for others${borrowed}`],
     ["Given", `${counted(exchange.published, "group", "groups")} announced, ${exchange.served} fetched by others, ${(exchange.bytes_out / 1e6).toFixed(2)} MB`],
     ["Got", `${exchange.headers} heard, ${exchange.fetched} fetched, ${exchange.accepted} accepted, ${(exchange.bytes_in / 1e6).toFixed(2)} MB`],
+    ["This week", found.week],
     ["Thanked", receipts.nodes ? `${counted(receipts.nodes, "node", "nodes")} learnt from groups of ours, ${counted(receipts.groups, "time", "times")} in all` : ""],
     ["Not used", found.dropped],
     ["Help", help.asked || help.heard ? `asked others ${help.asked} times, was asked ${help.heard} times` : ""],
