@@ -24,6 +24,7 @@ SURFACE = {
     "chat": "question --ask --base --best --config --greedy --home --max-tokens --model --policy --preset"
     " --run --set",
     "status": "--home --json",
+    "watch": "machines --every --once --password",
     "pause": "duration --home",
     "resume": "--home",
     "finish": "--home",
