@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.extensions.contribution.power_meter import PowerMeter
-from swarmnode.machine.hardware import usable_gpu
+from swarmnode.extensions.limits.machine_readings import card_of
 from swarmnode.machine.storage import replace_file, set_aside
 from swarmnode.node.showing.contribution import ContributionSource
 from swarmnode.node.showing.node_status import Contribution, NodeStatus
@@ -196,8 +196,4 @@ class ContributionDays:
 def open_days(source: ContributionSource) -> ContributionDays:
     """Returns the days of a node, to be entered."""
 
-    def meter() -> PowerMeter:
-        card = usable_gpu(source.device)
-        return PowerMeter("" if card is None else card.uuid)
-
-    return ContributionDays(source.folder / FILE, meter)
+    return ContributionDays(source.folder / FILE, lambda: PowerMeter(card_of(source.device) or ""))

@@ -7,14 +7,14 @@ kernels let only root read the processor's counters.
 """
 
 import math
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from swarmnode.extensions.limits.machine_readings import ask_nvidia_smi
+
 POWERCAP = Path("/sys/class/powercap")
-NVIDIA_SMI_TIMEOUT_S = 5.0
 
 MOST_WATTS = 4000.0
 """What is more is no measurement: of a card, or of a processor."""
@@ -72,14 +72,7 @@ class PowerMeter:
 
 def card_watts(card: str) -> float | None:
     """Returns the power that a card takes now, by nvidia-smi. None: it does not tell."""
-    query = ["nvidia-smi", "-i", card, "--query-gpu=power.draw", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return watts_in(done.stdout) if done.returncode == 0 else None
+    return watts_in(ask_nvidia_smi(("-i", card, "--query-gpu=power.draw", "--format=csv,noheader,nounits")))
 
 
 def watts_in(text: str) -> float | None:

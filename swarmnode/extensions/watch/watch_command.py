@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.watch.watched_machine import ASK_S, Seen, WatchedMachine, watched
 from swarmnode.node.showing.board import shown
@@ -32,7 +33,7 @@ def watch(
         list[str], typer.Argument(help="Homes of nodes here, and addresses of pages elsewhere (HOST:PORT).")
     ],
     every: Annotated[float, typer.Option("--every", min=0.5, max=3600, help="Seconds between looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and end; as --json does.")] = False,
     password: Annotated[
         str,
         typer.Option(
@@ -41,6 +42,7 @@ def watch(
             help="Password of all pages elsewhere; others here could read it on the command line.",
         ),
     ] = "",
+    json: Json = False,
 ) -> None:
     """Show several machines on one screen: what each does and learns, and which does not answer."""
     if len(machines) > MOST_MACHINES:
@@ -49,7 +51,7 @@ def watch(
     for machine in found:
         machine.start()
     try:
-        _show(found, Console(), once)
+        _show(found, Console(), once, json)
     except KeyboardInterrupt:
         pass
     finally:
@@ -57,12 +59,12 @@ def watch(
             machine.end()
 
 
-def _show(machines: Sequence[WatchedMachine], console: Console, once: bool) -> None:
-    if once or not console.is_terminal:
+def _show(machines: Sequence[WatchedMachine], console: Console, once: bool, json: bool) -> None:
+    if once or json or not console.is_terminal:
         until = time.monotonic() + ASK_S
         for machine in machines:
             machine.asked.wait(max(0.0, until - time.monotonic()))
-        console.print(_table_of(machines))
+        tell(json, {machine.name: machine.seen for machine in machines}, [_table_of(machines)])
         if not any(machine.seen.statuses for machine in machines):
             raise typer.Exit(1)
         return

@@ -146,12 +146,13 @@ class StatusBoard:
             generate_s=rollouts.seconds,
             train_s=report.seconds,
             round_s=round_s,
+            done_at=time.time(),
         )
         self._set(reward=reward, speed=speed, generation=rollouts.generation, training=report)
 
     def learned(self, report: TrainReport) -> None:
         """An iteration is over that nothing was generated for."""
-        speed = Speed(train_s=report.seconds, round_s=report.seconds)
+        speed = Speed(train_s=report.seconds, round_s=report.seconds, done_at=time.time())
         self._set(speed=speed, training=report)
 
     def evaluated(self, counters: Counters, per_task: Mapping[str, float | None]) -> None:
