@@ -53,8 +53,8 @@ ALL_RECEIPTS_PER_S, ALL_RECEIPTS_BURST = 16.0, 64.0
 MAX_SENDERS = 1024
 """Senders whose allowance is remembered."""
 
-MAX_NODES = 1024
-"""Nodes whose thanks to us are kept, 5 MiB at most. Then newcomers leave for authors that we know."""
+MAX_NODES = 512
+"""Nodes whose thanks to us are kept, 7 MiB at most. Then newcomers leave for authors that we know."""
 
 MAX_LEARNT = 1024
 """Authors and tasks that we count our thanks of."""

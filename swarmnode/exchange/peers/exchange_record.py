@@ -38,7 +38,7 @@ HURRY_S = 1.0
 """The least time between two writes, also where peers are banned one after the other."""
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
-"""Three times what a full record takes."""
+"""More than a full record takes: 5 MiB, and 7 of receipts."""
 
 Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 

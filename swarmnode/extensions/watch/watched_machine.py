@@ -7,7 +7,6 @@ What answers may be anything: its time and its size are bounded, it is not follo
 shows it has its text made printable.
 """
 
-import ssl
 import threading
 import time
 from base64 import b64encode
@@ -107,7 +106,7 @@ def ask(page: Page) -> NodeStatus:
         return msgspec.json.decode(content, type=NodeStatus)
     except msgspec.DecodeError:
         raise SwarmnodeError("it is no node, or one of another version") from None
-    except (OSError, HTTPException, ValueError, ssl.SSLError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise SwarmnodeError(f"no answer: {error or type(error).__name__}") from None
     finally:
         connection.close()
