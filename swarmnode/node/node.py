@@ -49,7 +49,13 @@ from swarmnode.node.lifecycle import (
 )
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard, Watcher, shown
-from swarmnode.node.showing.node_status import Contribution, NodeStatus, PipelineStatus, Summary, summarise
+from swarmnode.node.showing.node_status import (
+    WeekContribution,
+    NodeStatus,
+    PipelineStatus,
+    Summary,
+    summarise,
+)
 from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.settings.config import Config
 from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
@@ -103,7 +109,7 @@ class NodeLoop:
         policy: int = 0,
         neighbours: Collection[str] = (),
         pipeline: Callable[[], PipelineStatus] | None = None,
-        contribution: Callable[[NodeStatus], Contribution] | None = None,
+        contribution: Callable[[NodeStatus], WeekContribution] | None = None,
         keep_rollouts: KeepRollouts | None = None,
     ) -> None:
         """`run`: its name. `policy` is its number in this process, `neighbours` are the peer ids of the

@@ -1,6 +1,6 @@
 """What this machine gave and got, day by day, and the line that tells of the last seven.
 
-node.py: NodeStatus of each policy -> [ContributionDays.see] -> Contribution -> status
+node.py: NodeStatus of each policy -> [ContributionDays.see] -> WeekContribution -> status
 power_meter.py -> a thread: hours and energy of today -> contribution.json in the node's home -> a line a week
 
 A day is one of UTC. Hours and energy count while the node works: not while it starts, waits, or is paused.
@@ -22,7 +22,7 @@ from swarmnode.extensions.contribution.power_meter import PowerMeter
 from swarmnode.extensions.limits.machine_readings import card_of
 from swarmnode.machine.storage import replace_file, set_aside
 from swarmnode.node.showing.contribution import ContributionSource
-from swarmnode.node.showing.node_status import Contribution, NodeStatus
+from swarmnode.node.showing.node_status import WeekContribution, NodeStatus
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class ContributionDays:
         self._thread.join(PATIENCE_S)
         self._write()
 
-    def see(self, status: NodeStatus) -> Contribution:
+    def see(self, status: NodeStatus) -> WeekContribution:
         """Takes note of a policy's counters, and returns what all of them gave and got in the last seven
         days."""
         now = PolicyCounts(
@@ -154,13 +154,13 @@ class ContributionDays:
             del days[min(days)]
         return found
 
-    def _week(self) -> Contribution:
+    def _week(self) -> WeekContribution:
         today = self._today()
         days = [
             self._saved.days[day] for day in range(today - WEEK + 1, today + 1) if day in self._saved.days
         ]
         energy = [day.joules for day in days if day.joules is not None]
-        return Contribution(
+        return WeekContribution(
             hours=sum(day.seconds for day in days) / 3600,
             kwh=sum(energy) / 3.6e6 if energy else None,
             given=sum(day.given for day in days),

@@ -30,7 +30,7 @@ MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WatchedPage:
     """A page that is asked."""
 
     host: str
@@ -55,7 +55,7 @@ class Seen:
 class WatchedMachine:
     """Asks a machine again and again, until `end`."""
 
-    def __init__(self, name: str, pages: Callable[[], Sequence[Page]], every_s: float) -> None:
+    def __init__(self, name: str, pages: Callable[[], Sequence[WatchedPage]], every_s: float) -> None:
         self.name, self._pages, self._every_s = name, pages, every_s
         self.seen = Seen()
         self.asked = threading.Event()
@@ -86,7 +86,7 @@ class WatchedMachine:
             self.look()
 
 
-def ask(page: Page) -> NodeStatus:
+def ask(page: WatchedPage) -> NodeStatus:
     """Returns the status that a page tells. Raises SwarmnodeError."""
     until = time.monotonic() + ASK_S
     kind = HTTPSConnection if page.is_tls else HTTPConnection
@@ -122,24 +122,24 @@ def watched(text: str, password: str, every_s: float) -> WatchedMachine:
     return WatchedMachine(f"{page.host}:{page.port}", lambda: [page], every_s)
 
 
-def pages_of(home: Path) -> list[Page]:
+def pages_of(home: Path) -> list[WatchedPage]:
     """Returns the pages of all policies that run in a home now. Raises SwarmnodeError if none does."""
     places = resolve_paths(home).policies()
     notes = [note for place in places if (note := read_running(place.running)) is not None]
     if not notes:
         raise SwarmnodeError("no node runs here")
     return [
-        Page(note.http_host, note.http_port, headers={"X-Swarmnode-Token": note.token})
+        WatchedPage(note.http_host, note.http_port, headers={"X-Swarmnode-Token": note.token})
         for note in notes
         if note.http_port
     ]
 
 
-def page_at(address: str, password: str = "") -> Page:
+def page_at(address: str, password: str = "") -> WatchedPage:
     """Returns the page at an address. A password in it goes before the other. Raises ConfigError.
 
     >>> page_at("otter.lan:8080"), page_at("https://[2001:db8::1]/node/").path
-    (Page(host='otter.lan', port=8080, path='/status', is_tls=False, headers=None), '/node/status')
+    (WatchedPage(host='otter.lan', port=8080, path='/status', is_tls=False, headers=None), '/node/status')
     """
     try:
         url = urlsplit(address if "://" in address else f"http://{address}")
@@ -155,4 +155,6 @@ def page_at(address: str, password: str = "") -> Page:
     secret = unquote(url.password or "") or password
     known = b64encode(f"watch:{secret}".encode()).decode()
     headers = {"Authorization": f"Basic {known}"} if secret else None
-    return Page(host, port or (443 if is_tls else 80), f"{url.path.rstrip('/')}/status", is_tls, headers)
+    return WatchedPage(
+        host, port or (443 if is_tls else 80), f"{url.path.rstrip('/')}/status", is_tls, headers
+    )

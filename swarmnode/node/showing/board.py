@@ -32,7 +32,7 @@ from swarmnode.node.catching_up import CatchingUp
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.showing.node_status import (
     ConnectedPeer,
-    Contribution,
+    WeekContribution,
     LibraryStatus,
     Network,
     NodeStatus,
@@ -233,7 +233,7 @@ class StatusBoard:
         """Take over what a seed heard; it has no exchange that would count more."""
         self._set(exchange=heard, health=health)
 
-    def contributed(self, week: Contribution) -> None:
+    def contributed(self, week: WeekContribution) -> None:
         """Take over what this machine gave and got."""
         self._set(week=week)
 

@@ -1,6 +1,6 @@
 """What a node gave and got, as the heart knows it: who keeps it, and whom it asks.
 
-members.py -> [open_contribution] -> registry.py -> extensions/contribution/ -> Contribution -> status
+members.py -> [open_contribution] -> registry.py -> extensions/contribution/ -> WeekContribution -> status
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from swarmnode.node.showing.node_status import Contribution, NodeStatus
+from swarmnode.node.showing.node_status import WeekContribution, NodeStatus
 from swarmnode.registry import find, names
 from swarmnode.settings.config import Config
 
@@ -30,16 +30,18 @@ class ContributionSource:
 class ContributionKeeper(Protocol):
     """Keeps what a machine gave and got."""
 
-    def see(self, status: NodeStatus) -> Contribution:
+    def see(self, status: NodeStatus) -> WeekContribution:
         """Called often, with the status of each policy; returns at once, with what all of them came to."""
         ...
 
 
-def open_contribution(stack: ExitStack, config: Config, folder: Path) -> Callable[[NodeStatus], Contribution]:
+def open_contribution(
+    stack: ExitStack, config: Config, folder: Path
+) -> Callable[[NodeStatus], WeekContribution]:
     """Returns what tells of the contribution, until the stack is closed."""
     name = config.node.contribution
     if name == "off" or (name == USUAL and name not in names("contribution")):
-        return lambda status: Contribution()
+        return lambda status: WeekContribution()
     make = cast(
         Callable[[ContributionSource], AbstractContextManager[ContributionKeeper]],
         find("contribution", name),

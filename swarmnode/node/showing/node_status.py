@@ -216,7 +216,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
     catching up began. None: nothing was taken, or nothing found."""
 
 
-class Contribution(msgspec.Struct, frozen=True):
+class WeekContribution(msgspec.Struct, frozen=True):
     """What this machine gave and got in the last seven days, all policies of the process together."""
 
     hours: float | None = None
@@ -234,7 +234,7 @@ class Contribution(msgspec.Struct, frozen=True):
     def told(self) -> str:
         """Returns it as a line.
 
-        >>> Contribution(31.4, 4.2, 412, 220, 9).told()
+        >>> WeekContribution(31.4, 4.2, 412, 220, 9).told()
         'this week: 31 h, 4.2 kWh, 412 groups given, learnt from by 9 nodes, 220 learnt from'
         """
         hours = self.hours or 0.0
@@ -346,7 +346,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Thanks of those who learnt from it."""
     health: HealthStats = HealthStats()
     """The swarm as it hears it."""
-    week: Contribution = Contribution()
+    week: WeekContribution = WeekContribution()
     """What its machine gave and got."""
     pipeline: PipelineStatus = PipelineStatus()
     """Its part of a pipeline, where it has one."""

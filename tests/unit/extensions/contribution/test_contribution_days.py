@@ -10,7 +10,7 @@ import pytest
 from swarmnode.extensions.contribution.contribution_days import DAY_S, MOST_DAYS, MOST_S, ContributionDays
 from swarmnode.extensions.contribution.power_meter import PowerMeter
 from swarmnode.node.showing.board import StatusBoard
-from swarmnode.node.showing.node_status import Contribution, NodeStatus, Phase, Sharing
+from swarmnode.node.showing.node_status import WeekContribution, NodeStatus, Phase, Sharing
 from tests.unit.exchange.conftest import Clock
 
 
@@ -53,7 +53,7 @@ def test_time_energy_and_groups_of_a_week_add_up_over_restarts(path: Path, clock
             kept.look(Meter([1.8e6]), 60.0)
             found = kept.see(status(given=10, learnt=5 * life + 5))
     assert found.hours == pytest.approx(4 / 60, rel=1e-3)
-    assert msgspec.structs.replace(found, hours=None) == Contribution(None, 2.0, given=20, learnt=10)
+    assert msgspec.structs.replace(found, hours=None) == WeekContribution(None, 2.0, given=20, learnt=10)
 
 
 def test_what_is_older_than_a_week_is_not_in_it(path: Path, clock: Clock) -> None:

@@ -15,7 +15,7 @@ from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.extensions.watch.watch_command import table
 from swarmnode.extensions.watch.watched_machine import (
     MOST_BYTES,
-    Page,
+    WatchedPage,
     Seen,
     WatchedMachine,
     ask,
@@ -24,12 +24,12 @@ from swarmnode.extensions.watch.watched_machine import (
 )
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import RunningNode, write_running
-from swarmnode.node.showing.node_status import Contribution
+from swarmnode.node.showing.node_status import WeekContribution
 from tests.shown_page import STATUS, shown_page
 
 
 @contextmanager
-def answering(write: Callable[[socket.socket], None]) -> Iterator[Page]:
+def answering(write: Callable[[socket.socket], None]) -> Iterator[WatchedPage]:
     """Something that listens and answers whatever it likes, once."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -44,7 +44,7 @@ def answering(write: Callable[[socket.socket], None]) -> Iterator[Page]:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield Page("127.0.0.1", listener.getsockname()[1])
+        yield WatchedPage("127.0.0.1", listener.getsockname()[1])
         thread.join()
 
 
@@ -82,7 +82,7 @@ def test_what_was_seen_last_stays_when_a_machine_goes_away(tmp_path: Path) -> No
 def test_a_machine_that_hangs_holds_up_no_other() -> None:
     released = threading.Event()
 
-    def hang() -> list[Page]:
+    def hang() -> list[WatchedPage]:
         released.wait()
         return []
 
@@ -135,7 +135,7 @@ def test_what_is_no_machine_is_said_at_once(word: str) -> None:
 
 
 def test_the_table_shows_what_each_does_and_what_is_wrong_with_which() -> None:
-    fine = Seen((replace(STATUS, week=Contribution(31.4, 4.2)),), 1000.0)
+    fine = Seen((replace(STATUS, week=WeekContribution(31.4, 4.2)),), 1000.0)
     text = picture(("attic", fine), ("cellar", Seen((STATUS,), 1000.0, "no answer")), ("new", Seen()))
     attic = next(line for line in text.splitlines() if line.strip().startswith("attic"))
     assert attic.split() == [
