@@ -50,10 +50,10 @@ from swarmnode.node.lifecycle import (
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard, Watcher, shown
 from swarmnode.node.showing.node_status import (
-    WeekContribution,
     NodeStatus,
     PipelineStatus,
     Summary,
+    WeekContribution,
     summarise,
 )
 from swarmnode.node.workers import Saving, Workers, supervise

@@ -22,7 +22,7 @@ from swarmnode.extensions.contribution.power_meter import PowerMeter
 from swarmnode.extensions.limits.machine_readings import card_of
 from swarmnode.machine.storage import replace_file, set_aside
 from swarmnode.node.showing.contribution import ContributionSource
-from swarmnode.node.showing.node_status import WeekContribution, NodeStatus
+from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
 
 logger = logging.getLogger(__name__)
 

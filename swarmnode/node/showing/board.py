@@ -21,7 +21,7 @@ import msgspec
 
 from swarmnode import __version__
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
 from swarmnode.exchange.exchange_stats import ExchangeStats, HealthStats
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.network.host import Host
@@ -32,7 +32,6 @@ from swarmnode.node.catching_up import CatchingUp
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.showing.node_status import (
     ConnectedPeer,
-    WeekContribution,
     LibraryStatus,
     Network,
     NodeStatus,
@@ -43,11 +42,11 @@ from swarmnode.node.showing.node_status import (
     Sharing,
     SharingEffect,
     Speed,
+    WeekContribution,
     invitation,
     joins_from,
     short_invitation,
 )
-from swarmnode.node.showing.reasons import NOT_NEEDED
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.rules.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of

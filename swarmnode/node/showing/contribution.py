@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from swarmnode.node.showing.node_status import WeekContribution, NodeStatus
+from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
 from swarmnode.registry import find, names
 from swarmnode.settings.config import Config
 

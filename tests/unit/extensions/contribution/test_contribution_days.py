@@ -10,7 +10,7 @@ import pytest
 from swarmnode.extensions.contribution.contribution_days import DAY_S, MOST_DAYS, MOST_S, ContributionDays
 from swarmnode.extensions.contribution.power_meter import PowerMeter
 from swarmnode.node.showing.board import StatusBoard
-from swarmnode.node.showing.node_status import WeekContribution, NodeStatus, Phase, Sharing
+from swarmnode.node.showing.node_status import NodeStatus, Phase, Sharing, WeekContribution
 from tests.unit.exchange.conftest import Clock
 
 

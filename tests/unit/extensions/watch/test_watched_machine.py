@@ -15,9 +15,9 @@ from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.extensions.watch.watch_command import table
 from swarmnode.extensions.watch.watched_machine import (
     MOST_BYTES,
-    WatchedPage,
     Seen,
     WatchedMachine,
+    WatchedPage,
     ask,
     page_at,
     watched,
