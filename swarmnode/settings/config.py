@@ -366,6 +366,8 @@ class ExchangeConfig(Section):
     replaying them. Off: neither."""
     upload_mb_per_s: float = Field(default=2.0, ge=1.1)
     """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
+    download_mb_per_s: float | None = Field(default=None, gt=0)
+    """Most megabytes a second, on average, of bodies and pages of libraries that we fetch. Unset: any."""
 
 
 class TrainingConfig(Section):
@@ -419,6 +421,20 @@ class LimitsConfig(Section):
     temperature: float | None = Field(default=None, gt=20, le=120)
     """Begin no round above so many degrees Celsius of the card, or of the CPU where no card is used; go on 8
     below. Unset: any."""
+    power: float = Field(default=1.0, ge=0.05, le=1)
+    """Share of the time that rounds may take, as 60% or 0.6: after each the node rests for the others. The
+    machine gets cooler, a watt in a round stays a watt: `nvidia-smi -pl`, as root, limits those."""
+    memory_gb: float | None = Field(default=None, gt=0)
+    """Most GiB of memory that model, training and answers may take, on the card where one is used. What
+    cannot fit is refused before it is loaded. Unset: what is free."""
+    disk_gb: float | None = Field(default=None, gt=0)
+    """Most GiB of this node's home on the disk. Above, the oldest checkpoints go first, but never the newest
+    and the best of a run; then rollouts shown of other runs; then rounds wait. Unset: any."""
+
+    @field_validator("power", mode="before")
+    @classmethod
+    def _power_may_be_in_percent(cls, value: Any) -> Any:
+        return float(value[:-1]) / 100 if isinstance(value, str) and value.endswith("%") else value
 
 
 class PipelineConfig(Section):

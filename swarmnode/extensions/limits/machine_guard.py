@@ -7,13 +7,22 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import copy_context
+from itertools import count
 
+from swarmnode.errors import StorageError
+from swarmnode.extensions.limits.disk_limit import make_room
 from swarmnode.extensions.limits.machine_readings import card_of, read_machine
 from swarmnode.extensions.limits.reasons_to_pause import Readings, Reasons, reasons_to_pause
+from swarmnode.machine.hardware import GIB
 from swarmnode.node.building.guards import GuardSource
 
 LOOK_S = 5.0
 """Seconds between two looks."""
+
+LOOKS_A_MINUTE = 12
+"""What takes longer to look at, or changes slowly, is looked at once a minute."""
+
+DISK_HINT = "set more (--max-disk), or remove a run: `swarmnode runs` lists them with their sizes"
 
 LONGEST_LOOK_S = 20.0
 """Longest wait for a look under way when the node ends."""
@@ -34,17 +43,30 @@ class PauseWatch:
             self._source.control.hold(guard, self._found.words.get(guard, ""))
 
 
+def look_at_disk(source: GuardSource) -> str:
+    """Makes room in the home where it has to. Returns what is wrong where that is not enough."""
+    most = source.config.limits.disk_gb
+    wrong = "" if most is None else make_room(source.paths, most * GIB, source.status().run)
+    source.control.hold("disk", wrong)
+    return wrong
+
+
 @contextmanager
 def guard_machine(source: GuardSource) -> Generator[None]:
-    """Looks after the machine while the block runs."""
+    """Looks after the machine while the block runs. Raises StorageError where the home is too large."""
+    if wrong := look_at_disk(source):
+        raise StorageError(f"{wrong}, and nothing is left that may go by itself", hint=DISK_HINT)
     ended = threading.Event()
 
     def keep_looking() -> None:
         card = card_of(source.config.policy.device)
         watch = PauseWatch(source, lambda: read_machine(source.config, card))
-        while not ended.is_set():
+        for number in count():
             watch.look()
-            ended.wait(LOOK_S)
+            if number % LOOKS_A_MINUTE == LOOKS_A_MINUTE - 1:
+                look_at_disk(source)
+            if ended.wait(LOOK_S):
+                return
 
     # With our context: log lines say which policy they are about.
     thread = threading.Thread(target=copy_context().run, args=(keep_looking,), name="limits", daemon=True)
