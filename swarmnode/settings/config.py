@@ -114,10 +114,8 @@ class NetworkConfig(Section):
     mdns: bool = True
     """Find peers in the local network by multicast DNS, in private address ranges only."""
     wait_for_peers: int = Field(default=0, ge=0)
-    """Connected peers to wait for before round 1, other policies of this process not among them. 0 starts
-    alone at once."""
-    wait_for_peers_s: float = Field(default=60.0, ge=0)
-    """Longest such wait in seconds; then the node starts with the peers it has."""
+    """Connected peers to wait for before round 1, a minute at most, other policies of this process not among
+    them. 0 starts alone at once."""
 
     @field_validator("listen")
     @classmethod
@@ -396,9 +394,9 @@ class TrainingConfig(Section):
     """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
-    micro_batch_tokens: int | None = Field(default=None, ge=16)
+    micro_batch_tokens: int | None = Field(default=None, ge=16, le=1 << 20)
     """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
-    out."""
+    out. In a pipeline all members have the same, and unset it is 1024."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
@@ -455,15 +453,8 @@ class PipelineConfig(Section):
     """Share of the stages that a micro-batch leaves out. Above 0 it is faster, and costs quality a token."""
     slots: int = Field(default=3, ge=1, le=64)
     """Micro-batches that a member holds between their forward and backward pass."""
-    waves: int | None = Field(default=None, ge=1, le=256)
-    """Micro-batches that each slot of a data node sends through in one iteration, one after the other. Unset:
-    as many as a round of full answers fills."""
-    micro_batch_tokens: int = Field(default=1024, ge=16, le=1 << 20)
-    """Tokens of one micro-batch."""
     trainable: Literal["lora", "full"] = "lora"
     """Train an adapter on each stage, or all of its weights."""
-    codec: Literal["none", "fp16"] = "fp16"
-    """Encoding of activations and gradients on the wire. fp16 is half of float32."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
     search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
