@@ -279,7 +279,7 @@ def choose_for_machine(
     `problem`: the reason why an existing GPU is not used."""
     if gpu is None or gpu.memory_free_bytes is None:
         return "tiny", f"{problem or 'no GPU was found'}: the demonstration policy"
-    free_bytes = within_limit(config, gpu.memory_free_bytes)
+    free_bytes = int(within_limit(config, gpu.memory_free_bytes))
     try:
         card, plan = choose_model(cards, free_bytes, workload(config, gpu))
     except ModelError as error:

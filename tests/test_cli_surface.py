@@ -33,6 +33,7 @@ SURFACE = {
     "eval": "--base --best --config --greedy --home --json --limit --model --passing-reward --policy"
     " --preset --run --samples --set --shots --suite --task",
     "export": "folder --best --config --home --json --merged --model --policy --preset --run --set",
+    "service install": "arguments --for --json --print",
     "runs": "--home --json",
     "runs remove": "name --home --json --policy",
     "library show": "file --home --json --policy --set --task",

@@ -146,8 +146,8 @@ def _rest(view: View) -> Action | None:
 def rest_after(round_s: float, power: float) -> float:
     """Returns the seconds to rest after a round, so that rounds take this share of the time.
 
-    >>> rest_after(3.0, 0.6), rest_after(3.0, 1.0)
-    (2.0, 0.0)
+    >>> rest_after(3.0, 0.25), rest_after(3.0, 1.0)
+    (9.0, 0.0)
     """
     return round_s * (1 - power) / power
 

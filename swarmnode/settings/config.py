@@ -463,6 +463,9 @@ class PipelineConfig(Section):
 
 SHORTEST_PASSWORD = 8
 
+DESKTOP = "desktop"
+"""The value of node.notify for notices on the screen."""
+
 
 def is_loopback(host: str) -> bool:
     """Returns True for a name or an address that only this machine reaches.
@@ -506,6 +509,9 @@ class NodeConfig(Section):
     """Address that the page listens on. Any other than this machine's own needs node.http_password."""
     http_password: SecretStr = SecretStr("")
     """Password of the page, for any user name. Best set as the variable SWARMNODE_NODE__HTTP_PASSWORD."""
+    notify: SecretStr = SecretStr("")
+    """Who is told when this node is stuck, cannot write a checkpoint or ends by an error: desktop (by
+    notify-send), or an http or https URL that {"text": ...} is posted to. Empty: nobody."""
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the page. 0: any free one; `swarmnode status` finds it. Policy k adds k."""
 
@@ -513,6 +519,15 @@ class NodeConfig(Section):
     @classmethod
     def _monitors_are_known_or_can_be_imported(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(known("monitor", name) for name in names)
+
+    @field_validator("notify")
+    @classmethod
+    def _notices_go_to_the_desktop_or_a_url(cls, to: SecretStr) -> SecretStr:
+        parts = urlsplit(to.get_secret_value())
+        is_url = parts.scheme in ("http", "https") and parts.hostname
+        if to.get_secret_value() not in ("", DESKTOP) and not is_url:
+            raise PydanticCustomError(SECRET, "node.notify is desktop, or an http or https URL")
+        return to
 
     @model_validator(mode="after")
     def _a_page_for_other_machines_has_a_password(self) -> "NodeConfig":

@@ -7,12 +7,15 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from itertools import count
 
 from swarmnode.errors import StorageError
 from swarmnode.extensions.limits.disk_limit import make_room
 from swarmnode.extensions.limits.machine_readings import card_of, read_machine
+from swarmnode.extensions.limits.notices import send_notice
 from swarmnode.extensions.limits.reasons_to_pause import Readings, Reasons, reasons_to_pause
+from swarmnode.extensions.limits.trouble_watch import TroubleWatch, ended_by
 from swarmnode.machine.hardware import GIB
 from swarmnode.node.building.guards import GuardSource
 
@@ -56,15 +59,17 @@ def guard_machine(source: GuardSource) -> Generator[None]:
     """Looks after the machine while the block runs. Raises StorageError where the home is too large."""
     if wrong := look_at_disk(source):
         raise StorageError(f"{wrong}, and nothing is left that may go by itself", hint=DISK_HINT)
-    ended = threading.Event()
+    ended, notify = threading.Event(), source.config.node.notify.get_secret_value()
 
     def keep_looking() -> None:
         card = card_of(source.config.policy.device)
         watch = PauseWatch(source, lambda: read_machine(source.config, card))
+        trouble = TroubleWatch(source.status, partial(send_notice, notify))
         for number in count():
             watch.look()
             if number % LOOKS_A_MINUTE == LOOKS_A_MINUTE - 1:
                 look_at_disk(source)
+                trouble.look()
             if ended.wait(LOOK_S):
                 return
 
@@ -73,6 +78,9 @@ def guard_machine(source: GuardSource) -> Generator[None]:
     thread.start()
     try:
         yield
+    except Exception as error:
+        send_notice(notify, ended_by(error, source.status()))
+        raise
     finally:
         ended.set()
         thread.join(LONGEST_LOOK_S)

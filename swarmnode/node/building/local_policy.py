@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -84,7 +85,9 @@ def load_policy(
     look_ahead(config, source, policies=policies)
     if config.limits.memory_gb is not None and card.gpu is not None and card.gpu.memory_total_bytes:
         share = config.limits.memory_gb * GIB / card.gpu.memory_total_bytes
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), find_device(config.policy.device))
+        cast(Any, torch.cuda).set_per_process_memory_fraction(
+            min(1.0, share), find_device(config.policy.device)
+        )
     base = load_base_model(source, config.policy)
     limit = base.max_positions
     engine, reason = make_engine(
