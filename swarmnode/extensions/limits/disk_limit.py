@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from swarmnode.machine.hardware import GIB
+from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
 from swarmnode.node.showing.rollout_log import FILE
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
@@ -32,8 +32,8 @@ def make_room(paths: Paths, most_bytes: float, running: str) -> str:
                 step(run)
             size = home_bytes(paths)
     if size < before:
-        logger.info("%.2f GiB of old checkpoints and rollouts went: limits.disk_gb", (before - size) / GIB)
-    return "" if size <= most_bytes else f"its home takes {size / GIB:.2f} of {most_bytes / GIB:g} GiB"
+        logger.info("limits.disk_gb: %s of old checkpoints and rollouts went", size_text(before - size))
+    return "" if size <= most_bytes else f"its home takes {size_text(size)} of {size_text(most_bytes)}"
 
 
 def home_bytes(paths: Paths) -> int:

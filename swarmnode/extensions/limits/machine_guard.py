@@ -46,18 +46,16 @@ class PauseWatch:
             self._source.control.hold(guard, self._found.words.get(guard, ""))
 
 
-def look_at_disk(source: GuardSource) -> str:
+def trouble_with_disk(source: GuardSource) -> str:
     """Makes room in the home where it has to. Returns what is wrong where that is not enough."""
     most = source.config.limits.disk_gb
-    wrong = "" if most is None else make_room(source.paths, most * GIB, source.status().run)
-    source.control.hold("disk", wrong)
-    return wrong
+    return "" if most is None else make_room(source.paths, most * GIB, source.status().run)
 
 
 @contextmanager
 def guard_machine(source: GuardSource) -> Generator[None]:
     """Looks after the machine while the block runs. Raises StorageError where the home is too large."""
-    if wrong := look_at_disk(source):
+    if wrong := trouble_with_disk(source):
         raise StorageError(f"{wrong}, and nothing is left that may go by itself", hint=DISK_HINT)
     ended, notify = threading.Event(), source.config.node.notify.get_secret_value()
 
@@ -68,7 +66,7 @@ def guard_machine(source: GuardSource) -> Generator[None]:
         for number in count():
             watch.look()
             if number % LOOKS_A_MINUTE == LOOKS_A_MINUTE - 1:
-                look_at_disk(source)
+                source.control.hold("disk", trouble_with_disk(source))
                 trouble.look()
             if ended.wait(LOOK_S):
                 return

