@@ -29,7 +29,9 @@ TITLE = "swarmnode"
 class NoRedirects(HTTPRedirectHandler):
     """Goes nowhere that the operator did not name."""
 
-    def redirect_request(self, *found: Any) -> None:
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
         return None
 
 
