@@ -10,8 +10,8 @@ daemon that is stopped); pause and resume; an upgrade (the node is stopped, and 
 - `rounds_lost`: rounds of the newest checkpoint that the next life did not begin with, all lives together.
 - `identities_lost`: lives with another peer id than the first.
 - `reward_vs_undisturbed`: held-out reward at the end, less that of the undisturbed one.
-- `memory_growth_mb`: the most that the disturbed node and its children ever had, or the undisturbed one at
-  its end, above the undisturbed one after its first rounds.
+- `memory_growth_mb`: the most that the disturbed node or the undisturbed one ever had with its children, above
+  the undisturbed one's first rounds.
 
 It ends within ten minutes; what there was no time for, or no right to do, is in `left_out`. The full disk
 needs root, for a small tmpfs.
@@ -191,7 +191,6 @@ class Memory:
 
     def __init__(self) -> None:
         self.peaks: Counter[str] = Counter()
-        self.newest: Counter[str] = Counter()
         self._over = threading.Event()
 
     @contextmanager
@@ -207,9 +206,7 @@ class Memory:
     def _watch(self, nodes: Callable[[], dict[str, JoinedNode]]) -> None:
         while not self._over.wait(0.5):
             for name, node in nodes().items():
-                if found := memory_mib(node):
-                    self.newest[name] = found
-                    self.peaks[name] = max(self.peaks[name], found)
+                self.peaks[name] = max(self.peaks[name], memory_mib(node))
 
 
 def memory_mib(node: JoinedNode) -> int:
@@ -270,7 +267,7 @@ def soak(folder: Path, rounds: int, found: dict[str, float], left_out: list[str]
         memory = Memory()
         with memory.watched(lambda: {"calm": calm, "soaked": soaked.node}):
             calm.until_round(FIRST_ROUNDS)
-            calm.until(lambda: memory.newest["calm"] > 0)
+            calm.until(lambda: memory.peaks["calm"] > 0)
             first_mib = memory.peaks["calm"]
             try:
                 soaked.through(rounds)
@@ -286,7 +283,7 @@ def soak(folder: Path, rounds: int, found: dict[str, float], left_out: list[str]
             finally:
                 found["rounds_lost"] = soaked.rounds_lost
                 found["identities_lost"] = soaked.identities_lost
-                found["memory_growth_mb"] = max(memory.peaks["soaked"], memory.newest["calm"]) - first_mib
+                found["memory_growth_mb"] = max(memory.peaks.values()) - first_mib
                 print(
                     f"memory: {first_mib} MiB first, {dict(memory.peaks)} at most, {dict(memory.newest)} last"
                 )
