@@ -31,13 +31,12 @@ LEARNS = (
     "rollout",
     "tasks",
     "training",
-    "config.py",
+    "settings",
     "node/rollout_learner.py",
-    "testing/attackers.py",
 )
 """The code that an outcome depends on, besides these files."""
 
-OURS = ("models", "node", "processes", "run", "worlds")
+OURS = ("attackers", "models", "node", "processes", "run", "worlds")
 
 
 def path_of(run: Run) -> Path:

@@ -35,8 +35,6 @@ class SamplingParams:
     """Longest completion in tokens, including the tokens it was resumed with."""
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
-    """Number of likeliest tokens to sample from. 0: the whole vocabulary."""
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a completion and stay in it, besides the engine's own EOS tokens."""

@@ -114,10 +114,8 @@ class NetworkConfig(Section):
     mdns: bool = True
     """Find peers in the local network by multicast DNS, in private address ranges only."""
     wait_for_peers: int = Field(default=0, ge=0)
-    """Connected peers to wait for before round 1, other policies of this process not among them. 0 starts
-    alone at once."""
-    wait_for_peers_s: float = Field(default=60.0, ge=0)
-    """Longest such wait in seconds; then the node starts with the peers it has."""
+    """Connected peers to wait for before round 1, a minute at most, other policies of this process not among
+    them. 0 starts alone at once."""
 
     @field_validator("listen")
     @classmethod
@@ -394,11 +392,31 @@ class TrainingConfig(Section):
     """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
-    micro_batch_tokens: int | None = Field(default=None, ge=16)
+    micro_batch_tokens: int | None = Field(default=None, ge=16, le=1 << 20)
     """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
-    out."""
+    out. In a pipeline all members have the same, and unset it is 1024."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
+
+
+CLOCK = r"(?:(?:[01]?\d|2[0-3])(?::[0-5]\d)?|24)"
+"""Pattern of a time of the day: 7, 07:30, 24."""
+
+
+class LimitsConfig(Section):
+    """How far a node may go on a machine that somebody needs for other things, too (extensions/limits/)."""
+
+    hours: str = Field(default="", pattern=f"^({CLOCK}-{CLOCK})?$")
+    """Hours of the day, by this machine's clock, in which rounds may begin: 22-7, or 8:30-17. Empty: all."""
+    programs: tuple[str, ...] = ()
+    """Names of programs; while one of them runs, no round begins."""
+    card: bool = True
+    """Begin no round while a program that is not swarmnode keeps the card busy, as nvidia-smi tells."""
+    battery: bool = True
+    """Begin no round while this machine runs on its battery."""
+    temperature: float | None = Field(default=None, gt=20, le=120)
+    """Begin no round above so many degrees Celsius of the card, or of the CPU where no card is used; go on 8
+    below. Unset: any."""
 
 
 class PipelineConfig(Section):
@@ -419,15 +437,8 @@ class PipelineConfig(Section):
     """Share of the stages that a micro-batch leaves out. Above 0 it is faster, and costs quality a token."""
     slots: int = Field(default=3, ge=1, le=64)
     """Micro-batches that a member holds between their forward and backward pass."""
-    waves: int | None = Field(default=None, ge=1, le=256)
-    """Micro-batches that each slot of a data node sends through in one iteration, one after the other. Unset:
-    as many as a round of full answers fills."""
-    micro_batch_tokens: int = Field(default=1024, ge=16, le=1 << 20)
-    """Tokens of one micro-batch."""
     trainable: Literal["lora", "full"] = "lora"
     """Train an adapter on each stage, or all of its weights."""
-    codec: Literal["none", "fp16"] = "fp16"
-    """Encoding of activations and gradients on the wire. fp16 is half of float32."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
     search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
@@ -509,6 +520,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     training: TrainingConfig = TrainingConfig()
+    limits: LimitsConfig = LimitsConfig()
     pipeline: PipelineConfig = PipelineConfig()
     node: NodeConfig = NodeConfig()
 
@@ -542,6 +554,7 @@ SECTIONS: dict[str, type[Section]] = {
     "rollout": RolloutConfig,
     "exchange": ExchangeConfig,
     "training": TrainingConfig,
+    "limits": LimitsConfig,
     "pipeline": PipelineConfig,
     "node": NodeConfig,
 }

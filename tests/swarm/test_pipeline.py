@@ -21,7 +21,7 @@ A_THIRD = ("--set", "pipeline.memory_gb=0.45")
 """Of it for the pipeline: a stage of the wide policy fits, all of it does not."""
 REVERSE = ("--task", "rev", "--seed", "0", "--set", "rollout.groups=8", "--set", "node.eval_every=0")
 SMALL_STEPS = ("--set", "policy.lora_rank=8", "--set", "training.learning_rate=1e-3")
-LITTLE_MEMORY = ("--set", "pipeline.micro_batch_tokens=96", "--set", "pipeline.slots=2")
+LITTLE_MEMORY = ("--set", "training.micro_batch_tokens=96", "--set", "pipeline.slots=2")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

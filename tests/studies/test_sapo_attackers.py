@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from swarmnode.identity.node_key import NodeKey
-from swarmnode.network.memory_network import MemoryNetwork
-from swarmnode.testing.attackers import (
+from benchmarks.sapo_attackers import (
     ADVERTISEMENT,
     ATTACKS,
     AWAKES,
@@ -18,6 +16,8 @@ from swarmnode.testing.attackers import (
     injected_share,
     wrong,
 )
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.testing.fake_task import FakeTask
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup
 
