@@ -7,7 +7,7 @@ from swarmnode.cli.settings import Home, Policy
 from swarmnode.cli.status import running_nodes
 from swarmnode.errors import SwarmnodeError
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.node_process import ask_status
+from swarmnode.node.building.node_process import ask_status, read_running
 from swarmnode.node.showing.known_peers import KnownPeer, known_peers
 
 DISTANCES = {
@@ -20,10 +20,10 @@ def peers(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
     """List whoever is connected or gave something: groups that were accepted, what was dropped by a fault of
     theirs, groups learnt from, and their reputation (100 at most, below 20 banned)."""
     paths = resolve_paths(home)
-    notes = running_nodes(paths)
-    if policy >= len(notes):
-        raise SwarmnodeError(f"no policy {policy} is running here", hint="leave out --policy")
-    status = ask_status(notes[policy], paths)
+    running_nodes(paths)
+    if (note := read_running(paths.policy(policy).running)) is None:
+        raise SwarmnodeError(f"no policy {policy} is running here", hint="name another: --policy")
+    status = ask_status(note, paths)
     if isinstance(status, SwarmnodeError):
         raise status
     found = known_peers(status)
