@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,19 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def trained(quick_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@dataclass(frozen=True)
+class Trained:
     """A home with a run of two rounds."""
+
+    home: Path
+    model: Path
+
+
+@pytest.fixture(scope="module")
+def trained(quick_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     home = tmp_path_factory.mktemp("trained")
     sn.run("rev", length, rounds=2, model=quick_model, home=home, settings=SMALL)
-    return home
+    return Trained(home, quick_model)
 
 
 def run(*arguments: str) -> str:
@@ -61,13 +69,13 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def pushed(home: Path, *arguments: str) -> Any:
-    where = ("--push", REPO, "--json", "--home", str(home), "--set", "policy.lora_rank=4")
-    return json.loads(run("export", *where, *arguments))
+def pushed(trained: Trained, *arguments: str) -> Any:
+    what = ("--model", str(trained.model), "--home", str(trained.home), "--set", "policy.lora_rank=4")
+    return json.loads(run("export", "--push", REPO, "--json", *what, *arguments))
 
 
 def test_a_run_is_pushed_with_its_figures_and_goes_on_in_another_home(
-    hub: FakeHub, trained: Path, quick_model: Path, tmp_path: Path
+    hub: FakeHub, trained: Trained, tmp_path: Path
 ) -> None:
     told = pushed(trained)
     assert told["pushed"] == {"url": f"{hub.url}/{REPO}", "private": True}
@@ -80,24 +88,26 @@ def test_a_run_is_pushed_with_its_figures_and_goes_on_in_another_home(
     assert "| Measured on | 4 held-out examples of each of 1 tasks |" in card
     assert "| `policy.lora_rank` | 4 |" in card and f"swarmnode pull {REPO}" in card
     everything = b"".join(files.values())
-    assert str(trained).encode() not in everything and str(quick_model).encode() not in everything
+    assert str(trained.home).encode() not in everything and str(trained.model).encode() not in everything
     there = tmp_path / "there"
     found = json.loads(run("pull", REPO, "--json", "--home", str(there)))
     assert (found["run"], found["round"]) == ("letters", 2)
     assert "--run letters --model " in found["command"] and "--task rev" in found["command"]
     assert "policy.lora_rank=4" in found["command"]
     (checkpoint,) = (resolve_paths(there).checkpoints / "letters").glob("round-*")
-    (before, *_) = sorted(resolve_paths(trained).checkpoints.rglob("adapter_model.safetensors"), reverse=True)
-    ours, theirs = load_file(checkpoint / "adapter" / "adapter_model.safetensors"), load_file(before)
+    (before, *_) = sorted(
+        resolve_paths(trained.home).checkpoints.rglob("adapter_model.safetensors"), reverse=True
+    )
+    ours, theirs = load_file(checkpoint / "adapter" / "adapter_model.safetensors"), load_file(max(adapters))
     assert ours.keys() == theirs.keys() and all(bool((ours[name] == theirs[name]).all()) for name in ours)
-    done = sn.run("rev", length, rounds=3, run="letters", model=quick_model, home=there, settings=SMALL)
+    done = sn.run("rev", length, rounds=3, run="letters", model=trained.model, home=there, settings=SMALL)
     assert (done.rounds, done.reward_first) == (3, state.counters.reward_first)
     assert "resumed after round 2" in (resolve_paths(there).logs / "node.log").read_text()
     with pytest.raises(CheckpointError, match="there is a run letters in this home"):
         run("pull", REPO, "--home", str(there))
 
 
-def test_a_merged_model_is_pushed_as_a_base(hub: FakeHub, trained: Path, tmp_path: Path) -> None:
+def test_a_merged_model_is_pushed_as_a_base(hub: FakeHub, trained: Trained, tmp_path: Path) -> None:
     pushed(trained, "--merged", "--public")
     assert hub.private[REPO] is False
     assert f"swarmnode join --model {REPO}" in hub.repos[REPO]["README.md"].decode()
@@ -107,7 +117,7 @@ def test_a_merged_model_is_pushed_as_a_base(hub: FakeHub, trained: Path, tmp_pat
     assert f"swarmnode join --model {REPO}" in raised.value.hint
 
 
-def test_nothing_becomes_public_by_mistake(hub: FakeHub, trained: Path) -> None:
+def test_nothing_becomes_public_by_mistake(hub: FakeHub, trained: Trained) -> None:
     hub.repos[REPO], hub.private[REPO] = {}, False
     with pytest.raises(ConfigError, match="everybody can read it"):
         pushed(trained)
@@ -115,7 +125,7 @@ def test_nothing_becomes_public_by_mistake(hub: FakeHub, trained: Path) -> None:
 
 
 def test_errors_of_the_hub_are_told_without_the_token(
-    hub: FakeHub, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.breaks_with = f"I will tell everybody {TOKEN}"
     with pytest.raises(HubError, match=r"I will tell everybody \*\*\*"):
@@ -146,7 +156,7 @@ def test_errors_of_the_hub_are_told_without_the_token(
     ],
 )
 def test_what_a_stranger_pushed_is_checked(
-    name: str, content: bytes | None, error: str, hub: FakeHub, trained: Path, tmp_path: Path
+    name: str, content: bytes | None, error: str, hub: FakeHub, trained: Trained, tmp_path: Path
 ) -> None:
     pushed(trained)
     if content is None:
@@ -159,7 +169,7 @@ def test_what_a_stranger_pushed_is_checked(
 
 
 def test_a_state_takes_no_path_and_no_round_without_end_along(
-    hub: FakeHub, trained: Path, tmp_path: Path
+    hub: FakeHub, trained: Trained, tmp_path: Path
 ) -> None:
     pushed(trained)
     state = msgspec.json.decode(hub.repos[REPO]["swarmnode/state.json"])
