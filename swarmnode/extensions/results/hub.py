@@ -116,11 +116,12 @@ def _asking(repo: str) -> "Generator[HfApi]":
     from huggingface_hub import HfApi, get_session, get_token
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
+    # Its bases: HTTPError of the client that it is built on, and OSError.
+    trouble: tuple[type[Exception], ...] = (*HfHubHTTPError.__bases__, EntryNotFoundError, ValueError)
     get_session().timeout = PATIENCE_S
     try:
         yield HfApi()
-    # Its bases: HTTPError of the client that it is built on, and OSError.
-    except (*HfHubHTTPError.__bases__, EntryNotFoundError, ValueError) as error:
+    except trouble as error:
         told = str(error).replace(get_token() or "\0", "***").strip() or type(error).__name__
         raise HubError(
             f"the hub does not do it for {repo}: {told}",
