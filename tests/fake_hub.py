@@ -38,7 +38,7 @@ class FakeHub:
             name = f"{asked['organization']}/{asked['name']}"
             if name in self.repos:
                 return 409, {"error": "there is one"}
-            self.repos[name], self.private[name] = {}, bool(asked.get("private"))
+            self.repos[name], self.private[name] = {}, asked.get("visibility") == "private"
             return 200, {"url": f"{self.url}/{name}"}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
