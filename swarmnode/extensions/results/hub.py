@@ -90,9 +90,12 @@ def fetched(repo: str, folder: Path) -> Generator[State]:
                 if merged
                 else "push one with `swarmnode export --push`, without --merged",
             )
-        for name, most in MOST_BYTES.items():
-            if sizes[name] > most:
-                raise HubError(f"{name} of {repo} has {sizes[name]} bytes, and {most} are taken")
+        if large := [name for name, most in MOST_BYTES.items() if sizes[name] > most]:
+            raise HubError(
+                f"{large[0]} of {repo} has {sizes[large[0]]} bytes, {MOST_BYTES[large[0]]} are taken",
+                hint="pull another: no run of ours is so large",
+            )
+        for name in MOST_BYTES:
             api.hf_hub_download(repo, name, revision=info.sha, local_dir=folder)
     state = read_state(folder / FOLDER)
     if not 0 <= state.counters.round < 10**8 or state.policy_version < 0:

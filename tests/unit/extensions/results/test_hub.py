@@ -41,6 +41,8 @@ def length(completions: list[str], **columns: object) -> list[float]:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     with fake_hub() as running:
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", running.url)
+        files = f"{running.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield running
