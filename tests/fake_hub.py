@@ -37,7 +37,7 @@ class FakeHub:
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
             if name in self.repos:
-                return 409, {"error": "there is one"}
+                return 409, {"error": "there is one", "url": f"{self.url}/{name}"}
             self.repos[name], self.private[name] = {}, asked.get("visibility") == "private"
             return 200, {"url": f"{self.url}/{name}"}
         if path == "/api/validate-yaml":
