@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -120,7 +120,8 @@ def _asking(repo: str) -> "Generator[HfApi]":
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
     # Its bases: HTTPError of the client that it is built on, and OSError.
-    trouble: tuple[type[Exception], ...] = (*HfHubHTTPError.__bases__, EntryNotFoundError, ValueError)
+    bases = cast("tuple[type[Exception], ...]", HfHubHTTPError.__bases__)
+    trouble = (*bases, EntryNotFoundError, ValueError)
     get_session().timeout = PATIENCE_S
     try:
         yield HfApi()
