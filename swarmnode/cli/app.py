@@ -44,6 +44,8 @@ SUMMARIES: Mapping[str, str] = {
     "pull": "Fetch what `export --push` put on a hub, to go on with it here.",
     "serve": "Answer as OpenAI's API does, with the policy that trains here.",
     "chat": "Talk to the policy that trains here, or to a checkpoint.",
+    "service": "Have the system start a node at boot.",
+    "watch": "Show several machines on one screen.",
     "runs": "List the runs of this home; remove one.",
     "library": "Verify, export and import right answers.",
     "task": "List, look at, check, try and begin tasks.",
