@@ -60,7 +60,7 @@ def export(
     to a hub, where `swarmnode pull` fetches it to go on."""
     if folder is None and to is None:
         raise ConfigError("nowhere to write", hint="name a folder, or --push OWNER/NAME")
-    push = None if to is None else find("push", "hub")
+    push = None if to is None else find("push", "hub")(to, public=public)
     settings = load_settings(
         home=home,
         preset=preset,
@@ -77,7 +77,7 @@ def export(
         found = {"wrote": done.what, "folder": None if folder is None else str(folder), "pushed": None}
         told = [] if folder is None else [f"wrote {done.what} to {folder}"]
         if push is not None:
-            pushed = push(done, to, public=public)
+            pushed = push(done)
             seen = "only you can read it" if pushed.private else "everybody can read it"
             found |= {"pushed": pushed}
             told.append(f"pushed {done.what} to {pushed.url}; {seen}")

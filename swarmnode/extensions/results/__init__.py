@@ -7,5 +7,5 @@ PARTS: Parts = {
         "report": "swarmnode.extensions.results.report_command:report",
         "pull": "swarmnode.extensions.results.pull_command:pull",
     },
-    "push": {"hub": "swarmnode.extensions.results.hub:push"},
+    "push": {"hub": "swarmnode.extensions.results.hub:pusher"},
 }

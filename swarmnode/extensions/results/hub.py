@@ -1,14 +1,15 @@
 """A run on a hub: pushed with a card of figures, and fetched to go on with it elsewhere.
 
-export --push -> [push] -> adapter, tokenizer, README.md, swarmnode/state.json -> [fetch] -> pull_command.py
+export --push -> [pusher] -> adapter, tokenizer, README.md, swarmnode/state.json -> [fetch] -> pull_command.py
 
 Whoever pushed is a stranger to whoever fetches: sizes are bounded before anything is read, the adapter is
 tensors alone, its state is strictly typed, and of its tasks only those that come with swarmnode are taken on.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,13 +48,20 @@ class Pushed:
     private: bool
 
 
-def push(exported: Exported, repo: str, *, public: bool) -> Pushed:
-    """Uploads what was exported, with a card and with what a start elsewhere goes on by. The repository is
-    made, private unless `public`, where there is none. Raises HubError, ConfigError."""
-    from huggingface_hub import CommitOperationAdd, get_token
+def pusher(repo: str, *, public: bool) -> Callable[[Exported], Pushed]:
+    """Returns what pushes an export to the repository. Raises ConfigError while nothing is loaded yet."""
+    from huggingface_hub import get_token
 
     if get_token() is None:
         raise ConfigError("no token for the hub", hint="set HF_TOKEN to one that may write")
+    return partial(_push, repo, public)
+
+
+def _push(repo: str, public: bool, exported: Exported) -> Pushed:
+    """Uploads what was exported, with a card and with what a start elsewhere goes on by. The repository is
+    made, private unless `public`, where there is none. Raises HubError, ConfigError."""
+    from huggingface_hub import CommitOperationAdd
+
     additions: list[Any] = [
         CommitOperationAdd(str(path.relative_to(exported.folder)), _without_paths(path, exported))
         for path in sorted(exported.folder.rglob("*"))
@@ -109,7 +117,7 @@ def for_others(state: State) -> State:
     ours = {task.name for task in BUILTIN_TASKS}
     known = tuple(spec for spec in state.task_specs if spec in ours)
     return msgspec.structs.replace(
-        state, base_model=base_name(state), counters=counters, task_specs=known, digests={}
+        state, base_model=base_name(state.base_model), counters=counters, task_specs=known, digests={}
     )
 
 
@@ -140,5 +148,5 @@ def _without_paths(path: Path, exported: Exported) -> Path | bytes:
     content: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     for key in ("base_model_name_or_path", "_name_or_path", "name_or_path"):
         if key in content:
-            content[key] = base_name(exported.state)
+            content[key] = base_name(exported.state.base_model)
     return msgspec.json.format(msgspec.json.encode(content), indent=2)

@@ -10,7 +10,6 @@ from swarmnode.node.commands.offline import Exported
 from swarmnode.printable import printable
 from swarmnode.settings.config import Config
 from swarmnode.training.checkpoints.learning_settings import learning_settings
-from swarmnode.training.records import State
 
 ALWAYS_SHOWN = (
     *("training.loss", "training.learning_rate", "policy.lora_rank", "exchange.rule"),
@@ -19,20 +18,28 @@ ALWAYS_SHOWN = (
 """Settings of the card besides those that are no defaults."""
 
 
-def base_name(state: State) -> str:
-    """Returns the name of the base model for somebody else: of one in a folder, the folder's name alone; the
+def base_name(name: str) -> str:
+    """Returns the name of a base model for somebody else: of one in a folder, the folder's name alone; the
     tiny policy's has a digest behind it."""
-    name = state.base_model
     if Path(name).is_absolute() or Path(name).is_dir():
         name = Path(name).name
     return "tiny" if name.startswith("tiny-") else name
+
+
+def hours(seconds: float) -> str:
+    """Returns a length of training in words.
+
+    >>> hours(90), hours(9000)
+    ('1.5 min', '2.5 h')
+    """
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def model_card(exported: Exported, repo: str) -> str:
     """Returns the card as Markdown, with what the hub reads above it."""
     from huggingface_hub import ModelCardData
 
-    base, merged = base_name(exported.state), exported.merged
+    base, merged = base_name(exported.state.base_model), exported.merged
     data = ModelCardData(
         # The hub refuses a base that has no name there.
         base_model=base if base.count("/") == 1 else None,
@@ -54,7 +61,7 @@ def _lines(exported: Exported, repo: str, base: str) -> Iterator[str]:
     figures = {
         "Base model": base if "/" in base else f"{base} (not of a hub)",
         "Tasks": ", ".join(tasks) or "not noted",
-        "Rounds": f"{counters.round} ({counters.tokens:,} tokens, {counters.seconds / 3600:.1f} h)",
+        "Rounds": f"{counters.round} ({counters.tokens:,} tokens, {hours(counters.seconds)})",
         "Held-out reward before the first round": _reward(counters.reward_first),
         f"Held-out reward after round {counters.evaluated_round}": _reward(counters.reward_last),
         "Measured on": per_task if state.measure.examples else "not noted",
@@ -71,12 +78,11 @@ def _lines(exported: Exported, repo: str, base: str) -> Iterator[str]:
             if key in ALWAYS_SHOWN or value != default.get(key)
         },
     )
-    yield "\n## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer"
-    loader = "AutoModelForCausalLM"
+    package, loader = ("transformers", "AutoModelForCausalLM")
     if not exported.merged:
-        loader = "AutoPeftModelForCausalLM"
-        yield f"from peft import {loader}"
-    yield f'\nmodel = {loader}.from_pretrained("{repo}")'
+        package, loader = ("peft", "AutoPeftModelForCausalLM")
+    yield f"\n## Use\n\n```python\nfrom {package} import {loader}\nfrom transformers import AutoTokenizer\n"
+    yield f'model = {loader}.from_pretrained("{repo}")'
     yield f'tokenizer = AutoTokenizer.from_pretrained("{repo}")\n```\n'
     if "/" not in base and not exported.merged:
         yield f"The base is on no hub: load {base} from your disk, the adapter onto it with `PeftModel`.\n"

@@ -87,7 +87,7 @@ def _put(folder: Path, state: State, paths: Paths, name: str) -> AdapterShape:
 
 def _command(name: str, state: State, shape: AdapterShape, home: Path | None) -> str:
     """Returns the command that goes on: its words are quoted, as a stranger chose some of them."""
-    words = ["swarmnode", "join", "--run", name, "--model", base_name(state)]
+    words = ["swarmnode", "join", "--run", name, "--model", base_name(state.base_model)]
     for task in sorted(state.tasks) or state.measure.tasks:
         words += ["--task", task]
     default = Config().policy

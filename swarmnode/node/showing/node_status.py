@@ -447,7 +447,7 @@ def status_of(values: Mapping[str, Any], *, model: str = "") -> NodeStatus:
     tree: dict[str, Any] = {
         "peer_id": peer, "name": memorable_name(peer), "run": values.get("run", ""), "model": model,
         "swarm": "", "version": "", "pid": 0, "started_at": 0.0,
-        "phase": {"name": "ended", "since": values.get("time", 0.0)},
+        "phase": {"name": "ended", "since": values.get("time", 0.0)}, "network": {"state": "ended"},
     }  # fmt: skip
     for name, value in values.items():
         # Every number of the file is a float.
