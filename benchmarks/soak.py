@@ -284,9 +284,7 @@ def soak(folder: Path, rounds: int, found: dict[str, float], left_out: list[str]
                 found["rounds_lost"] = soaked.rounds_lost
                 found["identities_lost"] = soaked.identities_lost
                 found["memory_growth_mb"] = max(memory.peaks.values()) - first_mib
-                print(
-                    f"memory: {first_mib} MiB first, {dict(memory.peaks)} at most, {dict(memory.newest)} last"
-                )
+                print(f"memory: {first_mib} MiB first, at most {dict(memory.peaks)}")
         return soaked.done
 
 
