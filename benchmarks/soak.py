@@ -10,8 +10,8 @@ daemon that is stopped); pause and resume; an upgrade (the node is stopped, and 
 - `rounds_lost`: rounds of the newest checkpoint that the next life did not begin with, all lives together.
 - `identities_lost`: lives with another peer id than the first.
 - `reward_vs_undisturbed`: held-out reward at the end, less that of the undisturbed one.
-- `memory_growth_mb`: the most that the disturbed node or the undisturbed one ever had with its children, above
-  the undisturbed one's first rounds.
+- `memory_growth_mb`: the most that the disturbed node or the undisturbed one ever had with its children,
+  above the undisturbed one's first rounds.
 
 It ends within ten minutes; what there was no time for, or no right to do, is in `left_out`. The full disk
 needs root, for a small tmpfs.
