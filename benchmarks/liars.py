@@ -1,6 +1,6 @@
 """Liars in a swarm: five honest specialists and three attackers, attack by attack, defence by defence.
 
-ATTACKS (sapo_attackers.py) x WORLDS x defences -> runs of sapo.py -> reward against alone
+ATTACKS (swarmnode/testing/attackers.py) x WORLDS x defences -> runs of sapo.py -> reward against alone
 
 Worlds (sapo_worlds.py): `step`, whose policies need the steps that no judge reads, and `lax`, whose judge
 takes anything before the answer. Defences: both as shipped; `mended` without measuring authors; `measured`
@@ -26,13 +26,14 @@ from statistics import fmean
 
 from common import machine, report
 from sapo import names_in
-from sapo_attackers import ATTACKS
 from sapo_claims import gain_kept
 from sapo_models import models_of
 from sapo_plan import Outcome, Run
 from sapo_store import outcomes
 from sapo_swarms import SWARMS, WORLDS
 from sapo_table import ratio
+
+from swarmnode.testing.attackers import ATTACKS
 
 RATE = 2e-3
 ROUNDS, SHORT_ROUNDS, QUICK_ROUNDS = 60, 24, 12

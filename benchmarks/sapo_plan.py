@@ -76,7 +76,7 @@ class Swarm:
     attackers: int = 0
     """The last so many nodes attack, and learn nothing."""
     attack: str = "advertisement"
-    """What they do (sapo_attackers.py)."""
+    """What they do (swarmnode/testing/attackers.py)."""
     world: str = "builtin"
     """Which tasks and judges (sapo_worlds.py)."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from sapo_attackers import ATTACKS, Attacker, injected_share
 from sapo_models import models_of
 from sapo_node import ROUND_S, Clock, SwarmNode, node_key, settled
 from sapo_plan import Outcome, Rule, Run, Swarm
@@ -27,6 +26,7 @@ from swarmnode.machine.storage import builtin_folder
 from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config, presets
+from swarmnode.testing.attackers import ATTACKS, Attacker, injected_share
 
 EVAL_EXAMPLES = 64
 

@@ -33,10 +33,11 @@ LEARNS = (
     "training",
     "settings",
     "node/rollout_learner.py",
+    "testing/attackers.py",
 )
 """The code that an outcome depends on, besides these files."""
 
-OURS = ("attackers", "models", "node", "processes", "run", "worlds")
+OURS = ("models", "node", "processes", "run", "worlds")
 
 
 def path_of(run: Run) -> Path:

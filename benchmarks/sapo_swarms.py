@@ -3,8 +3,9 @@
 [SWARMS] -> sapo_models.py (what nodes start from), sapo_run.py (who does a round when)
 """
 
-from sapo_attackers import ATTACKS
 from sapo_plan import Swarm
+
+from swarmnode.testing.attackers import ATTACKS
 
 SMALL = {"rollout.groups": 16}
 """A round of 16 groups of 8: half of the preset, so that a hundred rounds fit."""

@@ -10,10 +10,9 @@ reads what follows the last `>`, as judges of numbers and boxes do; the policy n
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sapo_attackers import Solved
-
 from swarmnode.tasks.builtin import BUILTIN_TASKS, ProceduralTask
 from swarmnode.tasks.task import Task
+from swarmnode.testing.attackers import Solved
 from swarmnode.types import Example, ExampleKey
 
 MAX_TOKENS = {"builtin": 10, "lax": 26, "step": 36}

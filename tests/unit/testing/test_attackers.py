@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from benchmarks.sapo_attackers import (
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.memory_network import MemoryNetwork
+from swarmnode.testing.attackers import (
     ADVERTISEMENT,
     ATTACKS,
     AWAKES,
@@ -16,8 +18,6 @@ from benchmarks.sapo_attackers import (
     injected_share,
     wrong,
 )
-from swarmnode.identity.node_key import NodeKey
-from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.testing.fake_task import FakeTask
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup
 
