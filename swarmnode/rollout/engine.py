@@ -45,7 +45,8 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """Tokens of one completion so far. `logprobs` has one entry per token, under the distribution the token
-    was sampled from (after temperature, top-p and top-k). Greedy: under the untempered softmax."""
+    was sampled from (after temperature, top-p and top-k). Greedy: under the untempered softmax. A token that
+    no model drew was certain: 0.0."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()

@@ -303,7 +303,8 @@ class RolloutConfig(Section):
     group_size: int = Field(default=8, ge=2, le=64)
     """Completions per example (G)."""
     max_tokens: int = Field(default=512, ge=1)
-    """Longest completion in tokens; in a conversation, the environment's messages count, too."""
+    """Longest completion in tokens; in a conversation, the environment's messages count, too. Longer answers
+    of others are not used."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
     """Longest turn in tokens, where an environment answers; one that is cut ends its conversation. Unset:
     max_tokens is the only bound."""
