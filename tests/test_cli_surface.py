@@ -24,6 +24,7 @@ SURFACE = {
     "chat": "question --ask --base --best --config --greedy --home --json --max-tokens --model --policy"
     " --preset --run --set",
     "status": "--healthy --home --json",
+    "watch": "machines --every --json --once --password",
     "pause": "duration --home --json",
     "resume": "--home --json",
     "finish": "--home --json",
