@@ -104,6 +104,7 @@ def test_flags_that_a_sentence_names_exist(page: Path) -> None:
     for quoted in re.findall(r"`swarmnode ([a-z][^`]*)`", sentences):
         command: Any = typer.main.get_command(app)
         known = set()
+        quoted = quoted.partition(" -- ")[0]  # Behind it are another command's.
         for word in quoted.split():
             command = (vars(command).get("commands") or {}).get(word, command)
             known |= {flag for option in command.params for flag in option.opts}

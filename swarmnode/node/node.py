@@ -40,12 +40,14 @@ from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
     Evaluate,
     Pause,
+    Rest,
     RunRound,
     SaveCheckpoint,
     Stop,
     View,
     WaitForPeers,
     next_action,
+    rest_after,
 )
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard, Watcher, shown
@@ -137,7 +139,7 @@ class NodeLoop:
         """Groups that the book has answers of, with their number, as of the round before."""
         self._droughts: dict[str, Drought] = {}
         self._begun_at = 0
-        self._started = self._collected_at = time.monotonic()
+        self._started = self._collected_at = self._rests_until = time.monotonic()
         self._stack = AsyncExitStack()
         self._workers = Workers()
         self._board = StatusBoard(
@@ -190,6 +192,7 @@ class NodeLoop:
 
     async def run(self) -> Summary:
         """The loop: do what `next_action` says until it says Stop."""
+        config = self._config
         async with self._services(), self._what_was_learnt_is_kept():
             while True:
                 match next_action(self._view()):
@@ -200,7 +203,12 @@ class NodeLoop:
                         await self._evaluate()
                     case SaveCheckpoint():
                         await self._save()
+                    case Rest(seconds):
+                        self._board.enter("resting", f"limits.power is {config.limits.power:.0%}")
+                        await asyncio.sleep(min(TICK_S, seconds))
                     case Pause():
+                        if self.status.phase.name != "paused":
+                            await self._workers.learn(self._learner.rest)
                         self._board.enter("paused", self.control.until)
                         await asyncio.sleep(TICK_S)
                     case RunRound(number):
@@ -254,6 +262,7 @@ class NodeLoop:
             peers_wanted=config.network.wait_for_peers if waits else 0,
             waited_s=time.monotonic() - self._started,
             paused=self.control.paused,
+            rest_left_s=self._rests_until - time.monotonic(),
         )
 
     # ---- one round ----
@@ -276,6 +285,7 @@ class NodeLoop:
             await self._catch_up(rollouts, borrowed, report)
             self._thank(before, external)
             self._learnt(number, rollouts, external, report, seconds)
+            self._rests_until = time.monotonic() + rest_after(seconds, self._config.limits.power)
 
     async def _rollouts(self, number: int) -> RoundRollouts:
         ahead, self._ahead = self._ahead, None
