@@ -77,7 +77,10 @@ def test_two_nodes_that_know_only_the_seed_train_on_each_others_groups_and_say_t
         node.until(lambda node=node: node.status()["network"]["peers"] >= 2)
         node.until(lambda node=node: node.status()["exchange"]["accepted"] > 0)
         node.until(lambda node=node: node.status()["receipts"]["nodes"] == 1)
-        assert 0 < node.status()["receipts"]["groups"] <= node.status()["exchange"]["published"]
+        status = node.status()
+        assert 0 < status["receipts"]["groups"] <= status["exchange"]["published"]
+        node.until(lambda node=node: node.status()["health"]["different_versions"] == 1)
+        assert node.status()["health"]["nodes"] == 1
     end(process)
     for node in nodes:
         before = node.status()["exchange"]["accepted"]

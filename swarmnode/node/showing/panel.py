@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, ReceiptStats
+from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.showing.board import shown
 from swarmnode.node.showing.node_status import (
@@ -46,6 +46,8 @@ ROOM_AROUND = 4
 """Columns that the frame and its padding take."""
 LABEL_ROOM = len("trained on") + 2
 """Columns of the longest label, and of the gap behind it."""
+MOST_NAMED = 4
+"""Tasks and versions of others that are named."""
 LONGEST_BAR = 40
 BESIDE_BAR = 30
 """Columns that the numbers on both sides of the bar take."""
@@ -220,13 +222,18 @@ def _help(stats: HelpStats) -> str:
 def _health(health: HealthStats) -> str:
     tried = health.reached + health.out_of_reach
     reach = f", {health.reached} of {tried} in reach" if tried else ""
-    tasks = ", ".join(f"{one.name} {one.nodes}" for one in health.tasks)
-    versions = ", ".join(f"{one.name} {one.nodes}" for one in health.versions)
     return (
         f"{health.nodes} other nodes heard{reach}, {shown(health.headers_per_s, '.1f')} headers/s"
-        + (f"; on {tasks}" if tasks else "")
-        + (f"; of version {versions}" if versions else "")
+        + _nodes_of("; on", health.tasks, health.different_tasks)
+        + _nodes_of("; of version", health.versions, health.different_versions)
     )
+
+
+def _nodes_of(what: str, names: Sequence[NodesOf], different: int) -> str:
+    """Names of strangers, but few of them: they may be many and long."""
+    told = ", ".join(f"{one.name} ({one.nodes})" for one in names[:MOST_NAMED])
+    more = f" and {different - MOST_NAMED} more" if different > MOST_NAMED else ""
+    return f"{what} {told}{more}" if told else ""
 
 
 def _thanked(receipts: ReceiptStats) -> str:

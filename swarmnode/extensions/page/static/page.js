@@ -156,7 +156,7 @@ function showHelp(found) {
   const borrowed = library.answers
     ? `; learnt ${library.answers} answers from ${counted(library.lenders, "peer", "peers")}` : "";
   const tried = health.reached + health.out_of_reach;
-  const nodesOf = (names) => names.map((one) => `${one.name} ${one.nodes}`).join(", ");
+  const nodesOf = (names) => names.map((one) => `${one.name} (${one.nodes})`).join(", ");
   facts($("shared"), [
     ["Swarm", health.nodes ? [
       `${counted(health.nodes, "other node", "other nodes")} heard`,
