@@ -41,7 +41,8 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
-# Every example as it stands, to its end. make examples-check ARGS="own_task watched": these only.
+# Every example as it stands, to its end, and what runs of the pages' shell blocks.
+# make examples-check ARGS="own_task pages": these only.
 examples-check: $(VENV)/.train
 	@$(BIN)/python checks/examples_check.py $(ARGS)
 
@@ -57,6 +58,10 @@ docker-check: $(VENV)/.train
 # The pages as a site in build/site, offline; a dead link is an error. An environment of its own: nothing else needs mkdocs.
 docs: $(VENV)/docs/.made
 	@$(VENV)/docs/bin/python checks/docs_site.py
+
+# The page of three nodes in chromium: pictures for eyes, the console, the keyboard. ARGS="--axe axe.min.js": contrast.
+page-check: $(VENV)/.train
+	@$(BIN)/python checks/page_check.py $(ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
