@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from swarmnode.errors import ConfigError, StorageError
+from swarmnode.extensions.limits import notices
 from swarmnode.extensions.limits.machine_guard import guard_machine
 from swarmnode.extensions.limits.notices import send_notice
 from swarmnode.extensions.limits.trouble_watch import BETWEEN_S, TroubleWatch, ended_by, trouble_of
@@ -85,6 +87,32 @@ def test_a_webhook_that_is_not_there_is_told_of_without_its_address(
     assert "the webhook cannot be reached" in caplog.text and SECRET_PATH not in caplog.text
 
 
+def test_a_webhook_that_answers_in_drops_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notices, "TIMEOUT_S", 0.5)
+    left = threading.Event()
+
+    def answer_in_drops(listener: socket.socket) -> None:
+        caller, _ = listener.accept()
+        with caller:
+            while not left.wait(0.01):
+                caller.sendall(b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer_in_drops, args=(listener,))
+        thread.start()
+        send_notice(f"http://127.0.0.1:{listener.getsockname()[1]}{SECRET_PATH}", "words")
+        left.set()
+        thread.join()
+    assert "the webhook cannot be reached" in caplog.text and SECRET_PATH not in caplog.text
+
+
+def test_a_host_whose_name_is_none_does_not_end_the_looks(caplog: pytest.LogCaptureFixture) -> None:
+    send_notice(f"http://{'a' * 80}/x", "words")
+    assert "the webhook cannot be reached" in caplog.text
+
+
 def test_a_notice_on_the_desktop_is_no_option_of_the_program(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +134,13 @@ def test_nobody_is_told_where_nobody_is_named(caplog: pytest.LogCaptureFixture) 
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("to", ["phone", "file:///etc/passwd", "ftp://host/x", "http://", "https:x"])
+@pytest.mark.parametrize(
+    "to",
+    [
+        "phone", "file:///etc/passwd", "ftp://host/x", "http://", "https:x", "http://[u:secret/x",
+        "https://u:secret@host/x", "https://host:99999/x", "https://host:secret/x", "https://host/\u00f6",
+    ],
+)  # fmt: skip
 def test_what_is_no_address_is_refused_without_being_shown(to: str) -> None:
     with pytest.raises(ConfigError, match="desktop, or an http") as caught:
         load_config(assignments=[f"node.notify={to}"], environ={})
