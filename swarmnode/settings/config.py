@@ -3,6 +3,7 @@
 files, environment, command line -> config_layers.py -> [config] -> everybody
 """
 
+import math
 import re
 from ipaddress import IPv4Address, ip_address
 from typing import Annotated, Any, Literal, get_origin
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -401,14 +403,30 @@ class TrainingConfig(Section):
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
 
-CLOCK = r"(?:(?:[01]?\d|2[0-3])(?::[0-5]\d)?|24)"
+CLOCK = r"(?:(?:[01]?[0-9]|2[0-3])(?::[0-5][0-9])?|24)"
 """Pattern of a time of the day: 7, 07:30, 24."""
+
+
+def _hours(value: str) -> str:
+    if re.fullmatch(f"({CLOCK}-{CLOCK})?", value):
+        return value
+    raise ValueError("write one span of hours, from 0 to 24, as 22-7 or 8:30-17")
+
+
+def _share(value: Any) -> Any:
+    try:
+        share = float(value[:-1]) / 100 if isinstance(value, str) and value.endswith("%") else float(value)
+    except (TypeError, ValueError):
+        share = math.nan
+    if 0.05 <= share <= 1:
+        return share
+    raise ValueError("write a share from 5% to 100%, as 60% or 0.6")
 
 
 class LimitsConfig(Section):
     """How far a node may go on a machine that somebody needs for other things, too (extensions/limits/)."""
 
-    hours: str = Field(default="", pattern=f"^({CLOCK}-{CLOCK})?$")
+    hours: Annotated[str, AfterValidator(_hours)] = ""
     """Hours of the day, by this machine's clock, in which rounds may begin: 22-7, or 8:30-17. Empty: all."""
     programs: tuple[str, ...] = ()
     """Names of programs; while one of them runs, no round begins."""
@@ -420,7 +438,7 @@ class LimitsConfig(Section):
     temperature: float | None = Field(default=None, gt=20, le=120)
     """Begin no round above so many degrees Celsius of the card, or of the CPU where no card is used; go on 8
     below. Unset: any."""
-    power: float = Field(default=1.0, ge=0.05, le=1)
+    power: Annotated[float, BeforeValidator(_share)] = Field(default=1.0, ge=0.05, le=1)
     """Share of the time that rounds may take, as 60% or 0.6: after each the node rests for the others. The
     machine gets cooler, a watt in a round stays a watt: `nvidia-smi -pl`, as root, limits those."""
     memory_gb: float | None = Field(default=None, gt=0)
@@ -429,11 +447,6 @@ class LimitsConfig(Section):
     disk_gb: float | None = Field(default=None, gt=0)
     """Most GiB of this node's home on the disk. Above, the oldest checkpoints go first, but never the newest
     and the best of a run; then rollouts shown of other runs; then rounds wait. Unset: any."""
-
-    @field_validator("power", mode="before")
-    @classmethod
-    def _power_may_be_in_percent(cls, value: Any) -> Any:
-        return float(value[:-1]) / 100 if isinstance(value, str) and value.endswith("%") else value
 
 
 class PipelineConfig(Section):
@@ -466,6 +479,16 @@ SHORTEST_PASSWORD = 8
 
 DESKTOP = "desktop"
 """The value of node.notify for notices on the screen."""
+
+
+def _can_be_posted_to(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_port = parts.port != 0  # Raises ValueError for what is no port.
+    except ValueError:
+        return False
+    is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
+    return is_port and is_web and url.isascii() and "@" not in parts.netloc
 
 
 def is_loopback(host: str) -> bool:
@@ -527,10 +550,10 @@ class NodeConfig(Section):
     @field_validator("notify")
     @classmethod
     def _notices_go_to_the_desktop_or_a_url(cls, to: SecretStr) -> SecretStr:
-        parts = urlsplit(to.get_secret_value())
-        is_url = parts.scheme in ("http", "https") and parts.hostname
-        if to.get_secret_value() not in ("", DESKTOP) and not is_url:
-            raise PydanticCustomError(SECRET, "node.notify is desktop, or an http or https URL")
+        if to.get_secret_value() not in ("", DESKTOP) and not _can_be_posted_to(to.get_secret_value()):
+            raise PydanticCustomError(
+                SECRET, "node.notify is desktop, or an http or https URL in ASCII, without user and password"
+            )
         return to
 
     @model_validator(mode="after")

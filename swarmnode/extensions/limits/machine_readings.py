@@ -97,7 +97,7 @@ def listed_programs(limits: LimitsConfig, names: Iterable[str]) -> tuple[str, ..
     ('Blender',)
     """
     running = {name.casefold() for name in names}
-    return tuple(name for name in limits.programs if name.casefold() in running)
+    return tuple(name for name in limits.programs if name and name.casefold() in running)
 
 
 def on_battery() -> bool | None:

@@ -13,6 +13,7 @@ from swarmnode.extensions.limits.machine_readings import (
     ask_nvidia_smi,
     busy_processes,
     card_of,
+    listed_programs,
     on_battery,
     read_machine,
 )
@@ -116,6 +117,7 @@ def test_a_temperature_that_is_no_number_is_unknown(printed: str) -> None:
 
 def test_a_listed_program_is_found_by_its_name(tmp_path: Path) -> None:
     assert read_machine(limited(programs=["a-renderer-of-mine"]), None).programs == ()
+    assert listed_programs(limited(programs=[""]).limits, ["", "sh"]) == ()
     program = tmp_path / "a-renderer-of-mine"
     shutil.copy(shutil.which("sleep") or "", program)
     # Somebody else's: a grandchild whose parent is gone.

@@ -1,6 +1,7 @@
 """Decisions to pause, from readings that a test makes up."""
 
 from datetime import time
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,13 @@ def test_a_driver_that_stops_telling_does_not_hold_a_run() -> None:
     assert after(LimitsConfig(), BUSY, BUSY, Readings(NOON, card_users=None)) == {}
 
 
-@pytest.mark.parametrize("hours", ["25-7", "22", "22-7-8", "-", "7:60-8", "24:30-3", "22 - 7"])
-def test_what_are_no_hours_is_refused(hours: str) -> None:
-    with pytest.raises(ValueError, match="hours"):
+@pytest.mark.parametrize("hours", ["25-7", "22", "22-7-8", "-", "7:60-8", "24:30-3", "22 - 7", "8-9\n"])
+def test_what_are_no_hours_is_refused_with_an_example(hours: str) -> None:
+    with pytest.raises(ValueError, match="22-7 or 8:30-17"):
         LimitsConfig(hours=hours)
+
+
+@pytest.mark.parametrize("power", ["60", "0%", "160%", "-5%", "nan%", "x%", "half", 0, None])
+def test_what_is_no_share_is_refused_with_an_example(power: Any) -> None:
+    with pytest.raises(ValueError, match=r"60% or 0\.6"):
+        LimitsConfig(power=power)
