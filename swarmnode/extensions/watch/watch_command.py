@@ -83,7 +83,9 @@ def table(machines: Sequence[tuple[str, Seen]], now: float) -> RenderableType:
     function, as `render` of a panel is."""
     made = Table(box=None, padding=(0, 1))
     for name in COLUMNS:
-        made.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=name in NUMBERS)
+        made.add_column(
+            name, justify="right" if name in NUMBERS else "left", no_wrap=name in NUMBERS, overflow="fold"
+        )
     wrong: list[Text] = []
     for name, seen in machines:
         since = "" if seen.at is None else f" (heard {age(now - seen.at)} ago)"

@@ -11,6 +11,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -90,26 +91,24 @@ def ask(page: WatchedPage) -> NodeStatus:
     """Returns the status that a page tells. Raises SwarmnodeError."""
     until = time.monotonic() + ASK_S
     kind = HTTPSConnection if page.is_tls else HTTPConnection
-    connection = kind(page.host, page.port, timeout=ASK_S)
     try:
-        connection.request("GET", page.path, headers=dict(page.headers or {}))
-        answer = connection.getresponse()
-        if answer.status in (401, 403):
-            raise SwarmnodeError("it wants another password")
-        if answer.status != 200:
-            raise SwarmnodeError(f"it answers {answer.status} {answer.reason}")
-        content = bytearray()
-        while piece := answer.read1(2**16):
-            content += piece
-            if len(content) > MOST_BYTES or time.monotonic() > until:
-                raise SwarmnodeError("its answer is too long, or takes too long")
-        return msgspec.json.decode(content, type=NodeStatus)
+        with closing(kind(page.host, page.port, timeout=ASK_S)) as connection:
+            connection.request("GET", page.path, headers=dict(page.headers or {}))
+            answer = connection.getresponse()
+            if answer.status in (401, 403):
+                raise SwarmnodeError("it wants another password")
+            if answer.status != 200:
+                raise SwarmnodeError(f"it answers {answer.status} {answer.reason}")
+            content = bytearray()
+            while piece := answer.read1(2**16):
+                content += piece
+                if len(content) > MOST_BYTES or time.monotonic() > until:
+                    raise SwarmnodeError("its answer is too long, or takes too long")
+            return msgspec.json.decode(content, type=NodeStatus)
     except msgspec.DecodeError:
         raise SwarmnodeError("it is no node, or one of another version") from None
     except (OSError, HTTPException, ValueError) as error:
         raise SwarmnodeError(f"no answer: {error or type(error).__name__}") from None
-    finally:
-        connection.close()
 
 
 def watched(text: str, password: str, every_s: float) -> WatchedMachine:
@@ -119,7 +118,8 @@ def watched(text: str, password: str, every_s: float) -> WatchedMachine:
     if home.is_dir():
         return WatchedMachine(text, lambda: pages_of(home), every_s)
     page = page_at(text, password)
-    return WatchedMachine(f"{page.host}:{page.port}", lambda: [page], every_s)
+    name = f"{page.host}:{page.port}{page.path.removesuffix('/status')}"
+    return WatchedMachine(name, lambda: [page], every_s)
 
 
 def pages_of(home: Path) -> list[WatchedPage]:
@@ -149,7 +149,7 @@ def page_at(address: str, password: str = "") -> WatchedPage:
     is_tls = url is not None and url.scheme == "https"
     if url is None or not host or url.scheme not in ("http", "https") or not (port or "://" in address):
         raise ConfigError(
-            "a machine is neither a home of a node here nor an address of a page",
+            f"{address.rpartition('@')[2]} is neither a home of a node here nor an address of a page",
             hint="name a folder that exists, or HOST:PORT, or http://HOST:PORT as the node printed it",
         )
     secret = unquote(url.password or "") or password

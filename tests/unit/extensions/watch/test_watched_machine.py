@@ -48,8 +48,8 @@ def answering(write: Callable[[socket.socket], None]) -> Iterator[WatchedPage]:
         thread.join()
 
 
-def picture(*machines: tuple[str, Seen]) -> str:
-    console = Console(width=140, force_terminal=False)
+def picture(*machines: tuple[str, Seen], width: int = 140) -> str:
+    console = Console(width=width, force_terminal=False)
     with console.capture() as captured:
         console.print(table(machines, 1012.0))
     return captured.get()
@@ -132,6 +132,28 @@ def test_whatever_answers_is_bounded_and_no_fault_of_ours(
 def test_what_is_no_machine_is_said_at_once(word: str) -> None:
     with pytest.raises(ConfigError, match="neither a home"):
         page_at(word)
+
+
+def test_the_word_that_is_no_machine_is_named_without_its_password() -> None:
+    with pytest.raises(ConfigError, match=r"otter\.lan:x is neither") as caught:
+        page_at("http://any:secret@otter.lan:x")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_host_that_cannot_be_asked_is_said_to_be_one() -> None:
+    with pytest.raises(SwarmnodeError, match="no answer"):
+        ask(WatchedPage("ot ter", 80))
+
+
+def test_two_nodes_behind_one_address_have_two_names() -> None:
+    names = [watched(f"https://any:secret@otter.lan/{node}/", "", 1.0).name for node in ("a", "b")]
+    assert names == ["otter.lan:443/a", "otter.lan:443/b"]
+
+
+def test_homes_that_begin_alike_are_told_apart_on_a_narrow_screen() -> None:
+    homes = [(f"/home/otter/swarmnode-{one}", Seen((STATUS,), 1000.0)) for one in "AB"]
+    text = picture(*homes, width=80)
+    assert "A" in text and "B" in text and "\u2026" not in text
 
 
 def test_the_table_shows_what_each_does_and_what_is_wrong_with_which() -> None:
