@@ -16,7 +16,7 @@ from swarmnode.errors import ConfigError
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import ask_page
-from swarmnode.node.run_control import Request
+from swarmnode.node.run_control import LONGEST_PAUSE_S, Request
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
@@ -59,9 +59,10 @@ def seconds_of(duration: str) -> float:
     (7200.0, 90.0)
     """
     found = DURATION.fullmatch(duration)
-    if found is None:
-        raise ConfigError(f"{duration!r} is no duration", hint="write 90s, 30m, 2h or 1d")
-    return float(found[1]) * SECONDS[found[2]]
+    seconds = 0.0 if found is None else float(found[1]) * SECONDS[found[2]]
+    if found is None or not 0 < seconds <= LONGEST_PAUSE_S:
+        raise ConfigError(f"{duration!r} is no duration", hint="write 90s, 30m, 2h or 1d, at most 366d")
+    return seconds
 
 
 def _ask(home: Home, json: bool, request: Request, for_s: float | None = None) -> None:

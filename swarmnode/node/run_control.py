@@ -23,6 +23,9 @@ Request = Literal["pause", "resume", "finish", "stop"]
 
 REQUESTS: tuple[Request, ...] = ("pause", "resume", "finish", "stop")
 
+LONGEST_PAUSE_S = 366 * 86400.0
+"""Longest time that a pause may name; one without a time has no end."""
+
 
 class RunControl:
     """The requests to one node so far. `ask` may be called from any thread.
@@ -85,12 +88,15 @@ class RunControl:
         match request:
             case "pause":
                 self._paused_until = math.inf if for_s is None else time.time() + for_s
+                logger.info("a person pauses the run when this round is done: %s", self.until)
                 return "pauses when this round is done"
             case "resume":
                 held, self._paused_until = self.held, 0.0
                 with self._changing:
                     self._overruled |= self._reasons.keys()
-                return f"goes on in spite of this: {held}" if held else "goes on"
+                words = f"goes on in spite of this: {held}" if held else "goes on"
+                logger.info("a person resumes the run: it %s", words)
+                return words
             case "finish":
                 self.ending = True
                 return "ends when this round is done, with a checkpoint"

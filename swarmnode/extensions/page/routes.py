@@ -26,11 +26,9 @@ from swarmnode.extensions.page.overview import overview
 from swarmnode.extensions.page.prometheus_metrics import metrics_of
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.rollout_reader import RolloutReader
-from swarmnode.node.run_control import Request
+from swarmnode.node.run_control import LONGEST_PAUSE_S, Request
 from swarmnode.node.showing.page import PageSource
 from swarmnode.node.showing.used_settings import used_settings
-
-LONGEST_PAUSE_S = 366 * 86400.0
 
 STATIC = {
     "/": ("index.html", "text/html"),

@@ -179,7 +179,7 @@ def no_such_run(name: str, known: Iterable[TrainingRun]) -> CheckpointError:
     """The error of a name that no run has."""
     names = ", ".join(run.name for run in known)
     hint = f"there are: {names}" if names else "train first (`swarmnode join`, sn.run) in the same home"
-    return CheckpointError(f"there is no run {name} in this home", hint=hint)
+    return CheckpointError(f"there is no {f'run {name}' if name else 'run'} in this home", hint=hint)
 
 
 def label_of(tasks: Iterable[str]) -> str:

@@ -88,3 +88,16 @@ def test_a_node_takes_what_its_kind_can_follow() -> None:
         seed.ask("pause")
     assert not seed.paused
     assert seed.ask("stop") == "ends now, with a checkpoint" and stopped == [1] and seed.ending
+
+
+def test_the_log_has_what_a_person_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    control = RunControl(lambda: None)
+    control.ask("pause")
+    control.hold("program", "blender runs")
+    control.ask("resume")
+    assert caplog.messages == [
+        "a person pauses the run when this round is done: until resumed",
+        "paused when this round is done: blender runs",
+        "a person resumes the run: it goes on in spite of this: blender runs",
+    ]
