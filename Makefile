@@ -24,7 +24,7 @@ this needs 3.11 or newer: make join PYTHON=python3.12, or the name of yours" % v
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: join swarm test check examples-check install-check docker-check format clean
+.PHONY: join swarm test check examples-check install-check docker-check docs format clean
 
 join: $(VENV)/.train $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm)
 	@$(BIN)/swarmnode join $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -54,6 +54,10 @@ install-check:
 docker-check: $(VENV)/.train
 	@$(BIN)/python checks/docker_check.py
 
+# The pages as a site in build/site, offline; a dead link is an error. An environment of its own: nothing else needs mkdocs.
+docs: $(VENV)/docs/.made
+	@$(VENV)/docs/bin/python checks/docs_site.py
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -76,6 +80,12 @@ $(VENV)/.vllm: pyproject.toml constraints.txt | $(VENV)/.train
 	@echo "installing $(VLLM) (once; it is large, this takes some minutes)"
 	@$(BIN)/python -m pip install -q -e ".[train,$(VLLM)]" -c constraints.txt
 	@$(BIN)/python -m pip uninstall -q -y $(UNUSED)
+	@touch $@
+
+$(VENV)/docs/.made: docs/requirements.txt
+	@$(IS_NEW_ENOUGH)
+	@$(PYTHON) -m venv $(VENV)/docs
+	@$(VENV)/docs/bin/python -m pip install -q -r docs/requirements.txt
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.train

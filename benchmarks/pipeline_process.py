@@ -52,7 +52,7 @@ MICRO_BATCH_TOKENS = TEXT.sequence_tokens * TEXT.batch_sequences
 LEARNING_RATE = 3e-3
 MESSAGE_BYTES = MICRO_BATCH_TOKENS * WIDTH * 2 + 400
 """What a micro-batch is on its way: hidden states in fp16, and a head."""
-SETTINGS = MemberSettings(activations="fp16", gradients="fp16")
+SETTINGS = MemberSettings()
 PRELOADED = (
     "swarmnode.extensions.pipeline.execution.pipeline_member",
     "swarmnode.network.daemon.p2pd_host",

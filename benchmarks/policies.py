@@ -27,11 +27,10 @@ from swarmnode.node.building.node_process import read_running
 
 POLICIES = 3
 SHORT_ROUNDS = 2
-MEETING_S = 5.0
-"""Policies of one process do not count as peers to wait for; this long is enough for them to meet."""
 GROUPS, GROUP_SIZE = 32, 8
 """Of the preset `tiny`: what a round generates."""
-NEIGHBOURS = ("--policies", str(POLICIES), "--set", f"network.wait_for_peers_s={MEETING_S:g}")
+NEIGHBOURS = ("--policies", str(POLICIES), "--set", "network.wait_for_peers=0")
+"""Policies of one process meet at once, and do not count as peers to wait for."""
 START_S = 120.0
 END_S = 900.0
 
@@ -122,8 +121,9 @@ def start(plan: Plan, home: Path, rounds: int, seed: int, *more: str) -> "subpro
     settings = ("network.listen=127.0.0.1", f"network.wait_for_peers={POLICIES - 1}", "tasks.eval_examples=1")
     command = [
         *(sys.executable, "-P", "-m", "swarmnode", "join", "--home", str(home), "--preset", "tiny"),
-        *("--model", str(plan.model), "--rounds", str(rounds), "--seed", str(seed), *more),
+        *("--model", str(plan.model), "--rounds", str(rounds), "--seed", str(seed)),
         *[part for setting in settings for part in ("--set", setting)],
+        *more,
     ]
     home.mkdir(parents=True)
     with (home / "story.txt").open("wb") as story:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from swarmnode.machine.hardware import cpu_has_bf16
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.model.demonstration.specialists import OWN_TASKS, build_specialists, build_strangers
-from swarmnode.model.demonstration.tiny import RECIPE, build_tiny
+from swarmnode.model.demonstration.specialists import OWN_PERCENT, OWN_TASKS, build_specialists, own_tasks
+from swarmnode.model.demonstration.tiny import RECIPE, Recipe, build_tiny
 
 WIDE = replace(RECIPE, hidden=96, intermediate=240, heads=3)
 """Twice the parameters of the tiny policy: every other node of `sizes`."""
@@ -49,7 +49,7 @@ def models_of(swarm: Swarm) -> list[Path]:
             kinds = build_specialists(FOLDER, min(swarm.nodes, distinct), tasks=tuple(taught.values()))
             return [kinds[node % distinct] for node in range(swarm.nodes)]
         case "strangers":
-            return build_strangers(FOLDER, swarm.nodes)
+            return [build_tiny(FOLDER, recipe=stranger_recipe(number)) for number in range(swarm.nodes)]
         case "large" | "untaught":
             recipe = LARGE if swarm.models == "large" else UNTAUGHT
             with fast_muon():
@@ -59,6 +59,18 @@ def models_of(swarm: Swarm) -> list[Path]:
             return [kinds[node % 2] for node in range(swarm.nodes)]
         case _:
             return [build_tiny(FOLDER)] * swarm.nodes
+
+
+def stranger_recipe(number: int) -> Recipe:
+    """The recipe of a policy that sees only its own tasks. It has fewer to learn, so it takes fewer steps."""
+    own = own_tasks(number)
+    *taught, unsure = RECIPE.phases
+    small = [
+        replace(phase, name="learning two small tasks", tasks=own, steps=max(1, phase.steps * 3 // 8))
+        for phase in taught
+    ]
+    last = replace(unsure, name="unlearning certainty", mismatched_percent=OWN_PERCENT, tasks=own)
+    return replace(RECIPE, phases=(*small, last))
 
 
 @contextmanager

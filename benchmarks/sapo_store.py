@@ -31,7 +31,7 @@ LEARNS = (
     "rollout",
     "tasks",
     "training",
-    "config.py",
+    "settings",
     "node/rollout_learner.py",
     "testing/attackers.py",
 )

@@ -23,11 +23,14 @@ from steps import require, run, step
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = Path(f"/var/tmp/swarmnode-docker-check-{os.getuid()}")
+MOST_MB = {"seed": 430, "cpu": 2300}
+"""Sizes of the images with Debian's Python below; docker/README.md states what they are."""
 NOT_RUN = (
     "Docker itself: its builder, its network between containers (its names) and to the outside (-p)",
     "cuda: the download and installation of torch with CUDA and vLLM, and a GPU handed to a container",
     "python:3.12-slim and any other base image: Debian's Python stood in for it",
     "swarmnode.service under a running systemd",
+    "Prometheus and Grafana of the profile observability",
 )
 
 
@@ -76,7 +79,11 @@ def check_images(report: Report, workshop: Workshop, work: Path) -> None:
 
     def build(target: str) -> str:
         images[target] = workshop.build(target)[0]
-        return f"{images[target].size_mb:.0f} MB, of which the base is {_base_mb(workshop):.0f}"
+        size_mb = images[target].size_mb
+        with_cuda = any(images[target].root.glob("opt/swarmnode/lib/python*/site-packages/nvidia"))
+        require(with_cuda or size_mb <= MOST_MB[target], f"{size_mb:.0f} MB, at most {MOST_MB[target]}")
+        build = ", with torch's CUDA build, as this index has it" if with_cuda else ""
+        return f"{size_mb:.0f} MB, of which the base is {_base_mb(workshop):.0f}{build}"
 
     for target in ("seed", "cpu"):
         if step(report, f"{target}: builds", lambda target=target: build(target)):

@@ -1,6 +1,6 @@
-"""Makes the table of docs/metrics.md from the sentences under the fields of NodeStatus.
+"""Makes the tables of docs/metrics.md from the sentences under NodeStatus's fields and the reasons.
 
-node/showing/node_status.py, node/learner.py, training/records.py -> [table] -> docs/metrics.md
+node/showing/node_status.py, training/records.py, exchange/drop_reasons.py -> [table] -> docs/metrics.md
 
 `python checks/metrics_page.py` writes it anew; the suite says when that is due.
 """
@@ -13,21 +13,32 @@ from typing import get_args, get_origin, get_type_hints
 
 import msgspec
 
+from swarmnode.exchange.drop_reasons import PENALTIES, Reason
 from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.node.showing.reasons import in_words
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+REASONS = """## Why not used
+
+`NAME` of `exchange.dropped` and `exchange.unpublished`, and the panel's row "dropped". The log has the
+first of each reason, with its author and cause. Points are taken from an author's score of 100, below 20
+it is banned.
+
+To change a rule, search `swarmnode/exchange/` for `Reason.` and the name in capitals. Bounds are in
+`swarmnode/exchange/limits.py`, tests of the checks in `tests/unit/exchange/validation/`."""
 MARK = "<!-- Made by checks/metrics_page.py of the sentences under the fields: change them there. -->\n"
 
 
-def sentences(struct: type) -> dict[str, str]:
-    """The sentence under each field of a struct; fields without one are absent."""
-    (made,) = ast.parse(inspect.getsource(struct)).body
+def sentences(of: type) -> dict[str, str]:
+    """The sentence under each field of a struct or an enum; fields without one are absent."""
+    (made,) = ast.parse(inspect.getsource(of)).body
     assert isinstance(made, ast.ClassDef)
     found: dict[str, str] = {}
     for field, below in zip(made.body, made.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-            assert isinstance(field.target, ast.Name) and isinstance(below.value, ast.Constant)
-            found[field.target.id] = " ".join(str(below.value.value).split())
+        if isinstance(field, ast.AnnAssign | ast.Assign) and isinstance(below, ast.Expr):
+            target = field.target if isinstance(field, ast.AnnAssign) else field.targets[0]
+            assert isinstance(target, ast.Name) and isinstance(below.value, ast.Constant)
+            found[target.id] = " ".join(str(below.value.value).split())
     return found
 
 
@@ -52,7 +63,18 @@ def table() -> str:
         "\n".join(f"| `{name}` | {told} |" for name, is_number, told in rows if is_number == wanted)
         for wanted in (True, False)
     )
-    return f"{MARK}\n{head}{numbers}\n\nTexts and lists, which only the status has:\n\n{head}{rest}\n"
+    texts = f"Texts and lists, which only the status has:\n\n{head}{rest}\n"
+    return f"{MARK}\n{head}{numbers}\n\n{texts}\n{REASONS}\n\n{reasons()}\n"
+
+
+def reasons() -> str:
+    """The table of the reasons why something was not used."""
+    told = sentences(Reason)
+    rows = (
+        f"| `{code}` | {in_words({code: 1})[2:]} | {told.get(code.name, '')} | {PENALTIES.get(code, 0):g} |"
+        for code in Reason
+    )
+    return "\n".join(("| `NAME` | on the panel | rule | points |", "|---|---|---|---|", *rows))
 
 
 def page() -> str:

@@ -163,13 +163,7 @@ def _header(path: Path) -> dict[str, Any]:
         return json.loads(file.read(size))
 
 
-def workload(
-    config: Config,
-    gpu: Gpu | None,
-    *,
-    hidden: int = 0,
-    engine_bytes: float | None = None,
-) -> Workload:
+def workload(config: Config, gpu: Gpu | None, *, hidden: int = 0) -> Workload:
     """Returns the work that the settings ask for, with a model on this card (None: on the CPU). `hidden`: its
     width, 0 if unknown."""
     rollout, nf4 = config.rollout, config.policy.quantization == "nf4"
@@ -182,7 +176,6 @@ def workload(
         nf4=nf4,
         policies=config.node.policies,
         engine=expected_engine(config, gpu is not None),
-        engine_bytes=engine_bytes,
         gpu=gpu is not None,
         checkpointing=config.training.gradient_checkpointing == "on",
     )

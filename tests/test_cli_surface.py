@@ -10,46 +10,54 @@ from swarmnode import __version__
 from swarmnode.cli.app import app
 
 SURFACE = {
-    "join": "addresses --config --engine --fresh --home --model --overlap --pipeline --policies --port"
-    " --preset --rounds --run --seed --set --swarm --task",
+    "join": "addresses --config --engine --fresh --home --hours --model --overlap --pipeline --policies"
+    " --port --preset --rounds --run --seed --set --swarm --task",
     "swarm": "--compare-alone --equals --home --homes --model --nodes --rounds --seed --set --task",
-    "swarm create": "name --home --private --publisher --seed",
-    "swarm invite": "--home --seed --swarm",
+    "swarm create": "name --home --json --private --publisher --seed",
+    "swarm invite": "--home --json --seed --swarm",
     "swarm members": "--home --json --swarm",
-    "swarm remove": "peers --home --swarm",
-    "swarm rotate": "--home --only --swarm",
-    "swarm publishers": "peers --home --swarm",
+    "swarm remove": "peers --home --json --swarm",
+    "swarm rotate": "--home --json --only --swarm",
+    "swarm publishers": "peers --home --json --swarm",
     "seed": "addresses --config --home --port --set --swarm",
     "serve": "--base --best --config --home --host --key --model --policy --port --preset --run --set",
-    "chat": "question --ask --base --best --config --greedy --home --max-tokens --model --policy --preset"
-    " --run --set",
-    "status": "--home --json",
-    "pause": "duration --home",
-    "resume": "--home",
-    "finish": "--home",
-    "stop": "--home",
+    "chat": "question --ask --base --best --config --greedy --home --json --max-tokens --model --policy"
+    " --preset --run --set",
+    "status": "--healthy --home --json",
+    "pause": "duration --home --json",
+    "resume": "--home --json",
+    "finish": "--home --json",
+    "stop": "--home --json",
     "doctor": "--config --home --json --preset --set",
-    "eval": "--base --best --config --greedy --home --json --limit --model --passing-reward --policy --preset"
-    " --run --samples --set --shots --suite --task",
-    "export": "folder --best --config --home --merged --model --policy --preset --run --set",
+    "eval": "--base --best --config --greedy --home --json --limit --model --passing-reward --policy"
+    " --preset --run --samples --set --shots --suite --task",
+    "export": "folder --best --config --home --json --merged --model --policy --preset --run --set",
     "runs": "--home --json",
-    "runs remove": "name --home --policy",
+    "runs remove": "name --home --json --policy",
     "library show": "file --home --json --policy --set --task",
-    "library export": "file --home --policy",
-    "library import": "file --home --policy",
+    "library export": "file --home --json --policy",
+    "library import": "file --home --json --policy",
     "task list": "--json",
     "task show": "task --config --count --home --json --preset --seed --set",
     "task check": "task --config --home --json --model --preset --samples --set",
-    "task new": "file --environment",
-    "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset"
-    " --run --samples --seed --set",
+    "task new": "file --environment --json",
+    "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset --run"
+    " --samples --seed --set",
     "pipeline plan": "instance --free-map --json --out --seconds --seed --steps",
     "identity show": "--home --json --policy",
-    "identity export": "--home --policy",
-    "identity import": "source --home --overwrite --policy",
+    "identity export": "--home --json --policy",
+    "identity import": "source --home --json --overwrite --policy",
     "config show": "--config --explain --home --json --preset --set",
     "config reference": "",
-    "version": "",
+    "version": "--json",
+}
+
+WITHOUT_JSON = {
+    "join": "runs for days: its record is metrics.jsonl, and its last line is JSON",
+    "swarm": "is `join` several times, and its last line is JSON",
+    "seed": "runs for months, and its only line is the address",
+    "serve": "runs until it is stopped: its answers are JSON",
+    "config reference": "prints a page of the docs; `config show --json` has the settings",
 }
 
 
@@ -78,8 +86,13 @@ def test_the_flags_are_exactly_these() -> None:
     assert surface() == SURFACE
 
 
+def test_every_command_that_prints_something_prints_json_too() -> None:
+    without = {name for name, words in surface().items() if "--json" not in words.split()}
+    assert without == set(WITHOUT_JSON)
+
+
 def test_join_keeps_to_few_options() -> None:
-    assert len(surface()["join"].split()) <= 17
+    assert len(surface()["join"].split()) <= 18
 
 
 def test_every_option_is_explained() -> None:

@@ -103,7 +103,7 @@ def test_the_uninstalled_are_those_of_the_makefile() -> None:
 def test_settings_named_in_docker_exist() -> None:
     from swarmnode.settings.config import KEYS
 
-    for path in DOCKER.iterdir():
+    for path in (path for path in DOCKER.rglob("*") if path.is_file()):
         for section, key in re.findall(r"SWARMNODE_([A-Z]+)__([A-Z_]+)", path.read_text()):
             assert f"{section}.{key}".lower() in KEYS, f"{path.name}: {section}__{key}"
 
@@ -115,6 +115,13 @@ def test_the_unit_does_not_restart_what_only_a_person_can_mend() -> None:
     (codes,) = re.findall(r"^RestartPreventExitStatus=(.*)$", unit, re.M)
     hopeless = (errors.ConfigError, errors.IdentityError, errors.TaskError, errors.ModelError)
     assert {int(code) for code in codes.split()} == {error.exit_code for error in hopeless}
+
+
+def test_health_is_asked_of_the_node_and_in_compose_as_in_the_images(stages: dict[str, Any]) -> None:
+    (check,) = said(stages, "HEALTHCHECK")
+    command = json.loads(check.partition("CMD ")[2])
+    assert command == ["swarmnode", "status", "--healthy"]
+    assert f"test: {json.dumps(['CMD', *command])}" in (DOCKER / "compose.yml").read_text()
 
 
 def test_steps_are_read_as_docker_reads_them(dockerfile: Any) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +10,16 @@ import pytest
 import typer
 
 from swarmnode.cli.app import app
+from swarmnode.exchange import limits, messages
+from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL
+from swarmnode.exchange.gossip.header_gossip import topic_of
+from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.exchange.library import library_pages
+from swarmnode.extensions.pipeline.wire import frames, member_streams
+from swarmnode.network import host, stream_slots
+from swarmnode.network.reach import dialback
 from swarmnode.settings.config import KEYS
+from swarmnode.training.records import FORMAT
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "swarmnode"
@@ -42,6 +52,54 @@ def test_its_links_lead_somewhere(page: str) -> None:
         found = ROOT / page if not target else (ROOT / page).parent / target
         assert found.exists(), target
         assert not anchor or anchor in headings(found), f"{target}#{anchor}"
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    """`make docs` builds it; what mkdocs would refuse is refused here without it."""
+    site = (ROOT / "mkdocs.yml").read_text()
+    named = re.findall(r"^ +- .+: (\S+\.md)$", site, re.MULTILINE)
+    assert sorted(named) == PAGES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_its_links_lead_to_files_as_a_site_needs_them(page: str) -> None:
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", text_of(page))
+    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).is_file()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_its_lists_and_tables_stand_apart_as_a_site_needs_them(page: str) -> None:
+    text = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
+    assert re.findall(r"^(?![-|>]|\d+\.|  )\S.*\n(?=- |1\. |\|)", text, re.MULTILINE) == []
+
+
+def test_the_wire_protocol_is_that_of_the_code() -> None:
+    page = text_of("docs/wire_protocol.md")
+    named = {name: int(value) for name, value in re.findall(r"\| `([A-Z_]+)` \| (\d+) \|", page)}
+    of_code = {**vars(host), **vars(stream_slots), **vars(library_pages), **vars(limits)}
+    assert len(named) > 12 and named == {name: of_code[name] for name in named}
+    assert set(re.findall(r"`(/swarmnode/[\w/]+)`", page)) == {
+        topic_of("SWARM"),
+        help_topic_of("SWARM"),
+        BODY_PROTOCOL,
+        library_pages.LIBRARY_PROTOCOL,
+        dialback.PROTOCOL,
+        member_streams.PROTOCOL,
+        "/swarmnode/1/SWARM",
+    }
+    assert f"| {frames.VERSION}, in each frame |" in page
+    fields = [
+        name for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in row.split("`")[1::2]
+    ]
+    assert set(messages.Header.__struct_fields__) <= set(fields)
+
+
+def test_the_changelog_names_the_version_and_the_protocols_that_hold() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    changelog = text_of("CHANGELOG.md")
+    assert re.findall(r"^## (\S+)", changelog, re.MULTILINE)[0] == version
+    assert f"exchange {limits.PROTOCOL}, of libraries 1, of pipelines {frames.VERSION}." in changelog
+    assert f"Checkpoints have format {FORMAT}." in changelog
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -16,7 +16,8 @@ def repeats_the_prompt(options: EngineOptions) -> FakeEngine:
         asked += 1
         return (*prompt_ids[: len(prompt_ids) if asked % 2 else 1], eos)
 
-    engine = FakeEngine(lambda request: answer(request.prompt_ids), options.max_slots, length)
+    # No token is drawn by lot: each had a probability of 1.
+    engine = FakeEngine(lambda request: answer(request.prompt_ids), options.max_slots, length, logprob=0.0)
     engine.capabilities = replace(engine.capabilities, name="repeats")
     return engine
 

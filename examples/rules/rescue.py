@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from swarmnode.training.losses import group_advantages, standardised
+from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book import BookCandidate, Mend
 from swarmnode.training.rules.book_rule import full_answers
 from swarmnode.training.rules.lessons import GroupLesson, Lessons, Replay, Rule, SharingRule, pack, unpack
 from swarmnode.training.rules.task_marks import Saved, TaskMarks, needs_of
-from swarmnode.types import ExampleKey, RolloutGroup, in_turns
+from swarmnode.types import ExampleKey, RolloutGroup
 
 MAX_WAITING = 256
 """Own groups that wait for a success, the oldest out."""
@@ -67,7 +68,7 @@ class Rescue(Rule):
             external=(),
             replayed=tuple(success for _, success in mixed),
             shaped=self._settings.shaped,
-            pass_rates=self.marks.pass_rates,
+            report=TrainReport(pass_rates=self.marks.pass_rates),
         )
 
     def needs(self) -> Mapping[str, float]:
@@ -109,12 +110,5 @@ class Rescue(Rule):
         rewards[worst] = answer.reward
         credit = group_advantages(rewards, standardised) or [None] * len(rewards)
         advantage, credit[worst] = credit[worst] or 0.0, None
-        success = Replay(
-            answer.example.prompt,
-            answer.token_ids,
-            advantage,
-            ends=self._settings.teach_ends,
-            given=answer.given,
-            in_turns=in_turns(answer.text),
-        )
+        success = Replay(answer.entry, advantage, ends=self._settings.teach_ends)
         return GroupLesson(group, tuple(credit)), success

@@ -9,17 +9,21 @@ import signal
 import sys
 from collections import UserDict
 from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
 from swarmnode import __version__
+from swarmnode.cli.output import Json, complain, json_is_asked, tell
 from swarmnode.errors import INTERRUPTED, SwarmnodeError, notes_of
 from swarmnode.printable import printable
 from swarmnode.registry import find, names
 
+MisusedCommand: type[Exception] = typer.BadParameter.__bases__[0]
+"""Error of a command line that cannot be read: click's UsageError, which typer has in other modules by its
+version."""
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 SUMMARIES: Mapping[str, str] = {
@@ -99,9 +103,9 @@ def options(
         raise typer.Exit
 
 
-def version() -> None:
+def version(json: Json = False) -> None:
     """Print the version."""
-    typer.echo(f"swarmnode {__version__}")
+    tell(json, {"version": __version__}, [f"swarmnode {__version__}"])
 
 
 def main() -> None:
@@ -110,7 +114,10 @@ def main() -> None:
     # container would otherwise not hear it at all, and be killed when the supervisor's patience ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app()
+        # What is wrong with the options is said by typer; as JSON by us.
+        raise SystemExit(app(standalone_mode=not json_is_asked()))
+    except MisusedCommand as error:
+        _complain(cast(Any, error).format_message(), "", cast(Any, error).exit_code)
     except SwarmnodeError as error:
         for note in notes_of(error):
             print("\n".join(map(printable, note.splitlines())), file=sys.stderr)
@@ -133,10 +140,7 @@ def main() -> None:
 
 
 def _complain(what: str, hint: str, exit_code: int) -> NoReturn:
-    # A message may quote a peer.
-    print(f"error: {printable(what)}", file=sys.stderr)
-    if hint:
-        print(f"  next: {printable(hint)}", file=sys.stderr)
+    complain(what, hint, exit_code)
     raise SystemExit(exit_code) from None
 
 

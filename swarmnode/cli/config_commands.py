@@ -2,12 +2,13 @@
 
 import sys
 import textwrap
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, cast
 
-import msgspec
 import typer
 
-from swarmnode.cli.settings import Assignments, ConfigFile, Home, Json, Preset
+from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset
 from swarmnode.settings.config import explain_setting
 from swarmnode.settings.config_layers import load_settings
 from swarmnode.settings.settings_page import reference_page
@@ -30,27 +31,28 @@ def show(
     settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
     tree = settings.config.model_dump()
     values = {key: tree[key.partition(".")[0]][key.partition(".")[2]] for key in settings.origins}
-    if json:
-        found = {key: {"value": values[key], "origin": origin} for key, origin in settings.origins.items()}
-        typer.echo(msgspec.json.encode(found, enc_hook=str).decode())
-        return
-    widest = max(map(len, settings.origins))
-    for key, origin in settings.origins.items():
-        line = f"{key:{widest}}  {_shown(values[key]):12}  {origin}"
-        if not explain:
-            typer.echo(line)
-        elif sys.stdout.isatty():
-            meaning = textwrap.indent(textwrap.fill(explain_setting(key), 76), "    ")
-            typer.echo(f"{line.rstrip()}\n{meaning}")
-        else:
-            # One line a setting, however long: what is cut cannot be searched for.
-            typer.echo(f"{line:{widest + 24}}  {explain_setting(key)}")
+    found = {key: {"value": values[key], "origin": origin} for key, origin in settings.origins.items()}
+    tell(json, found, _lines(values, settings.origins, explain=explain))
 
 
 @app.command()
 def reference() -> None:
     """Print the page with every setting, its default and what it may be (docs/settings.md)."""
     typer.echo(reference_page(), nl=False)
+
+
+def _lines(values: Mapping[str, Any], origins: Mapping[str, str], *, explain: bool) -> Iterator[str]:
+    widest = max(map(len, origins))
+    for key, origin in origins.items():
+        line = f"{key:{widest}}  {_shown(values[key]):12}  {origin}"
+        if not explain:
+            yield line
+        elif sys.stdout.isatty():
+            meaning = textwrap.indent(textwrap.fill(explain_setting(key), 76), "    ")
+            yield f"{line.rstrip()}\n{meaning}"
+        else:
+            # One line a setting, however long: what is cut cannot be searched for.
+            yield f"{line:{widest + 24}}  {explain_setting(key)}"
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Home
 from swarmnode.cli.status import running_nodes
 from swarmnode.errors import ConfigError
@@ -30,24 +31,25 @@ def pause(
         str | None, typer.Argument(help="How long, such as 30m, 2h or 1d; until it is resumed if not set.")
     ] = None,
     home: Home = None,
+    json: Json = False,
 ) -> None:
     """Begin no round behind the one that runs. The node saves, stays in its swarm and gives what it has."""
-    _ask(home, "pause", None if duration is None else seconds_of(duration))
+    _ask(home, json, "pause", None if duration is None else seconds_of(duration))
 
 
-def resume(home: Home = None) -> None:
+def resume(home: Home = None, json: Json = False) -> None:
     """Go on after a pause."""
-    _ask(home, "resume")
+    _ask(home, json, "resume")
 
 
-def finish(home: Home = None) -> None:
+def finish(home: Home = None, json: Json = False) -> None:
     """End the run when the round that runs is done, with a checkpoint."""
-    _ask(home, "finish")
+    _ask(home, json, "finish")
 
 
-def stop(home: Home = None) -> None:
+def stop(home: Home = None, json: Json = False) -> None:
     """End the run now, with a checkpoint; unfinished answers are part of it."""
-    _ask(home, "stop")
+    _ask(home, json, "stop")
 
 
 def seconds_of(duration: str) -> float:
@@ -62,10 +64,12 @@ def seconds_of(duration: str) -> float:
     return float(found[1]) * SECONDS[found[2]]
 
 
-def _ask(home: Home, request: Request, for_s: float | None = None) -> None:
+def _ask(home: Home, json: bool, request: Request, for_s: float | None = None) -> None:
     """Asks every policy of the node."""
     paths = resolve_paths(home)
+    answers: list[dict[str, str]] = []
     for note in running_nodes(paths):
         found = ask_page(note, "/control", paths, {"request": request, "for_s": for_s})
         told = msgspec.json.decode(found, type=_Answer).answer
-        typer.echo(f"{memorable_name(note.peer_id)} {told}")
+        answers.append({"peer_id": note.peer_id, "name": memorable_name(note.peer_id), "answer": told})
+    tell(json, answers, (f"{one['name']} {one['answer']}" for one in answers))

@@ -1,10 +1,12 @@
 """`swarmnode doctor`: is this machine fit to join, and if not, what to do first."""
 
-import msgspec
+from collections.abc import Iterator, Sequence
+
 import typer
 
-from swarmnode.cli.settings import Assignments, ConfigFile, Home, Json, Preset
-from swarmnode.node.commands.diagnosis import examine
+from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset
+from swarmnode.node.commands.diagnosis import Finding, examine
 from swarmnode.settings.config_layers import load_settings
 
 
@@ -18,15 +20,16 @@ def doctor(
     """Check machine, memory, disk, ports, clock and versions. Exits with 1 when a node could not run."""
     settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
     findings = examine(settings.config, settings.model, settings.model_reason, settings.paths)
-    if json:
-        typer.echo(msgspec.json.encode(findings).decode())
-    else:
-        for finding in findings:
-            typer.echo(f"{finding.verdict:8} {finding.subject:11} {finding.text}")
-        steps = [finding.advice for finding in findings if finding.advice]
-        for number, step in enumerate(steps, 1):
-            typer.echo(("\nNext steps\n" if number == 1 else "") + f"  {number}. {step}")
-        if not steps:
-            typer.echo("\nNothing to do: run `swarmnode join`.")
+    tell(json, findings, _lines(findings))
     if any(finding.verdict == "problem" for finding in findings):
         raise typer.Exit(1)
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    for finding in findings:
+        yield f"{finding.verdict:8} {finding.subject:11} {finding.text}"
+    steps = [finding.advice for finding in findings if finding.advice]
+    for number, step in enumerate(steps, 1):
+        yield ("\nNext steps\n" if number == 1 else "") + f"  {number}. {step}"
+    if not steps:
+        yield "\nNothing to do: run `swarmnode join`."

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
+from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import (
     Assignments,
     Base,
@@ -15,7 +15,6 @@ from swarmnode.cli.settings import (
     ConfigFile,
     Greedy,
     Home,
-    Json,
     Model,
     Policy,
     Preset,
@@ -96,8 +95,7 @@ def evaluate(
             settings.config, settings.model, settings.paths, suite,
             base=base, best=best, greedy=greedy, samples=samples, shots=shots, limit=limit,
         )  # fmt: skip
-        for line in [msgspec.json.encode(measured).decode()] if json else measured.lines():
-            typer.echo(line)
+        tell(json, measured, measured.lines())
         if not measured.measured:
             raise typer.Exit(1)
         return
@@ -113,11 +111,7 @@ def evaluate(
         passing_reward=passing_reward,
         tasks_named=settings.origins["tasks.names"] in here,
     )
-    if json:
-        typer.echo(msgspec.json.encode(result).decode())
-        return
-    for line in _lines(result):
-        typer.echo(line)
+    tell(json, result, _lines(result))
 
 
 def _check_suite_options(

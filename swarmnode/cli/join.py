@@ -55,6 +55,9 @@ def join(
         typer.Option("--pipeline", metavar="NAME", help="Hold a part of a larger model with other members."),
     ] = None,
     port: Annotated[int | None, typer.Option("--port", help="TCP port to listen on.")] = None,
+    hours: Annotated[
+        str | None, typer.Option("--hours", help="Hours of the day in which rounds may begin, such as 22-7.")
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start the run over; earlier checkpoints are kept aside.")
     ] = False,
@@ -89,6 +92,7 @@ def join(
             "tasks.names": tuple(task) if task else None,
             "node.policies": policies,
             "pipeline.name": pipeline,
+            "limits.hours": hours,
             "node.rounds": rounds,
             "node.run": run,
             "node.seed": seed,

@@ -52,8 +52,6 @@ Best = Annotated[
     bool, typer.Option("--best", help="The checkpoint with the best evaluation instead of the newest.")
 ]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the likeliest token instead of sampling.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
-
 
 TASK_ENDINGS = (".py", ".jsonl", ".json", ".csv", ".parquet")
 """Endings of the files that --task takes; no address has one."""

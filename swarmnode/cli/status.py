@@ -1,31 +1,50 @@
 """`swarmnode status`: ask the node that runs on this machine."""
 
 import time
+from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
-from swarmnode.cli.settings import Home, Json
+from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import Home
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock, RunningNode, ask_status, read_running
+from swarmnode.node.showing.at_work import at_work
+from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.node.showing.panel import render
+from swarmnode.printable import printable
 
 
-def status(home: Home = None, json: Json = False) -> None:
+def status(
+    home: Home = None,
+    json: Json = False,
+    healthy: Annotated[
+        bool, typer.Option("--healthy", help="One line; fails where no round is done for too long.")
+    ] = False,
+) -> None:
     """Show what the running node does, learns, hears and waits for; all of it for each of its policies."""
     paths = resolve_paths(home)
     answers = [ask_status(note, paths) for note in running_nodes(paths)]
     found = [answer for answer in answers if not isinstance(answer, SwarmnodeError)]
     if not found:
         raise next(answer for answer in answers if isinstance(answer, SwarmnodeError))
-    if json:
-        alone = found[0].policies == 1
-        typer.echo(msgspec.json.encode(found[0] if alone else {"policies": found}).decode())
+    if healthy:
+        _say_healthy(found, json)
         return
+    alone = found[0].policies == 1
+    panels = (render(one, (), (), time.time()) for one in found)
+    tell(json, found[0] if alone else {"policies": found}, panels)
+
+
+def _say_healthy(found: list[NodeStatus], json: bool) -> None:
+    """Prints a line of each policy. Raises SwarmnodeError for the first that does nothing."""
+    said: dict[str, str] = {}
     for one in found:
-        Console().print(render(one, (), (), time.time()))
+        well, said[one.name] = at_work(one, time.time())
+        if not well:
+            raise SwarmnodeError(f"{one.name}: {said[one.name]}", hint="see node.log, and start it again")
+    tell(json, said, (f"{name}: {printable(told)}" for name, told in said.items()))
 
 
 def running_nodes(paths: Paths) -> list[RunningNode]:

@@ -2,13 +2,15 @@
 
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from swarmnode.cli.settings import Assignments, Home, Json, Model, TaskSpecs
+from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import Assignments, Home, Model, TaskSpecs
 from swarmnode.errors import ConfigError, NetworkError
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.memorable_name import memorable_name
@@ -110,6 +112,7 @@ def create(
         typer.Option("--publisher", metavar="PEER", help="Train on groups of these peers only; repeatable."),
     ] = None,
     home: Home = None,
+    json: Json = False,
 ) -> None:
     """Found a private swarm: make its key, and print the invitation, which holds it."""
     load_config(environ={}, flags={"swarm.name": name})
@@ -125,14 +128,14 @@ def create(
         )
     record = founded(name, load_or_create(paths.identity), seed or (), publisher or ())
     save(record, file_of(paths.swarms, name))
-    _print_invitation(record, paths, ())
+    _print_invitation(record, paths, (), json)
 
 
 @app.command()
-def invite(swarm: Swarm = None, seed: Seeds = None, home: Home = None) -> None:
+def invite(swarm: Swarm = None, seed: Seeds = None, home: Home = None, json: Json = False) -> None:
     """Print an invitation, with the addresses of the node that runs here. Whoever has it can take part."""
     paths = resolve_paths(home)
-    _print_invitation(_record(paths, swarm), paths, seed or ())
+    _print_invitation(_record(paths, swarm), paths, seed or (), json)
 
 
 @app.command()
@@ -155,15 +158,16 @@ def members(swarm: Swarm = None, home: Home = None, json: Json = False) -> None:
         }
         for peer in (*sorted(listed), *sorted(removed))
     ]
-    if json:
-        typer.echo(msgspec.json.encode({"swarm": record.name, "members": rows}).decode())
-        return
+    tell(json, {"swarm": record.name, "members": rows}, _table(rows))
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
-        at = met.get(str(row["peer_id"]))
+        at = row["met"]
         seen = "not met here" if at is None else f"met {age(time.time() - at)} ago"
         notes = [word for word in ("founder", "removed") if row[word]]
         notes += [] if row["publishes"] or row["removed"] else ["does not publish"]
-        typer.echo(f"{row['peer_id']}  {row['name']:32}  {', '.join([seen, *notes])}")
+        yield f"{row['peer_id']}  {row['name']:32}  {', '.join([seen, *notes])}"
 
 
 @app.command()
@@ -171,10 +175,11 @@ def remove(
     peers: Annotated[list[str], typer.Argument(metavar="PEER...", help="Peer ids, as `members` lists them.")],
     swarm: Swarm = None,
     home: Home = None,
+    json: Json = False,
 ) -> None:
     """Remove members: they are disconnected, and everybody else is handed a new key. Founder only."""
     record = _change(resolve_paths(home), swarm, remove=peers, new_key=True)
-    typer.echo(f"removed; {_told(record)}")
+    tell(json, _changed(record), [f"removed; {_told(record)}"])
 
 
 @app.command()
@@ -185,9 +190,11 @@ def rotate(
         typer.Option("--only", metavar="PEER", help="Hand it to these members alone; may be repeated."),
     ] = None,
     home: Home = None,
+    json: Json = False,
 ) -> None:
     """Make a new key and hand it to every member; invitations from before end. Founder only."""
-    typer.echo(_told(_change(resolve_paths(home), swarm, only=only or (), new_key=True)))
+    record = _change(resolve_paths(home), swarm, only=only or (), new_key=True)
+    tell(json, _changed(record), [_told(record)])
 
 
 @app.command()
@@ -197,12 +204,12 @@ def publishers(
     ] = None,
     swarm: Swarm = None,
     home: Home = None,
+    json: Json = False,
 ) -> None:
     """Say whose groups the members train on. Founder only."""
     record = _change(resolve_paths(home), swarm, publishers=peers or ())
-    typer.echo(
-        f"{len(peers)} peers may publish" if peers else f"whoever has the key of {record.name} may publish"
-    )
+    told = f"{len(peers)} peers may publish" if peers else f"whoever has the key of {record.name} may publish"
+    tell(json, _changed(record), [told])
 
 
 def _record(paths: Paths, swarm: str | None) -> SwarmRecord:
@@ -252,6 +259,18 @@ def _change(
     return record
 
 
+def _changed(record: SwarmRecord) -> dict[str, Any]:
+    """Returns what a founder's change led to, as JSON has it; its key is in no text."""
+    manifest = record.manifest
+    assert manifest is not None, "only a founder changes a swarm"
+    return {
+        "swarm": record.name,
+        "members": manifest.members,
+        "publishers": manifest.publishers,
+        "removed": manifest.removed,
+    }
+
+
 def _told(record: SwarmRecord) -> str:
     members = len(record.manifest.members) - 1 if record.manifest else 0
     return (
@@ -260,7 +279,7 @@ def _told(record: SwarmRecord) -> str:
     )
 
 
-def _print_invitation(record: SwarmRecord, paths: Paths, seeds: list[str] | tuple[str, ...]) -> None:
+def _print_invitation(record: SwarmRecord, paths: Paths, seeds: Sequence[str], json: bool) -> None:
     running = read_running(paths.running)
     text = record.invitation((*seeds, *(running.addresses if running else ()))).text()
     print(f"whoever has this can take part in {record.name}: give it to nobody else", file=sys.stderr)
@@ -270,4 +289,4 @@ def _print_invitation(record: SwarmRecord, paths: Paths, seeds: list[str] | tupl
             " `swarmnode swarm invite` prints one that does, or name one with --seed",
             file=sys.stderr,
         )
-    typer.echo(text)
+    tell(json, {"swarm": record.name, "invitation": text}, [text])

@@ -1,6 +1,7 @@
 """`swarmnode task`: what tasks there are, and all that is done with one before a policy trains on it."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import msgspec
 import typer
 
 from swarmnode.chat import asked_of
+from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import (
     Assignments,
     Base,
@@ -15,7 +17,6 @@ from swarmnode.cli.settings import (
     ConfigFile,
     Greedy,
     Home,
-    Json,
     Model,
     Policy,
     Preset,
@@ -26,7 +27,7 @@ from swarmnode.node.commands.tryout import TriedExample, playing
 from swarmnode.node.first_answers import FirstAnswers, first_answers
 from swarmnode.printable import printable
 from swarmnode.settings.config_layers import load_settings
-from swarmnode.tasks.catalogue import builtin_tasks, task_forms
+from swarmnode.tasks.catalogue import TaskForm, builtin_tasks, task_forms
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.workbench.check import TaskReport, check_task
 from swarmnode.tasks.workbench.task_description import ShownExample, TaskDescription, descriptions_of
@@ -45,23 +46,20 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
 def list_(json: Json = False) -> None:
     """Print the built-in tasks with an example of each, and what else --task takes."""
     samples = [(task.name, task.version, next(iter(task.examples(0))).prompt) for task in builtin_tasks()]
-    if json:
-        _print_json(
-            {
-                "tasks": [{"name": n, "version": v, "prompt": prompt} for n, v, prompt in samples],
-                "forms": [
-                    {"form": form.written, "means": form.means, "needs": form.needs, "ready": form.installed}
-                    for form in task_forms()
-                ],
-            }
-        )
-        return
-    for name, _, prompt in samples:
-        typer.echo(f"{name:10} {prompt.partition(chr(10))[0]}")
-    typer.echo("\n--task takes")
-    for form in task_forms():
-        missing = "" if form.installed else f" (needs {form.needs}, which is not installed)"
-        typer.echo(f"  {form.written:25} {form.means}{missing}")
+    found = {
+        "tasks": [{"name": n, "version": v, "prompt": prompt} for n, v, prompt in samples],
+        "forms": [
+            {"form": form.written, "means": form.means, "needs": form.needs, "ready": form.installed}
+            for form in task_forms()
+        ],
+    }
+    lines = [f"{name:10} {prompt.partition(chr(10))[0]}" for name, _, prompt in samples]
+    tell(json, found, [*lines, "\n--task takes", *map(_form, task_forms())])
+
+
+def _form(form: TaskForm) -> str:
+    missing = "" if form.installed else f" (needs {form.needs}, which is not installed)"
+    return f"  {form.written:25} {form.means}{missing}"
 
 
 @app.command()
@@ -94,12 +92,7 @@ def show(
         memory_mb=tasks.memory_mb,
         turn_timeout_s=tasks.turn_timeout_s,
     )
-    if json:
-        _print_json(portraits)
-        return
-    for portrait in portraits:
-        for line in _portray(portrait):
-            typer.echo(line)
+    tell(json, portraits, (line for portrait in portraits for line in _portray(portrait)))
 
 
 @app.command()
@@ -108,10 +101,11 @@ def new(
     environment: Annotated[
         bool, typer.Option("--environment", help="A task that answers back, in several turns.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Write a task file to begin with: twenty commented lines that pass `task check`."""
     write_template(file, environment=environment)
-    typer.echo(f"wrote {file}: change it, then `swarmnode task check {file}`")
+    tell(json, {"wrote": str(file)}, [f"wrote {file}: change it, then `swarmnode task check {file}`"])
 
 
 @app.command("try")
@@ -148,14 +142,11 @@ def try_(
         settings, base=base, best=best, greedy=greedy, examples=count, samples=samples, seed=seed
     )
     with played as (policy_name, tried):
-        if json:
-            _print_json({"model": settings.model, "policy": policy_name, "examples": list(tried)})
-            return
         temperature = 0.0 if greedy else settings.config.rollout.temperature
-        typer.echo(f"{settings.model}, {policy_name}, temperature {temperature:g}")
-        for one in tried:
-            for line in _played(one):
-                typer.echo(line)
+        told = f"{settings.model}, {policy_name}, temperature {temperature:g}"
+        examples = list(tried) if json else ()
+        found = {"model": settings.model, "policy": policy_name, "examples": examples}
+        tell(json, found, chain([told], chain.from_iterable(map(_played, tried))))
 
 
 @app.command()
@@ -196,17 +187,20 @@ def check(
         memory_mb=tasks.memory_mb,
         printed=lambda line: typer.echo(f"{task} prints: {line}", err=True),
     )
+
+    def untrained() -> Iterator[FirstAnswers]:
+        if report.ok and samples:
+            with playing(settings, base=True, examples=FIRST_EXAMPLES, samples=samples) as (_, tried):
+                found = first_answers(tried)
+            yield found
+
     if json:
-        _print_json(report)
+        found = msgspec.to_builtins(report, enc_hook=str)
+        tell(True, found | {"untrained": next(untrained(), None)}, ())
     else:
-        for line in _describe(report):
-            typer.echo(line)
+        tell(False, None, chain(_describe(report), map(_of_first_answers, untrained())))
     if not report.ok:
         raise typer.Exit(1)
-    if samples:
-        with playing(settings, base=True, examples=FIRST_EXAMPLES, samples=samples) as (_, tried):
-            found = first_answers(tried)
-        _print_json(found) if json else typer.echo(_of_first_answers(found))
 
 
 FIRST_EXAMPLES = 32
@@ -287,8 +281,3 @@ def _asked(one: Example | ShownExample | TriedExample) -> str:
 def _only(task: str) -> dict[str, Any]:
     """The settings that name this task and no other."""
     return {"tasks.names": (task,), "tasks.mixes": ()}
-
-
-def _print_json(value: object) -> None:
-    # A task's columns may hold what JSON has no word for.
-    typer.echo(msgspec.json.encode(value, enc_hook=repr).decode())

@@ -16,74 +16,132 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Short codes for counters. Values never come from the wire, so their number is bounded."""
+    """Short codes for counters, each with its rule. Values never come from the wire, so their number is
+    bounded. docs/metrics.md has them as a table."""
 
     # A header was not taken in.
     BANNED = "banned"
+    """Its author is not listened to for now: its score fell below 20."""
     RATE_LIMITED = "rate_limited"
+    """Its author announces more than HEADERS_PER_S."""
     OVER_CAPACITY = "over_capacity"
+    """All authors together announce more than we hear."""
     TOO_LARGE = "too_large"
+    """Over a bound of exchange/limits.py; of our own, a reward too large to claim."""
     GOSSIP_TOO_LARGE = "gossip_too_large"
+    """A gossip message over MAX_GOSSIP_BYTES."""
     MALFORMED = "malformed"
+    """A header or page that does not decode."""
     BAD_PEER_ID = "bad_peer_id"
+    """The name of its author is not a peer id."""
     BAD_SIGNATURE = "bad_signature"
+    """It is not signed by its author."""
     SENDER_MISMATCH = "sender_mismatch"
+    """Somebody else than its author sent it."""
     NOT_A_PUBLISHER = "not_a_publisher"
+    """The founder of this private swarm does not let its author publish."""
     OTHER_PROTOCOL = "other_protocol"
+    """Another version of swarmnode, whose messages differ."""
     OTHER_SWARM = "other_swarm"
+    """Its header names another swarm (swarm.name)."""
     OTHER_TASK = "other_task"
+    """We have no such task (tasks.names), or another version of it: its file, rewards or settings differ."""
     NOT_EXCHANGED = "not_exchanged"
+    """Its task stays at home: a vote, a judge behind a URL, or exchangeable = False."""
     EXPIRED = "expired"
+    """It was announced longer ago than we look back."""
     FROM_THE_FUTURE = "from_the_future"
+    """Its author's clock is ahead of ours by more than MAX_CLOCK_SKEW_S."""
     NO_SPREAD = "no_spread"
+    """By its author's own account all rewards are equal."""
     OVERSIZED = "oversized"
+    """A body of so many bytes only holds answers longer than rollout.max_tokens."""
     DUPLICATE = "duplicate"
+    """We heard it before."""
     BEFORE_OUR_TIME = "before_our_time"
+    """It is older than this start of the node, which may have heard it before."""
 
     # A body could not be had.
     UNAVAILABLE = "unavailable"
+    """Nobody who was asked for the body had it, or could be reached."""
     TIMEOUT = "timeout"
+    """The body did not come in time."""
     WRONG_BODY = "wrong_body"
+    """What came does not have the hash that the header names."""
 
     # A body was had and not accepted.
     BAD_COMPRESSION = "bad_compression"
+    """The body is not one frame of zstd, or longer than it says."""
     MALFORMED_BODY = "malformed_body"
+    """The body does not decode, or has turns where the task has none."""
     BODY_MISMATCH = "body_mismatch"
+    """The body names another author, example or number of answers than its header."""
     NOT_DRAWABLE = "not_drawable"
+    """Our copy of the task has no such example."""
     NO_TOKENS = "no_tokens"
+    """All of its answers are empty."""
     TOO_LONG = "too_long"
+    """Half of its answers or more are longer than rollout.max_tokens in our tokens."""
     UNPLAYABLE = "unplayable"
+    """Our copy of the environment ends half of its episodes or more elsewhere."""
     UNFINISHED = "unfinished"
+    """Half of its episodes or more did not come to their end."""
     LONG_PROMPT = "long_prompt"
+    """The question is longer than we take in our tokens (rollout.max_prompt_tokens)."""
     COPIED = "copied"
+    """The same answers came before, under this name or another."""
     UNSCORABLE = "unscorable"
+    """Our judge gave no score: its code raised, or its process ended."""
     SCORE_TIMEOUT = "score_timeout"
+    """Judging it took longer than strangers' groups may."""
     PLAY_TIMEOUT = "play_timeout"
+    """Playing its episodes took longer than PLAY_S."""
     JUDGE_STUCK = "judge_stuck"
+    """Our judge is held up by earlier groups."""
     JUDGE_BUSY = "judge_busy"
+    """Our judge had no time for any of its answers."""
     ZERO_ADVANTAGE = "zero_advantage"
+    """Our judge gives all of its answers the same reward."""
     INTERNAL = "internal"
+    """A defect of ours: its traceback is in the log."""
 
     # It was accepted all the same, and counted.
     FALSE_CLAIM = "false_claim"
+    """It is used, but our judge gives other rewards than its author claimed."""
 
     # It waited and was never drawn.
     STALE = "stale"
+    """It waited too long to be trained on."""
     CROWDED_OUT = "crowded_out"
+    """Newer ones took its place: there was enough."""
     OVER_SHARE = "over_share"
+    """Its author has its share of what waits (MAX_AUTHOR_SHARE)."""
 
     # A request to us was not answered.
     BAD_REQUEST = "bad_request"
+    """A request that does not decode."""
     TOO_MANY_REQUESTS = "too_many_requests"
+    """A peer asks more than REQUESTS_PER_S."""
     UPLOAD_LIMITED = "upload_limited"
+    """Our upload was full (exchange.upload_mb_per_s)."""
 
     # A group of our own was not announced.
     NOT_OURS = "not_ours"
+    """Another policy than ours sampled it."""
     GROUP_SIZE = "group_size"
+    """It has fewer or more answers than a group may."""
     PRIVATE = "private"
+    """Our rollouts stay at home (tasks.private), or those of this task."""
     PACED = "paced"
+    """Others would not hear more of us in this time."""
     HOST_DOWN = "host_down"
+    """The network was down."""
 
+
+NOT_NEEDED = frozenset(
+    {Reason.STALE, Reason.CROWDED_OUT, Reason.OVER_SHARE, Reason.DUPLICATE, Reason.EXPIRED, Reason.NO_SPREAD}
+)
+"""Reasons that blame nobody: there was enough to train on, or nothing to learn from it."""
 
 PENALTIES: dict[Reason, float] = {
     Reason.TOO_LARGE: 10,

@@ -23,7 +23,6 @@ def outside_nucleus(logits_RV: Tensor, targets_R: Tensor, top_p: float) -> Tenso
     tensor([[False, False,  True]])
     """
     logits_RV = logits_RV.detach()
-    ranks_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
-    share, all_tokens = (logits_RV.new_full((1, 1), value) for value in (top_p, len(ranks_V)))
-    kept_RV = keep_likely(logits_RV, share, all_tokens, ranks_V)
+    share = torch.full((1, 1), top_p, dtype=logits_RV.dtype, device=logits_RV.device)
+    kept_RV = keep_likely(logits_RV, share)
     return (kept_RV.isneginf() & ~logits_RV.isneginf()).scatter_(1, targets_R[:, None], False)

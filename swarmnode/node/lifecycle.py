@@ -5,6 +5,9 @@ node.py asks [next_action] after everything it did, and does it.
 
 from dataclasses import dataclass
 
+LONGEST_WAIT_S = 60.0
+"""Longest wait for peers before round 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -26,7 +29,6 @@ class View:
     """Connected ones, those of this process left out."""
     peers_wanted: int
     waited_s: float
-    longest_wait_s: float
     paused: bool = False
 
     @property
@@ -92,7 +94,7 @@ def _stop(view: View) -> Action | None:
 
 def _wait_for_peers(view: View) -> Action | None:
     missing = view.peers_wanted - view.peers
-    return WaitForPeers(missing) if missing > 0 and view.waited_s < view.longest_wait_s else None
+    return WaitForPeers(missing) if missing > 0 and view.waited_s < LONGEST_WAIT_S else None
 
 
 def _evaluate(view: View) -> Action | None:

@@ -242,7 +242,6 @@ class NodeLoop:
             peers=self._board.peers_outside,
             peers_wanted=config.network.wait_for_peers if waits else 0,
             waited_s=time.monotonic() - self._started,
-            longest_wait_s=config.network.wait_for_peers_s,
             paused=self.control.paused,
         )
 

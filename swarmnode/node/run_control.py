@@ -1,15 +1,23 @@
 """Requests of people to a running node: pause, resume, finish the round, stop.
 
 page, commands, signals -> [RunControl] -> node.py -> lifecycle.py
+guards (building/guards.py) -> [RunControl.hold] -> the same
 
+A guard holds the run back for a reason, as long as there is that reason. A person wins: `pause` lasts
+whatever a guard finds, and `resume` goes on in spite of the reasons there are; each counts again once it was
+gone.
 `finish` ends the run behind the round that runs; `stop` ends it as soon as the work in hand can be put down.
 Both write a checkpoint. A paused node stays in its swarm and gives others what it has.
 """
 
+import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Literal
+
+logger = logging.getLogger(__name__)
 
 Request = Literal["pause", "resume", "finish", "stop"]
 
@@ -32,19 +40,42 @@ class RunControl:
         """The run ends as soon as the round allows."""
         self._stop = stop
         self._paused_until = 0.0
+        self._reasons: dict[str, str] = {}
+        self._overruled: set[str] = set()
+        self._changing = threading.Lock()
 
     @property
     def paused(self) -> bool:
-        return time.time() < self._paused_until
+        return self._paused_by_hand or bool(self.held)
+
+    @property
+    def held(self) -> str:
+        """What holds the run back, in words; empty: nothing, or a person went on in spite of it."""
+        with self._changing:
+            return ", ".join(why for guard, why in self._reasons.items() if guard not in self._overruled)
 
     @property
     def until(self) -> str:
-        """When a pause ends, in words; empty without one."""
-        if not self.paused:
-            return ""
+        """Until when, or for what reason, the run is paused, in words; empty if it is not."""
+        if not self._paused_by_hand:
+            return self.held
         if self._paused_until == math.inf:
             return "until resumed"
         return time.strftime("until %H:%M on %Y-%m-%d", time.localtime(self._paused_until))
+
+    def hold(self, guard: str, reason: str) -> None:
+        """Holds the run back for a reason, until this guard has none: an empty one. From any thread."""
+        with self._changing:
+            before = self._reasons.get(guard, "")
+            if reason:
+                self._reasons[guard] = reason
+            else:
+                self._reasons.pop(guard, None)
+                self._overruled.discard(guard)
+        if reason and not before:
+            logger.info("paused when this round is done: %s", reason)
+        elif before and not reason:
+            logger.info("no reason to pause any more: %s", before)
 
     def ask(self, request: Request, for_s: float | None = None) -> str:
         """Takes a request and returns what follows from it, in words. `for_s`: how long a pause lasts; None:
@@ -56,8 +87,10 @@ class RunControl:
                 self._paused_until = math.inf if for_s is None else time.time() + for_s
                 return "pauses when this round is done"
             case "resume":
-                self._paused_until = 0.0
-                return "goes on"
+                held, self._paused_until = self.held, 0.0
+                with self._changing:
+                    self._overruled |= self._reasons.keys()
+                return f"goes on in spite of this: {held}" if held else "goes on"
             case "finish":
                 self.ending = True
                 return "ends when this round is done, with a checkpoint"
@@ -65,3 +98,7 @@ class RunControl:
                 self.ending = True
                 self._stop()
                 return "ends now, with a checkpoint"
+
+    @property
+    def _paused_by_hand(self) -> bool:
+        return time.time() < self._paused_until

@@ -35,8 +35,6 @@ class SamplingParams:
     """Longest completion in tokens, including the tokens it was resumed with."""
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
-    """Number of likeliest tokens to sample from. 0: the whole vocabulary."""
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a completion and stay in it, besides the engine's own EOS tokens."""
@@ -47,7 +45,8 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """Tokens of one completion so far. `logprobs` has one entry per token, under the distribution the token
-    was sampled from (after temperature, top-p and top-k). Greedy: under the untempered softmax."""
+    was sampled from (after temperature, top-p and top-k). Greedy: under the untempered softmax. A token that
+    no model drew was certain: 0.0."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()

@@ -65,13 +65,10 @@ class MemberState:
         version: int,
         *,
         leads: bool = False,
-        weight: float = 1.0,
     ) -> None:
-        """`leads`: the engine's newest policy is this member's, and its version numbers are the engine's.
-        `weight`: its share of rows that others want as well."""
+        """`leads`: the engine's newest policy is this member's, and its version numbers are the engine's."""
         self.name = name
         self.leads = leads
-        self.weight = weight
         self.rows: dict[str, MemberRow] = {}
         self.policies = {base.version: KnownPolicy(base, version)}
         """Policies by serial: the newest, and what somebody runs on or waits for."""
@@ -275,13 +272,13 @@ class MemberState:
 
 def fair_shares(members: Iterable[MemberState], free: int) -> dict[MemberState, int]:
     """Returns free rows by member: one after the other goes to the member that still waits for one and has
-    the fewest for its weight, and among equals to the one that has waited longest. With fewer rows than
+    the fewest, and among equals to the one that has waited longest. With fewer rows than
     members, only the first would get any otherwise."""
     shares = {member: 0 for member in members if member.waits_for}
     if free >= sum(member.waits_for for member in shares):
         return {member: member.waits_for for member in shares}
     for _ in range(min(free, sum(member.waits_for for member in shares))):
         unserved = (member for member in shares if member.waits_for > shares[member])
-        first = min(unserved, key=lambda one: ((len(one.rows) + shares[one]) / one.weight, one.last_start))
+        first = min(unserved, key=lambda one: (len(one.rows) + shares[one], one.last_start))
         shares[first] += 1
     return shares

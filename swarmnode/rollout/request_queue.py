@@ -131,8 +131,6 @@ def _check_sampling(name: str, sampling: SamplingParams) -> None:
         problem = f"temperature {sampling.temperature} is below {COLDEST}; 0 is greedy"
     elif not 0 < sampling.top_p <= 1:
         problem = f"top_p is {sampling.top_p}, not in (0, 1]"
-    elif sampling.top_k < 0:
-        problem = f"top_k is {sampling.top_k}, negative"
     elif sampling.seed is not None and not -(2**63) <= sampling.seed < 2**64:
         problem = f"seed {sampling.seed} does not fit 64 bits"
     if problem is not None:

@@ -131,13 +131,13 @@ class SharedEngine:
         self._members[name] = member
         return SharedMember(self, member)
 
-    def guest(self, name: str, of: str, *, weight: float = 1.0) -> "SharedGuest":
+    def guest(self, name: str, of: str) -> "SharedGuest":
         """Returns an engine for one more caller, who samples from the versions of the policy `of` and from
-        the base. `weight`: his share of the rows that guests have."""
+        the base."""
         with self.turns:
             host, limits = self._members[of], self.capabilities
             known = host.policies[host.newest]
-            state = MemberState(name, limits.max_length, known.update, known.version, weight=weight)
+            state = MemberState(name, limits.max_length, known.update, known.version)
             self._guests.append(state)
         return SharedGuest(self, state, host)
 

@@ -64,13 +64,27 @@ SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
 """Pattern of a swarm's name, which stands in topics and in names of files."""
 
 
+def _a_name(value: str) -> str:
+    if re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,79})?", value):
+        return value
+    raise ValueError("a name is letters, digits, '.', '_' and '-', begins with a letter or digit, at most 80")
+
+
+def _a_swarm_name(value: str) -> str:
+    if re.fullmatch(SWARM_NAME, value):
+        return value
+    raise ValueError(
+        "a name is small letters, digits, '.', '_' and '-', at most 63, and begins with one of the first two"
+    )
+
+
 def named(kind: Kind, *besides: str) -> AfterValidator:
     """Marks a setting as the name of a part: one of ours, one that is registered, or an import path."""
     return AfterValidator(lambda name: known(kind, name, *besides))
 
 
 class SwarmConfig(Section):
-    name: str = Field(default="commons", pattern=f"^{SWARM_NAME}$")
+    name: Annotated[str, AfterValidator(_a_swarm_name)] = "commons"
     """Nodes with the same swarm name exchange rollouts; others never hear each other."""
 
 
@@ -100,10 +114,8 @@ class NetworkConfig(Section):
     mdns: bool = True
     """Find peers in the local network by multicast DNS, in private address ranges only."""
     wait_for_peers: int = Field(default=0, ge=0)
-    """Connected peers to wait for before round 1, other policies of this process not among them. 0 starts
-    alone at once."""
-    wait_for_peers_s: float = Field(default=60.0, ge=0)
-    """Longest such wait in seconds; then the node starts with the peers it has."""
+    """Connected peers to wait for before round 1, a minute at most, other policies of this process not among
+    them. 0 starts alone at once."""
 
     @field_validator("listen")
     @classmethod
@@ -295,7 +307,8 @@ class RolloutConfig(Section):
     group_size: int = Field(default=8, ge=2, le=64)
     """Completions per example (G)."""
     max_tokens: int = Field(default=512, ge=1)
-    """Longest completion in tokens; in a conversation, the environment's messages count, too."""
+    """Longest completion in tokens; in a conversation, the environment's messages count, too. Longer answers
+    of others are not used."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
     """Longest turn in tokens, where an environment answers; one that is cut ends its conversation. Unset:
     max_tokens is the only bound."""
@@ -380,15 +393,35 @@ class TrainingConfig(Section):
     """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
-    micro_batch_tokens: int | None = Field(default=None, ge=16)
+    micro_batch_tokens: int | None = Field(default=None, ge=16, le=1 << 20)
     """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
-    out."""
+    out. In a pipeline all members have the same, and unset it is 1024."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
 
+CLOCK = r"(?:(?:[01]?\d|2[0-3])(?::[0-5]\d)?|24)"
+"""Pattern of a time of the day: 7, 07:30, 24."""
+
+
+class LimitsConfig(Section):
+    """How far a node may go on a machine that somebody needs for other things, too (extensions/limits/)."""
+
+    hours: str = Field(default="", pattern=f"^({CLOCK}-{CLOCK})?$")
+    """Hours of the day, by this machine's clock, in which rounds may begin: 22-7, or 8:30-17. Empty: all."""
+    programs: tuple[str, ...] = ()
+    """Names of programs; while one of them runs, no round begins."""
+    card: bool = True
+    """Begin no round while a program that is not swarmnode keeps the card busy, as nvidia-smi tells."""
+    battery: bool = True
+    """Begin no round while this machine runs on its battery."""
+    temperature: float | None = Field(default=None, gt=20, le=120)
+    """Begin no round above so many degrees Celsius of the card, or of the CPU where no card is used; go on 8
+    below. Unset: any."""
+
+
 class PipelineConfig(Section):
-    name: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")
+    name: Annotated[str, AfterValidator(lambda name: name and _a_swarm_name(name))] = ""
     """Hold a part of one larger model with the other members of this pipeline. Empty: train a model alone."""
     data: bool = True
     """Be ready for stage 0: it draws tasks, sees texts and losses, and holds embedding and head."""
@@ -405,15 +438,8 @@ class PipelineConfig(Section):
     """Share of the stages that a micro-batch leaves out. Above 0 it is faster, and costs quality a token."""
     slots: int = Field(default=3, ge=1, le=64)
     """Micro-batches that a member holds between their forward and backward pass."""
-    waves: int | None = Field(default=None, ge=1, le=256)
-    """Micro-batches that each slot of a data node sends through in one iteration, one after the other. Unset:
-    as many as a round of full answers fills."""
-    micro_batch_tokens: int = Field(default=1024, ge=16, le=1 << 20)
-    """Tokens of one micro-batch."""
     trainable: Literal["lora", "full"] = "lora"
     """Train an adapter on each stage, or all of its weights."""
-    codec: Literal["none", "fp16"] = "fp16"
-    """Encoding of activations and gradients on the wire. fp16 is half of float32."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
     search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
@@ -440,7 +466,7 @@ class NodeConfig(Section):
     """Seed of draws, sampling and adapter. Unset: from the peer id, so that nodes ask different questions."""
     rounds: int | None = Field(default=None, ge=0)
     """Stop when this many rounds of the run are done, counted over all starts. Unset: go on until stopped."""
-    run: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,79})?$")
+    run: Annotated[str, AfterValidator(_a_name)] = ""
     """Name of the run to go on with, or to begin. Unset: that of the same model, tasks and rewards, a new one
     beside it where these are others; for evaluations and exports, the one that was written to last."""
     checkpoint_every: int = Field(default=10, ge=1)
@@ -495,6 +521,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     training: TrainingConfig = TrainingConfig()
+    limits: LimitsConfig = LimitsConfig()
     pipeline: PipelineConfig = PipelineConfig()
     node: NodeConfig = NodeConfig()
 
@@ -528,6 +555,7 @@ SECTIONS: dict[str, type[Section]] = {
     "rollout": RolloutConfig,
     "exchange": ExchangeConfig,
     "training": TrainingConfig,
+    "limits": LimitsConfig,
     "pipeline": PipelineConfig,
     "node": NodeConfig,
 }

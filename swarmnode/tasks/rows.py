@@ -70,13 +70,30 @@ def _messages(prompt: Any, origin: object) -> list[Message]:
 
 
 def _message(message: Any, origin: object) -> Message:
-    # Tables have every key in every row: what nobody said is None there.
-    items = cast(dict[Any, Any], message).items() if isinstance(message, dict) else ()
-    match {key: value for key, value in items if value is not None}:
+    match _said(message):
         case {"role": str(role), "content": str(content), **others} if role in ROLES and not others:
             return {"role": role, "content": content}
+        case {"role": str(role), "content": [*parts], **others} if role in ROLES and not others:
+            return {"role": role, "content": "".join(_text_part(part, origin) for part in parts)}
         case _:
             raise TaskError(
                 f"{origin}: a prompt has a message {message!r:.80}",
                 hint=f'a message is {{"role": ..., "content": a text}}, the role one of {", ".join(ROLES)}',
             )
+
+
+def _text_part(part: Any, origin: object) -> str:
+    match _said(part):
+        case {"type": "text", "text": str(text), **others} if not others:
+            return text
+        case _:
+            raise TaskError(
+                f"{origin}: a message of a prompt has a part that is no text: {part!r:.80}",
+                hint="policies here read text alone; leave pictures and sounds out",
+            )
+
+
+def _said(item: Any) -> dict[Any, Any]:
+    """Returns the entries that somebody filled in: tables have every key in every row."""
+    items = cast(dict[Any, Any], item).items() if isinstance(item, dict) else ()
+    return {key: value for key, value in items if value is not None}

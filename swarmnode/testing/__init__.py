@@ -1,4 +1,4 @@
-"""Fakes for your own tests, and the references that ours compare with.
+"""Fakes for your own tests, and the attackers that a swarm is tried with.
 
 your tests, ours, benchmarks -> [testing] -> everything else; nothing of a node imports it
 

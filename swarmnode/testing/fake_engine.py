@@ -26,7 +26,7 @@ from swarmnode.rollout.request_queue import RequestQueue, untouched, with_live_v
 from swarmnode.types import FinishReason, Span
 
 LOGPROB = -0.5
-"""Log-probability of every token of a fake engine."""
+"""Log-probability of every token of a fake engine, unless it is made with another."""
 
 
 Answer = Callable[[Request], Sequence[int]]
@@ -39,6 +39,7 @@ class _Running:
     answer: tuple[int, ...]
     """Whole completion, including the tokens it was resumed with."""
     version: int
+    logprob: float
     stale: bool = False
     tokens: list[int] = field(default_factory=list[int])
     """Tokens since it started or was resumed."""
@@ -58,7 +59,7 @@ class _Running:
         return "length" if self.done == self.request.sampling.max_tokens else None
 
     def sampled(self) -> Sampled:
-        return self.request.sampled.extended(self.tokens, [LOGPROB] * len(self.tokens), self.spans)
+        return self.request.sampled.extended(self.tokens, [self.logprob] * len(self.tokens), self.spans)
 
 
 def by_turns(say: Callable[[Request, Sequence[tuple[int, ...]]], Sequence[int]]) -> Answer:
@@ -91,8 +92,10 @@ class FakeEngine:
         vocab: int = 1 << 20,
         max_versions: int = 4,
         step_s: Callable[[int], float] = lambda running: 0.0,
+        logprob: float = LOGPROB,
     ) -> None:
-        """`step_s`: seconds that `stats` reports for a step with so many running requests. Nothing waits."""
+        """`step_s`: seconds that `stats` reports for a step with so many running requests. Nothing waits.
+        `logprob`: of each token; 0.0 is the honest one where `answer` leaves nothing to chance."""
         self.updates: list[PolicyUpdate] = []
         """Every policy it was given."""
         self.loads: list[PolicyUpdate] = []
@@ -109,7 +112,7 @@ class FakeEngine:
             exact_resume=True,
         )
         self._answer = answer
-        self._step_s = step_s
+        self._step_s, self._logprob = step_s, logprob
         self._queue = RequestQueue(max_length, vocab)
         self._running: list[_Running] = []
         self._counters = EngineCounters()
@@ -167,7 +170,7 @@ class FakeEngine:
     ) -> list[tuple[float, ...]]:
         if version not in (None, BASE_VERSION, *self._live_versions()):
             raise EngineError(f"policy {version} is not live")
-        return [(LOGPROB,) * len(completion) for _, completion in sequences]
+        return [(self._logprob,) * len(completion) for _, completion in sequences]
 
     def load(self, update: PolicyUpdate) -> None:
         live = self._live_versions()
@@ -212,7 +215,7 @@ class FakeEngine:
             )
         version = self.policy_version if request.version is None else request.version
         self._loaded.discard(version)
-        self._running.append(_Running(request, answer, version))
+        self._running.append(_Running(request, answer, version, self._logprob))
         self._counters.started(request)
 
     def _leave(self, reason: Callable[[_Running], FinishReason | None]) -> list[Output]:

@@ -90,8 +90,6 @@ class MicroBatch:
     samples: tuple[TrainingSample, ...]
     """Samples in the order of the batch; those of one policy are neighbours."""
     input_ids_BT: Tensor
-    position_ids_BT: Tensor
-    """Counted from 0 in every sample."""
     predictors_N: Tensor
     """Which of the flattened B*T positions predict tokens that are learned: the one before each of them. The
     last token of a shared prompt is there once for every completion."""
@@ -268,7 +266,7 @@ def _packed(samples: Sequence[TrainingSample], device: torch.device, room: int) 
         per_policy.append((per_policy[-1][0], spare))
     layout = packed_layout(lengths, device, prompts)
     ids_1T = torch.tensor([row], device=device)
-    return _batch(ordered, ids_1T, layout.position_ids_1T, predictors, per_policy, layout)
+    return _batch(ordered, ids_1T, predictors, per_policy, layout)
 
 
 def _padded(samples: Sequence[TrainingSample], device: torch.device) -> MicroBatch:
@@ -277,20 +275,18 @@ def _padded(samples: Sequence[TrainingSample], device: torch.device) -> MicroBat
     samples = sorted(samples, key=lambda sample: sample.policy)
     width = max(sample.length for sample in samples)
     rows = [[*s.prompt_ids, *s.completion_ids, *[0] * (width - s.length)] for s in samples]
-    positions_BT = torch.arange(width, device=device).expand(len(samples), -1)
     predictors = [
         row * width + len(sample.prompt_ids) - 1 + place
         for row, sample in enumerate(samples)
         for place in sample.learned
     ]
     per_policy = [(sample.policy, width) for sample in samples]
-    return _batch(samples, torch.tensor(rows, device=device), positions_BT, predictors, per_policy, None)
+    return _batch(samples, torch.tensor(rows, device=device), predictors, per_policy, None)
 
 
 def _batch(
     samples: Sequence[TrainingSample],
     input_ids_BT: Tensor,
-    position_ids_BT: Tensor,
     predictors: Sequence[int],
     per_policy: Sequence[tuple[int, int]],
     layout: PackedLayout | None,
@@ -301,7 +297,6 @@ def _batch(
     return MicroBatch(
         samples=tuple(samples),
         input_ids_BT=input_ids_BT,
-        position_ids_BT=position_ids_BT,
         predictors_N=torch.tensor(predictors, device=device),
         targets_N=torch.tensor(
             [s.completion_ids[place] for s in samples for place in s.learned], device=device

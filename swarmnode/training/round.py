@@ -25,7 +25,7 @@ from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
 from swarmnode.training.packing import TrainingSample, completion_tokens, credited_samples
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.gradient_agreement import Agreement
-from swarmnode.training.rules.lessons import GroupLesson, Lessons, Replay
+from swarmnode.training.rules.lessons import GroupLesson, Replay
 from swarmnode.types import RolloutGroup, in_turns, mean_or_none
 
 
@@ -60,8 +60,8 @@ class MeasuredRound:
     """(own or external, has a gradient) -> groups."""
     learning_rate: float | None = None
     replayed: int = 0
-    lessons: Lessons = field(default_factory=lambda: Lessons((), ()))
-    """The rule's lessons, with its news of its book, of authors and of our running pass rates."""
+    of_rule: TrainReport = field(default_factory=TrainReport)
+    """The rule's part of the report."""
     norms: list[float] = field(default_factory=list[float])
     steps: list[StepSums] = field(default_factory=list[StepSums])
     """Steps that were taken."""
@@ -73,20 +73,13 @@ class MeasuredRound:
         def per_token(name: Literal["clipped", "entropy", "reference_kl"]) -> float | None:
             return sum(float(getattr(step, name)) for step in self.steps) / taken if taken else None
 
-        report = TrainReport(
+        report = msgspec.structs.replace(
+            self.of_rule,
             own_groups=self.groups["own", True],
             external_groups=self.groups["external", True],
             zero_advantage_own=self.groups["own", False],
             zero_advantage_external=self.groups["external", False],
             replayed=self.replayed,
-            book=self.lessons.book,
-            book_foreign=self.lessons.book_foreign,
-            mended=self.lessons.mended,
-            refused=self.lessons.refused,
-            pass_rates=dict(self.lessons.pass_rates),
-            teaching=self.lessons.teaching,
-            waiting=self.lessons.waiting,
-            doubted=self.lessons.doubted,
             tokens=tokens,
             optimizer_steps=len(self.steps),
             learning_rate=self.learning_rate,
@@ -201,22 +194,22 @@ def replayed_samples(
     """Samples of a book's answers. Those that this policy's sampler would not have finished are left out: the
     setting may have changed since they were found."""
     for replay in replayed:
-        if len(replay.token_ids) > rules.max_tokens:
+        entry, ids = replay.entry, replay.entry.token_ids
+        if len(ids) > rules.max_tokens:
             continue
-        ids = replay.token_ids
         # One that ended for want of room behind its last turn has the end of that turn already.
         if replay.ends and len(ids) < rules.max_tokens and ids[-1] != rules.end():
             ids = (*ids, rules.end())
         yield TrainingSample(
-            rules.render(replay.prompt),
+            rules.render(entry.prompt),
             ids,
             replay.advantage,
             None,
             (),
             rules.policy,
-            shaped=shaped or (replay.in_turns and not replay.own),
-            recalled=replay.own,
-            given=replay.given,
+            shaped=shaped or (entry.in_turns and not entry.own),
+            recalled=entry.own,
+            given=entry.given,
         )
 
 

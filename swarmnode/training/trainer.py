@@ -123,7 +123,7 @@ class Trainer:
             group["lr"] = learning_rate
         shaped = lessons.shaped
         replayed = list(replayed_samples(lessons.replayed, self._sample_rules, shaped=shaped))
-        measured = MeasuredRound(learning_rate=learning_rate, replayed=len(replayed), lessons=lessons)
+        measured = MeasuredRound(learning_rate=learning_rate, replayed=len(replayed), of_rule=lessons.report)
         measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)
         measured.groups.update(("external", group.has_gradient) for group in external)
         return RoundOfPolicy(

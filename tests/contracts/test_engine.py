@@ -30,7 +30,6 @@ from transformers import (
 )
 from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
-    TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
@@ -394,15 +393,15 @@ def test_a_greedy_token_has_its_probability_under_the_plain_softmax(
     model: PreTrainedModel, engine: Engine
 ) -> None:
     questions = prompts(3)
-    outputs = run(engine, [ask(p, i, temperature=0, top_k=1) for i, p in enumerate(questions)])
+    outputs = run(engine, [ask(p, i, temperature=0, top_p=0.5) for i, p in enumerate(questions)])
     for i, prompt in enumerate(questions):
         assert_segments(outputs[str(i)], prompt, {0: model})
 
 
 @pytest.mark.parametrize(
     "sampling",
-    [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.3, "top_k": 12, "top_p": 0.6}],
-    ids=["plain", "temperature", "top-k", "top-p", "all"],
+    [{}, {"temperature": 0.7}, {"top_p": 0.8}, {"temperature": 1.3, "top_p": 0.6}],
+    ids=["plain", "temperature", "top-p", "both"],
 )
 def test_logprobs_are_those_of_the_distribution_sampled_from(
     model: PreTrainedModel, engine: Engine, sampling: dict[str, float]
@@ -414,15 +413,13 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
         logits = reference_logits(model, prompt, output.token_ids)
         if "temperature" in sampling:
             logits = TemperatureLogitsWarper(sampling["temperature"])(None, logits)
-        if "top_k" in sampling:
-            logits = TopKLogitsWarper(int(sampling["top_k"]))(None, logits)
         if "top_p" in sampling:
             logits = TopPLogitsWarper(sampling["top_p"])(None, logits)
         assert_logprobs(output.logprobs, output.token_ids, logits)
 
 
 def test_one_batch_serves_greedy_and_sampled_requests(engine: Engine) -> None:
-    kinds = [{"temperature": 0.0}, {}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}]
+    kinds = [{"temperature": 0.0}, {}, {"temperature": 0.5}, {"top_p": 0.7}, {"top_p": 0.5}]
     requests = [ask(p, i, seed=i, **kinds[i]) for i, p in enumerate(prompts(5))]
     together = run(engine, requests)
     for request in requests:
@@ -646,7 +643,6 @@ REFUSED = {
     "below 0": ask((5,), temperature=-1.0),
     "near 0": ask((5,), temperature=1e-9),
     "top-p": ask((5,), top_p=0.0),
-    "top-k": ask((5,), top_k=-1),
     "seed": ask((5,), seed=2**64),
     "version": ask((5,), version=5),
 }

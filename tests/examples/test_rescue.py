@@ -33,7 +33,7 @@ def test_a_success_of_a_stranger_takes_the_place_of_our_worst_failure_on_the_sam
     assert lesson.advantages is not None
     assert lesson.advantages[1] is None, "it is not there"
     assert [lesson.advantages[place] for place in (0, 2, 3)] == pytest.approx([-(3**-0.5)] * 3, abs=1e-3)
-    assert success.token_ids == (7,) and success.ends, "as our failures do, it ends"
+    assert success.entry.token_ids == (7,) and success.ends, "as our failures do, it ends"
     assert success.advantage == pytest.approx(3**0.5, abs=1e-3), "of one success among four"
 
 
@@ -88,7 +88,7 @@ def test_what_an_environment_said_in_a_success_is_not_learned() -> None:
     long = foreign(([7, 20, 8], 1.0), ([8], 0.0), index=9).completions
     heard = replace(long[0], given=((1, 2),))
     (success,) = taught([MINE], [replace(THEIRS, completions=(heard, long[1]))]).replayed
-    assert (success.token_ids, success.given) == ((7, 20, 8), ((1, 2),))
+    assert (success.entry.token_ids, success.entry.given) == ((7, 20, 8), ((1, 2),))
 
 
 def test_the_mender_has_the_last_word_on_what_is_learned_from() -> None:
@@ -98,7 +98,7 @@ def test_the_mender_has_the_last_word_on_what_is_learned_from() -> None:
     one = rescue(Rescue(SharingRule("rescue"), mend=mend))
     theirs = [THEIRS, foreign(RIGHT, WRONG, index=10, author="spam")]
     lessons = taught([MINE, own(WRONG, WRONG, index=10)], theirs, one)
-    assert [success.token_ids for success in lessons.replayed] == [(6,)]
+    assert [success.entry.token_ids for success in lessons.replayed] == [(6,)]
     assert [lesson.advantages is None for lesson in lessons.own] == [True, False]
 
 

@@ -11,9 +11,7 @@ from swarmnode.machine.storage import Paths
 
 Join = Callable[..., Any]
 
-WAITING = ("--set", "network.wait_for_peers=1", "--set", "network.wait_for_peers_s=4")
-"""For a peer from outside, who never comes: time enough for the two to meet."""
-TWO = ("--policies", "2", "--seed", "0", *WAITING)
+TWO = ("--policies", "2", "--seed", "0")
 
 pytestmark = pytest.mark.slow
 

@@ -4,15 +4,18 @@ import doctest
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from swarmnode import engine_record, registry
 from swarmnode.cli import app as cli
+from swarmnode.engine_record import EngineOptions
 from swarmnode.errors import ConfigError
 from swarmnode.node.showing.monitors import make_monitors
 from swarmnode.registry import SEAMS, Kind, find, known, names
+from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.specs import parse_spec
@@ -111,6 +114,11 @@ def test_the_page_on_extending_names_every_seam_and_its_examples_are_python() ->
     for kind, seam in SEAMS.items():
         assert f"`swarmnode.{kind}`" in page and (f"`{seam.said_by}" in page), kind
     examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
+    parts: dict[str, Any] = {"__name__": "mymodule"}
     for example in examples:
-        exec(compile(example, "docs/extending.md", "exec"), {"__name__": "mymodule"})
+        exec(compile(example, "docs/extending.md", "exec"), parts)
+    engine = parts["ECHO"].make(EngineOptions(None, (0,), 2, 16, None, None, 0, 1, 2))
+    engine.submit([Request("a", (7, 8), SamplingParams(max_tokens=4))])
+    (answer,) = [output for _ in range(3) for output in engine.step()]
+    assert (answer.token_ids, answer.logprobs, answer.finish) == ((7, 8, 0), (0.0,) * 3, "stop")

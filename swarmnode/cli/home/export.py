@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import (
     Assignments,
     Best,
@@ -33,6 +34,7 @@ def export(
     preset: Preset = None,
     config: ConfigFile = None,
     set_: Assignments = None,
+    json: Json = False,
 ) -> None:
     """Write the adapter of the newest (or best) checkpoint as a PEFT folder, or the merged model."""
     settings = load_settings(
@@ -44,4 +46,4 @@ def export(
     )
     settings = of_policy(settings, policy)
     what = export_offline(settings.config, settings.model, settings.paths, folder, merged=merged, best=best)
-    typer.echo(f"wrote {what} to {folder}")
+    tell(json, {"wrote": what, "folder": str(folder)}, [f"wrote {what} to {folder}"])

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from swarmnode.cli.settings import Home, Json, Policy
+from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import Home, Policy
 from swarmnode.errors import IdentityError
 from swarmnode.identity.key_file import export_key, import_key, load_or_create
 from swarmnode.machine.storage import resolve_paths
@@ -21,18 +21,15 @@ def show(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
     """Print peer id and name; the key is made at the first call."""
     path = resolve_paths(home).policy(policy).identity
     key = load_or_create(path)
-    if json:
-        typer.echo(
-            msgspec.json.encode({"peer_id": key.peer_id, "name": key.name, "path": str(path)}).decode()
-        )
-        return
-    typer.echo(f"{key.name}\npeer id  {key.peer_id}\nkey      {path}")
+    found = {"peer_id": key.peer_id, "name": key.name, "path": str(path)}
+    tell(json, found, [f"{key.name}\npeer id  {key.peer_id}\nkey      {path}"])
 
 
 @app.command()
-def export(policy: Policy = 0, home: Home = None) -> None:
+def export(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
     """Print the key as one line. Whoever has that line is this node: keep it secret."""
-    typer.echo(export_key(resolve_paths(home).policy(policy).identity))
+    line = export_key(resolve_paths(home).policy(policy).identity)
+    tell(json, {"key": line}, [line])
 
 
 @app.command("import")
@@ -45,12 +42,14 @@ def import_(
     ] = False,
     policy: Policy = 0,
     home: Home = None,
+    json: Json = False,
 ) -> None:
     """Install an exported key. A node must not be running on the present one."""
     path = resolve_paths(home).policy(policy).identity
     with IdentityLock(path):
         key = import_key(_read(source), path, overwrite=overwrite)
-    typer.echo(f"this node is now {key.name} ({key.peer_id})")
+    told = f"this node is now {key.name} ({key.peer_id})"
+    tell(json, {"peer_id": key.peer_id, "name": key.name, "path": str(path)}, [told])
 
 
 def _read(source: str) -> str:

@@ -1,13 +1,14 @@
 """`swarmnode library`: right answers as a file that anyone can verify row by row, for ever."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from swarmnode.cli.settings import Assignments, Home, Json, Policy
+from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import Assignments, Home, Policy
 from swarmnode.errors import StorageError
 from swarmnode.exchange.library.library_files import (
     Judging,
@@ -57,10 +58,8 @@ def show(
     with ExitStack() as stack:
         judging = Judging(_tasks(stack, task, home, set_)) if task else None
         report = look_through(path, judging=judging)
-    if json:
-        _print_json(report)
-        return
-    _print(path, report, judged=bool(task))
+    tell(json, report.as_json(), _lines(path, report, judged=bool(task)))
+    _print_damaged(report)
 
 
 @app.command()
@@ -68,10 +67,12 @@ def export(
     file: Annotated[Path, typer.Argument(help="Where to write it.")],
     policy: Policy = 0,
     home: Home = None,
+    json: Json = False,
 ) -> None:
     """Write this home's library to a file, without rows that are damaged. A node may be running."""
     report = copy_verified(_existing(resolve_paths(home).policy(policy).library), file)
-    typer.echo(f"wrote {report.rows} groups of {len(report.authors)} authors to {file}")
+    told = f"wrote {report.rows} groups of {len(report.authors)} authors to {file}"
+    tell(json, report.as_json(), [told])
     _print_damaged(report)
 
 
@@ -80,6 +81,7 @@ def import_(
     file: Annotated[Path, typer.Argument(help="A library, as `export` wrote it.")],
     policy: Policy = 0,
     home: Home = None,
+    json: Json = False,
 ) -> None:
     """Take the verified rows of a file into this home's library. No node may be running in this home.
 
@@ -90,10 +92,12 @@ def import_(
         report = add_verified(_existing(file), paths.library)
     known = f", {report.known} were there already" if report.known else ""
     full = f", {report.no_room} did not fit any more" if report.no_room else ""
-    typer.echo(f"took {report.taken} of {report.rows + report.damaged_rows} groups{known}{full}")
-    _print_damaged(report)
+    told = [f"took {report.taken} of {report.rows + report.damaged_rows} groups{known}{full}"]
     if report.taken:
-        typer.echo("`swarmnode join` judges them at its start and learns from what is right")
+        told.append("`swarmnode join` judges them at its start and learns from what is right")
+    counts = {"taken": report.taken, "known": report.known, "no_room": report.no_room}
+    tell(json, report.as_json() | counts, told)
+    _print_damaged(report)
 
 
 def _existing(path: Path) -> Path:
@@ -107,21 +111,20 @@ def _tasks(stack: Any, names: list[str], home: Path | None, set_: list[str] | No
     return start_tasks(stack, settings.config.tasks, resolve_paths(home).home)
 
 
-def _print(path: Path, report: LibraryReport, *, judged: bool) -> None:
-    typer.echo(f"{path}: {report.rows} groups, {report.answers} answers, {report.size_bytes / 1e6:.1f} MB")
+def _lines(path: Path, report: LibraryReport, *, judged: bool) -> Iterator[str]:
+    yield f"{path}: {report.rows} groups, {report.answers} answers, {report.size_bytes / 1e6:.1f} MB"
     for (task, version), count in sorted(report.tasks.items()):
         right = report.right.get((task, version))
         told = "" if right is None else f", {right} answers with a reward above 0"
         if judged and right is None:
             told = ", not judged: --task names another version, or none of it"
-        typer.echo(printable(f"  {task} {version}: {count} groups{told}"))
+        yield printable(f"  {task} {version}: {count} groups{told}")
     for author, count in sorted(report.authors.items(), key=lambda one: -one[1])[:LEFT_OUT_SHOWN]:
-        typer.echo(printable(f"  by {memorable_name(author)} ({author}): {count} groups"))
+        yield printable(f"  by {memorable_name(author)} ({author}): {count} groups")
     if len(report.authors) > LEFT_OUT_SHOWN:
-        typer.echo(f"  and {len(report.authors) - LEFT_OUT_SHOWN} authors more")
+        yield f"  and {len(report.authors) - LEFT_OUT_SHOWN} authors more"
     if report.refused:
-        typer.echo("  judged and of no use: " + ", ".join(f"{k} {n}" for k, n in report.refused.items()))
-    _print_damaged(report)
+        yield "  judged and of no use: " + ", ".join(f"{k} {n}" for k, n in report.refused.items())
 
 
 def _print_damaged(report: LibraryReport) -> None:
@@ -129,7 +132,3 @@ def _print_damaged(report: LibraryReport) -> None:
         typer.echo(printable(f"left out: {line}"), err=True)
     if report.damaged_rows > LEFT_OUT_SHOWN:
         typer.echo(f"and {report.damaged_rows - LEFT_OUT_SHOWN} damaged rows more", err=True)
-
-
-def _print_json(report: LibraryReport) -> None:
-    typer.echo(msgspec.json.encode(report.as_json()).decode())

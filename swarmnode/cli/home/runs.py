@@ -1,15 +1,16 @@
 """`swarmnode runs`: the runs of a home, and how to get rid of one."""
 
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from swarmnode.cli.settings import Home, Json, Policy
+from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import Home, Policy
 from swarmnode.errors import IdentityInUse
-from swarmnode.machine.storage import resolve_paths
+from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
 from swarmnode.printable import printable
 from swarmnode.training.checkpoints.run_folders import remove_run, runs_in
@@ -34,11 +35,12 @@ def runs(context: typer.Context, home: Home = None, json: Json = False) -> None:
         for number, place in enumerate(paths.policies())
         for run in runs_in(place.checkpoints)
     ]
-    if json:
-        typer.echo(msgspec.json.encode(found).decode())
-        return
+    tell(json, found, _table(found, paths))
+
+
+def _table(found: Sequence[dict[str, Any]], paths: Paths) -> Iterator[str]:
     if not found:
-        typer.echo(f"no runs in {paths.checkpoints}; `swarmnode join` begins one")
+        yield f"no runs in {paths.checkpoints}; `swarmnode join` begins one"
         return
     rows = [("run", "policy", "model", "round", "reward", "last written", "MiB", "tasks")]
     for one in found:
@@ -52,7 +54,7 @@ def runs(context: typer.Context, home: Home = None, json: Json = False) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo(printable("  ".join(cells).rstrip()))
+        yield printable("  ".join(cells).rstrip())
 
 
 @app.command()
@@ -60,6 +62,7 @@ def remove(
     name: Annotated[str, typer.Argument(help="The run, as `swarmnode runs` lists it.")],
     policy: Policy = 0,
     home: Home = None,
+    json: Json = False,
 ) -> None:
     """Delete a run with all of its checkpoints. No node may be running in this home."""
     paths = resolve_paths(home).policy(policy)
@@ -69,9 +72,9 @@ def remove(
             run = remove_run(paths.checkpoints, name)
     except IdentityInUse as error:
         raise IdentityInUse(error.message, hint="stop that node first: it may be training this run") from None
-    typer.echo(
-        f"removed run {run.name}" + ("" if run.state is None else f" of round {run.state.counters.round}")
-    )
+    round = None if run.state is None else run.state.counters.round
+    told = f"removed run {run.name}" + ("" if round is None else f" of round {round}")
+    tell(json, {"removed": run.name, "round": round}, [told])
 
 
 def age_text(seconds: float) -> str:

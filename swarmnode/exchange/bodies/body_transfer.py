@@ -125,7 +125,7 @@ class BodyTransfer:
         try:
             body_hash, author = read_request(request)
         except Rejected as rejected:
-            self._ledger.drop(rejected.reason, peer)
+            self._ledger.drop(rejected.reason, peer, rejected.detail)
             return b""
         body = self._held(body_hash)
         # Nothing is fetched for whom we could not hand it to: the cap of our upload bounds that, too.

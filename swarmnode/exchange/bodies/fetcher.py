@@ -367,7 +367,7 @@ class Fetcher:
             if rejected.reason == Reason.PLAY_TIMEOUT:
                 self._overran(announcement)
             self._was_in_vain(author, rejected.reason, len(body))
-            self._ledger.drop(rejected.reason, author, str(rejected))
+            self._ledger.drop(rejected.reason, author, rejected.detail)
         except HostDown:
             # Nobody's fault and nothing lost: the header waits for the host to come back.
             await asyncio.sleep(TICK_S)

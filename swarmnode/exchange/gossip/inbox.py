@@ -66,7 +66,7 @@ class Inbox:
         try:
             self._hear(message, self._context.arrive())
         except Rejected as rejected:
-            self._ledger.drop(rejected.reason, message.sender, str(rejected))
+            self._ledger.drop(rejected.reason, message.sender, rejected.detail)
 
     def take(self, author: str, header: Header, sealed: bytes, given: Given) -> None:
         """Take in a group of another policy of this process, if it is of use to us."""

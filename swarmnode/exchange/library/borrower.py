@@ -359,7 +359,7 @@ class Borrower:
         self._refused[rejected.reason] += 1
         if rejected.reason in _TOLD_BY_ITSELF:
             # What it signed is its author's fault, and who served it is no better.
-            self._ledger.drop(rejected.reason, lender.peer, f"in its library: {rejected}")
+            self._ledger.drop(rejected.reason, lender.peer, f"in its library: {rejected.detail}")
 
     # ---- what both are ----
 

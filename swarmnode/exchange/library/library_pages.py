@@ -97,7 +97,7 @@ class LibraryPages:
         try:
             wanted = decoded(_requests, request, Reason.BAD_REQUEST)
         except Rejected as rejected:
-            self._ledger.drop(rejected.reason, peer, str(rejected))
+            self._ledger.drop(rejected.reason, peer, rejected.detail)
             return b""
         found, more = self._shelf.page(
             self._swarm, wanted.task, wanted.version, wanted.after, MAX_PAGE_HEADERS

@@ -6,7 +6,7 @@ gossip, bodies, exchange -> [Ledger] -> Reputation;   ExchangeStats -> status, m
 import logging
 from collections.abc import Callable
 
-from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.drop_reasons import NOT_NEEDED, PENALTIES, Reason
 from swarmnode.exchange.exchange_stats import ExchangeCounts
 from swarmnode.exchange.peers.reputation import BAN_BELOW, Reputation
 from swarmnode.identity.memorable_name import memorable_name
@@ -14,6 +14,9 @@ from swarmnode.identity.memorable_name import memorable_name
 logger = logging.getLogger(__name__)
 
 _KNOWN = frozenset(Reason)
+
+MOST_DETAIL = 300
+"""Most characters of a reason and its detail in the log: tasks and peers may have written some of it."""
 
 
 class Ledger(ExchangeCounts):
@@ -31,12 +34,22 @@ class Ledger(ExchangeCounts):
         self.reputation = reputation
         self._on_ban = on_ban
         self._clock = clock
+        self._told: set[Reason] = set()
 
     def drop(self, reason: str, peer: str, detail: str = "") -> None:
-        """Count something that was not used, and take its price from the peer it came from."""
+        """Count something that was not used, and take its price from the peer it came from. The first one of
+        each reason is told in the log, so that a count has an example."""
         # A task may raise Rejected with words of its own.
         known = Reason(reason) if reason in _KNOWN else Reason.INTERNAL
         self.dropped[known] += 1
+        if known not in self._told and known not in NOT_NEEDED:
+            self._told.add(known)
+            logger.info(
+                "not used, from %s (%s): %s; further ones are only counted (docs/metrics.md)",
+                memorable_name(peer),
+                peer,
+                f"{known}: {detail}"[:MOST_DETAIL] if detail else known,
+            )
         penalty = PENALTIES.get(known)
         if penalty is None:
             return

@@ -151,7 +151,9 @@ def _look_at(
     completions = tuple(completion for completion in read if completion is not None)
     unfit = len(read) - len(completions)
     if unfit >= len(completions):
-        raise Rejected(reader.refusal, f"{unfit} of {len(read)} answers are none that we take")
+        longest = f"have more than {rules.max_completion_tokens} tokens of ours (rollout.max_tokens)"
+        fault = longest if reader.refusal == Reason.TOO_LONG else "have another end when we play them"
+        raise Rejected(reader.refusal, f"{unfit} of {len(read)} answers {fault}")
     scores = _score(task, example, completions)
     if not any(completion.token_ids for completion in completions):
         raise Rejected(Reason.NO_TOKENS, "answers without a token")

@@ -69,11 +69,12 @@ def check_fits(
         raise Rejected(Reason.OTHER_SWARM)
     task = tasks.get(header.task)
     if task is None or task.version != header.version:
-        raise Rejected(Reason.OTHER_TASK)
+        ours = "there is none here" if task is None else f"ours is {task.version}"
+        raise Rejected(Reason.OTHER_TASK, f"{header.task}, version {header.version}: {ours}")
     if not in_library and (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD):
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
     if header.body_bytes > largest_body(header.group_size, settings.max_completion_tokens):
-        raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes can only hold answers too long for us")
+        raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes: answers over rollout.max_tokens")
 
 
 def require_exchanged(task: Task | None) -> None:

@@ -21,6 +21,7 @@ LABELLED = {
     "reward.parts": "reward",
     "reward.parts_std": "reward",
     "network.skipped": "cause",
+    "training.pass_rates": "task",
 }
 """Maps in the status whose keys are labels, not metric names."""
 

@@ -1,17 +1,16 @@
 """`swarmnode pipeline`: plan an iteration of a pipeline of peers before anybody runs one."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.cli.settings import Json
+from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError, StorageError
 from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, load_instance
 from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort, search
@@ -70,12 +69,7 @@ def plan(
         own = schedule(placed.instance, seed=seed, budget=budget, start=placed)
         found = min(found, own, key=lambda each: each.makespan_s)
     figures = figures_of(found.plan)
-    if json:
-        typer.echo(msgspec.json.encode(figures).decode())
-    else:
-        for line in _summary(instance.name, found, figures):
-            typer.echo(line)
-        Console().print(_occupation(figures))
+    tell(json, figures, chain(_summary(instance.name, found, figures), [_occupation(figures)]))
     if out is not None:
         try:
             replace_file(out, encode_plan(found.plan))

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import (
     Assignments,
     Base,
@@ -21,7 +22,7 @@ from swarmnode.cli.settings import (
     RunName,
     of_policy,
 )
-from swarmnode.errors import SwarmnodeError
+from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.extensions.serve.answering_client import ask
 from swarmnode.extensions.serve.questions import AnswerBegan, Piece, Question, QuestionRefused
 from swarmnode.extensions.serve.standing_alone import Answering, answering
@@ -49,15 +50,18 @@ def chat(
     preset: Preset = None,
     config: ConfigFile = None,
     set_: Assignments = None,
+    json: Json = False,
 ) -> None:
     """Talk to the policy that trains here now; without a running node, to its newest checkpoint (or the best,
     or the base model)."""
+    if json and question is None:
+        raise ConfigError("--json is for one question", hint="name it, or talk by program: `swarmnode serve`")
     flags = {"policy.model": model, "node.run": run}
     settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
     asked = Question(model=ask_for, temperature=0.0 if greedy else 1.0, max_tokens=max_tokens, stream=True)
     with answering(of_policy(settings, policy), base=base, best=best) as found:
         if question is not None:
-            _said(found, asked, (("user", question),))
+            _said(found, asked, (("user", question),), json)
             return
         typer.echo(f"{found.about}; {USE}")
         _converse(found, asked)
@@ -86,25 +90,33 @@ def _line() -> str:
         return ""
 
 
-def _said(found: Answering, asked: Question, messages: tuple[tuple[str, str], ...]) -> str:
-    """Prints an answer as it comes, and returns it. Raises SwarmnodeError."""
+def _said(
+    found: Answering, asked: Question, messages: tuple[tuple[str, str], ...], json: bool = False
+) -> str:
+    """Prints an answer as it comes, or as JSON when it is whole, and returns it. Raises SwarmnodeError."""
     try:
-        return asyncio.run(_print_answer(found.find(), _with(asked, messages=messages)))
+        return asyncio.run(_print_answer(found.find(), _with(asked, messages=messages), json))
     except QuestionRefused as refusal:
         raise SwarmnodeError(refusal.refused.message) from refusal
 
 
-async def _print_answer(path: str | None, question: Question) -> str:
+async def _print_answer(path: str | None, question: Question, json: bool) -> str:
     said: list[str] = []
+    model = question.model
     async with aclosing(ask(path, question)) as events:
         async for event in events:
             if isinstance(event, AnswerBegan):
-                typer.echo(f"[{event.model}] ", nl=False)
+                model, shown = event.model, f"[{event.model}] "
             elif isinstance(event, Piece):
                 said.append(event.text)
-                typer.echo("\n".join(map(printable, event.text.split("\n"))), nl=False)
-    typer.echo("")
-    return "".join(said)
+                shown = "\n".join(map(printable, event.text.split("\n")))
+            else:
+                continue
+            if not json:
+                typer.echo(shown, nl=False)
+    answer = "".join(said)
+    tell(json, {"model": model, "answer": answer}, [""])
+    return answer
 
 
 def _with(question: Question, **changes: object) -> Question:

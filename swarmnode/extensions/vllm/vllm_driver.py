@@ -203,7 +203,6 @@ def vllm_sampling(start: Start) -> Any:
     return VllmSamplingParams(
         temperature=start.sampling.temperature,
         top_p=start.sampling.top_p,
-        top_k=start.sampling.top_k,
         seed=start.seed,
         max_tokens=start.max_tokens,
         stop_token_ids=start.stop_token_ids,

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarmnode.model.demonstration.tiny import RECIPE, Progress, Recipe, build_tiny
-from swarmnode.model.demonstration.warmup import TrainingPhase
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task
 
@@ -21,7 +20,7 @@ UNSURE_TIMES = 2
 of it again in a hundred rounds (held-out 0.60); with twice as many, a third is left."""
 
 OWN_TASKS = 2
-"""Number of tasks of each specialist, and of each stranger."""
+"""Number of tasks of each specialist."""
 
 
 def own_tasks(number: int, tasks: Sequence[Task] = BUILTIN_TASKS) -> tuple[str, ...]:
@@ -48,20 +47,6 @@ def specialist_recipe(number: int, recipe: Recipe = RECIPE, tasks: Sequence[Task
     return replace(recipe, phases=(*taught, last), shared_phases=len(taught))
 
 
-def stranger_recipe(number: int, recipe: Recipe = RECIPE, tasks: Sequence[Task] = BUILTIN_TASKS) -> Recipe:
-    """Returns the recipe of a policy that sees only its own tasks. It has fewer to learn, so it takes fewer
-    steps."""
-    own = own_tasks(number, tasks)
-    *taught, unsure = recipe.phases
-    return replace(
-        recipe,
-        phases=(
-            *(_fewer_steps(replace(phase, name="learning two small tasks", tasks=own)) for phase in taught),
-            replace(unsure, name="unlearning certainty", mismatched_percent=OWN_PERCENT, tasks=own),
-        ),
-    )
-
-
 def build_specialists(
     models_folder: Path,
     nodes: int,
@@ -69,19 +54,7 @@ def build_specialists(
     recipe: Recipe = RECIPE,
     tasks: Sequence[Task] = BUILTIN_TASKS,
 ) -> list[Path]:
-    """Builds `count` specialists and returns their folders: 15 seconds for the common part, two more for
+    """Builds `nodes` specialists and returns their folders: 15 seconds for the common part, two more for
     each."""
     recipes = [specialist_recipe(number, recipe, tasks) for number in range(nodes)]
     return [build_tiny(models_folder, progress=progress, recipe=one, tasks=tasks) for one in recipes]
-
-
-def build_strangers(models_folder: Path, nodes: int, progress: Progress | None = None) -> list[Path]:
-    """Builds `count` strangers and returns their folders, in five seconds each."""
-    return [
-        build_tiny(models_folder, progress=progress, recipe=stranger_recipe(number))
-        for number in range(nodes)
-    ]
-
-
-def _fewer_steps(phase: TrainingPhase) -> TrainingPhase:
-    return replace(phase, steps=max(1, phase.steps * 3 // 8))

@@ -21,6 +21,7 @@ from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model
 from swarmnode.network.finding.seed_addresses import Seeds
 from swarmnode.node.building.assemble import check_addresses, seed_of, seeds_of
+from swarmnode.node.building.guards import GuardSource, open_guards
 from swarmnode.node.building.machine_memory import check_loadable, plan_for
 from swarmnode.node.building.node_process import (
     IdentityLock,
@@ -210,6 +211,8 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
                 node = member.built(introduced(member.seat, company.addresses))
                 await stack.enter_async_context(node)
                 page = stack.enter_context(open_page(_page_source(member.seat, node)))
+                guarded = GuardSource(lambda: node.status, node.control, member.seat.config, paths)
+                open_guards(stack, guarded)
                 node.serves(page.address)
                 _announce(node, page, member.seat, company)
             if company.takes_signals:

@@ -21,7 +21,7 @@ import msgspec
 
 from swarmnode import __version__
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
 from swarmnode.exchange.exchange_stats import ExchangeStats
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.network.host import Host
@@ -46,7 +46,6 @@ from swarmnode.node.showing.node_status import (
     joins_from,
     short_invitation,
 )
-from swarmnode.node.showing.reasons import NOT_NEEDED
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.rules.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
@@ -145,12 +144,13 @@ class StatusBoard:
             generate_s=rollouts.seconds,
             train_s=report.seconds,
             round_s=round_s,
+            done_at=time.time(),
         )
         self._set(reward=reward, speed=speed, generation=rollouts.generation, training=report)
 
     def learned(self, report: TrainReport) -> None:
         """An iteration is over that nothing was generated for."""
-        speed = Speed(train_s=report.seconds, round_s=report.seconds)
+        speed = Speed(train_s=report.seconds, round_s=report.seconds, done_at=time.time())
         self._set(speed=speed, training=report)
 
     def evaluated(self, counters: Counters, per_task: Mapping[str, float | None]) -> None:

@@ -101,6 +101,8 @@ class Speed(msgspec.Struct, frozen=True):
     """Time that its training took."""
     round_s: float | None = None
     """Wall time of the whole round."""
+    done_at: float | None = None
+    """When it was done, in seconds since the epoch."""
 
 
 class ConnectedPeer(msgspec.Struct, frozen=True):

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 
 from swarmnode.exchange.drop_reasons import Reason
 
-NOT_NEEDED = frozenset(
-    {Reason.STALE, Reason.CROWDED_OUT, Reason.OVER_SHARE, Reason.DUPLICATE, Reason.EXPIRED, Reason.NO_SPREAD}
-)
-"""Reasons that blame nobody: there was enough to train on, or nothing to learn from it."""
-
 WORDS: dict[str, str] = {
     Reason.RATE_LIMITED: "too many from one peer",
     Reason.OVER_CAPACITY: "more than we can hear",
+    Reason.OTHER_TASK: "of tasks that we do not have",
+    Reason.TOO_LONG: "answers longer than we take",
+    Reason.LONG_PROMPT: "questions longer than we take",
     Reason.NO_SPREAD: "claimed equal rewards",
     Reason.OVERSIZED: "larger than we take",
     Reason.EXPIRED: "announced too long ago",

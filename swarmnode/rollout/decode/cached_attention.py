@@ -15,7 +15,6 @@ from torch import Tensor
 
 from swarmnode.cpu_kernels import kernels
 from swarmnode.rollout.decode.decoder import Attention, Heads, shared_by_heads
-from swarmnode.rollout.decode.matrix import native_on_cpu
 from swarmnode.rollout.decode.slots import Band, rounded_up
 from swarmnode.rollout.decode.weights import Shape
 
@@ -274,9 +273,8 @@ class BandAttention:
         self._scratch = scratch
         self._lines, self._newest = band.lines, band.lines_at(positions)
         dtype = band.cache.dtype
-        # The fused kernel is made for many queries: on a CPU two batched products take half the time. Keys
-        # are converted for it, because a product in bfloat16 would round the scores. Values are not: their
-        # sum is rounded anyway, and fused kernels round the shares of it as well.
+        # The fused kernel is made for many queries: on a CPU two batched products in float32 take half the
+        # time.
         can_fuse = positions.device.type != "cpu" and dtype != torch.float32
         self._fused = can_fuse and shape.score_cap is None
         if self._fused:
@@ -285,15 +283,6 @@ class BandAttention:
         tables = band.tables(columns)
         # Rows act as heads of the fused attention.
         self._tables = (tables.unsqueeze(1) if self._fused else tables).unbind(0)
-        self._native = native_on_cpu(dtype)
-        # A product in bfloat16 is compiled for its sizes the first time, which costs as much as ten of them.
-        # Few sizes occur when they are rounded up: what is beyond the sequences has no share.
-        self._shares: Tensor | None = None
-        if self._native and not self._fused and dtype != torch.float32:
-            self._padded = band.tables(rounded_up(columns, 8), rounded_up(rows)).unbind(0)
-            padded = self._padded[0].shape
-            self._shares = self._padded[0].new_zeros(padded[0], shape.group, padded[1])
-            self._own_shares = self._shares[: rows * shape.kv_heads, :, :columns]
         bias = _bias(positions, columns, window, dtype if self._fused else torch.float32)
         # One row of bias per key head, broadcast over the queries that share it.
         self._bias = bias[:, None, None].expand(-1, shape.kv_heads, -1, -1).flatten(0, 1)
@@ -312,21 +301,17 @@ class BandAttention:
                 queries, keys, values, attn_mask=self._bias, scale=self._scale
             )
         else:
-            attended = self._two_products(layer, queries, keys, values)
+            attended = self._two_products(queries, keys, values)
         return attended.view(self._attended)
 
-    def _two_products(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _two_products(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         keys = self._scratch.floats(keys).transpose(1, 2)
         if self._cap is None:
             scores = torch.baddbmm(self._bias, queries.float(), keys, alpha=self._scale)
         else:
             scores = _capped(torch.bmm(queries.float(), keys) * self._scale, self._cap).add_(self._bias)
-        shares = scores.softmax(-1)
-        if self._shares is None:
-            # Values follow keys in the scratch memory: the scores are done.
-            return torch.bmm(shares, self._scratch.floats(values)).to(values.dtype)
-        self._own_shares.copy_(shares)
-        return torch.bmm(self._shares, self._padded[2 * layer + 1])[: len(queries)]
+        # Values follow keys in the scratch memory: the scores are done.
+        return torch.bmm(scores.softmax(-1), self._scratch.floats(values)).to(values.dtype)
 
     def _write(self, table: int, new: Tensor) -> None:
         lines = self._lines[table]

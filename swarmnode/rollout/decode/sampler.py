@@ -100,7 +100,7 @@ def _offsets(seed: int | None, position: int) -> tuple[int, int]:
     return first, second
 
 
-TEMPERATURE, TOP_P, TOP_K, GREEDY = range(4)
+TEMPERATURE, TOP_P, GREEDY = range(3)
 """Indices of the settings in a row's column."""
 
 
@@ -109,8 +109,8 @@ class Sampler:
 
     def __init__(self, vocab: int, rows: int, device: torch.device) -> None:
         self._noise = Noise(vocab, rows, device)
-        self._settings = torch.zeros(4, rows, device=device)
-        self._ranks = torch.arange(vocab, device=device)
+        self._vocab = vocab
+        self._settings = torch.zeros(3, rows, device=device)
         self.reset()
 
     def reset(self) -> None:
@@ -119,15 +119,14 @@ class Sampler:
 
     def write(self, rows: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> None:
         """Sets `rows` up for requests whose next token has these positions in its sequence."""
-        vocab = len(self._ranks)
-        settings = torch.tensor([_settings(params, vocab) for params in sampling], device=rows.device)
+        settings = torch.tensor([_settings(params) for params in sampling], device=rows.device)
         self._settings.index_copy_(1, rows, settings.T)
         self._noise.seed(rows, [params.seed for params in sampling], positions)
         greedy = [params.temperature == 0 for params in sampling]
         self._any_greedy |= any(greedy)
         self._any_sampled |= not all(greedy)
         self._any_tempered |= any(params.temperature not in (0, 1) for params in sampling)
-        self._any_filtered |= any(_filters(params) for params in sampling)
+        self._any_filtered |= any(params.temperature > 0 and params.top_p < 1 for params in sampling)
 
     def keep(self, rows: Tensor) -> None:
         """Moves row `rows[i]` to row i."""
@@ -142,7 +141,7 @@ class Sampler:
             return kernels().sample(logits, temperature, greedy, self._noise.streams(count))
         portion = count
         if logits.device.type == "cpu":
-            portion = max(1, NUMBERS_AT_ONCE // len(self._ranks))
+            portion = max(1, NUMBERS_AT_ONCE // self._vocab)
         if portion >= count:
             return self._sample(logits, 0)
         sampled = [self._sample(logits[first : first + portion], first) for first in range(0, count, portion)]
@@ -154,8 +153,7 @@ class Sampler:
         if self._any_tempered:
             logits = logits / self._settings[TEMPERATURE, rows, None]
         if self._any_filtered:
-            top_p, top_k = self._settings[TOP_P, rows, None], self._settings[TOP_K, rows, None]
-            logits = keep_likely(logits, top_p, top_k, self._ranks)
+            logits = keep_likely(logits, self._settings[TOP_P, rows, None])
         probs = logits.softmax(-1)
         if not self._any_sampled:
             tokens = probs.argmax(-1)
@@ -167,17 +165,12 @@ class Sampler:
         return tokens, probs.gather(1, tokens[:, None])[:, 0].log_()
 
 
-def _filters(params: SamplingParams) -> bool:
-    return params.temperature > 0 and (params.top_p < 1 or params.top_k > 0)
-
-
-def _settings(params: SamplingParams, vocab: int) -> tuple[float, float, float, float]:
-    """Returns temperature, top_p, top_k, greedy. A greedy row reports the plain softmax, where nothing else
+def _settings(params: SamplingParams) -> tuple[float, float, float]:
+    """Returns temperature, top_p, greedy. A greedy row reports the plain softmax, where nothing else
     applies."""
     if params.temperature == 0:
-        return 1.0, NEVER_CUT, float(vocab), 1.0
-    top_p = params.top_p if params.top_p < 1 else NEVER_CUT
-    return params.temperature, top_p, float(params.top_k or vocab), 0.0
+        return 1.0, NEVER_CUT, 1.0
+    return params.temperature, params.top_p if params.top_p < 1 else NEVER_CUT, 0.0
 
 
 def smallest(table: Tensor) -> Tensor:
@@ -196,14 +189,12 @@ def smallest(table: Tensor) -> Tensor:
     return run * RUN + within
 
 
-def keep_likely(logits: Tensor, top_p: Tensor, top_k: Tensor, ranks: Tensor) -> Tensor:
-    """Sets logits to -inf for all but the `top_k` likeliest tokens, then for all but the fewest with `top_p`
-    of the mass.
+def keep_likely(logits: Tensor, top_p: Tensor) -> Tensor:
+    """Sets logits to -inf for all but the fewest likeliest tokens with `top_p` [rows, 1] of the mass.
 
-    The likeliest token always stays. top_p and top_k are [rows, 1]; equal logits rank by token id.
+    The likeliest token always stays; equal logits rank by token id.
     """
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
-    ordered.masked_fill_(ranks >= top_k, float("-inf"))
     probs = ordered.softmax(-1)
     mass_before = probs.cumsum(-1).sub_(probs)
     ordered.masked_fill_(mass_before >= top_p, float("-inf"))

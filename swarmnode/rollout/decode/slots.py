@@ -60,13 +60,11 @@ class Band:
         """Returns the lines that hold these positions, one of each sequence: [rows * kv_heads]."""
         return (self._lines[: len(self.rows)] + positions[:, None]).flatten()
 
-    def tables(self, columns: int, rows: int | None = None) -> Tensor:
-        """Returns the first columns of all sequences, [2 * layers, rows * kv_heads, columns, d]. Rows beyond
-        the band's or columns beyond the longest hold old numbers. The band may be narrower and have fewer
-        rows."""
-        rows = len(self.rows) if rows is None else min(rows, self._cache.shape[1])
+    def tables(self, columns: int) -> Tensor:
+        """Returns the first columns of all sequences, [2 * layers, rows * kv_heads, columns, d]. Columns
+        beyond the longest hold old numbers. The band may be narrower."""
         columns = min(columns, self.width)
-        return self._cache.narrow(1, 0, rows).flatten(1, 2).narrow(2, 0, columns)
+        return self._cache.narrow(1, 0, len(self.rows)).flatten(1, 2).narrow(2, 0, columns)
 
     def add(self, rows: Sequence[int], starts: Sequence[int], cache: Tensor) -> None:
         """Adds sequences. `cache` is theirs, from column 0; values beyond their ends do not matter."""

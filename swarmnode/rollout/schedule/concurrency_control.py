@@ -117,11 +117,6 @@ class ConcurrencyControl:
     def observe_completion(self, tokens: int) -> None:
         self._tokens.append(tokens)
 
-    def fix(self, requests: int) -> None:
-        """Fixes C from now on."""
-        self._fixed = requests
-        self.choose()
-
     def choose(self) -> None:
         """Chooses C for the next round."""
         if self._fixed is not None:

@@ -212,11 +212,6 @@ class PartialRollouts:
         spared = [group for group in self._pool.complete if -older <= self._due(group) < 0]
         self._drop_older_than_allowed(spared[: self._settings.groups])
 
-    def keep_in_flight(self, requests: int) -> None:
-        """Keeps `concurrency` requests in the engine from now on, in mode "refill"; if there are more, they
-        all end normally."""
-        self._control.fix(requests)
-
     def stats(self) -> PartialStats:
         tally, pool, cost = self._tally, self._pool, self._control.cost
         return PartialStats(

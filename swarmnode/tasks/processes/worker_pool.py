@@ -32,13 +32,11 @@ class TaskRunner(Protocol):
 
 @dataclass(slots=True)
 class _Slot:
-    """A process of the pool. `ready`: it has loaded the task, as far as we know. `loading`: it is loading it
-    now."""
+    """A process of the pool. `ready`: it has loaded the task, as far as we know."""
 
     runner: TaskRunner
     ready: bool = False
     busy: bool = False
-    loading: bool = False
 
 
 class WorkerPool:
@@ -144,7 +142,7 @@ class WorkerPool:
         return self._width
 
     def _start_beside(self, slot: _Slot) -> None:
-        slot.busy = slot.loading = True
+        slot.busy = True
         interrupts = self._interrupts
 
         def started() -> None:
@@ -158,7 +156,7 @@ class WorkerPool:
                     self._width = max(1, self._slots.index(slot))
             finally:
                 with self._changed:
-                    slot.ready, slot.busy, slot.loading = ready, False, False
+                    slot.ready, slot.busy = ready, False
                     self._changed.notify_all()
 
         in_daemon_thread(started)

@@ -18,7 +18,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from swarmnode.types import Example, ExampleKey, Stretch, check_given
+from swarmnode.types import Example, ExampleKey, Stretch, check_given, in_turns
 
 MAX_BOOK = 65_536
 """Answers of the largest book (lessons.SharingRule.book_size)."""
@@ -52,6 +52,15 @@ class BookCandidate:
     """A policy of ours sampled the end of text behind it."""
     given: tuple[Stretch, ...] = ()
     """Tokens of it that an environment wrote."""
+
+    @property
+    def entry(self) -> "Entry":
+        """The answer as the book holds it."""
+        key = self.example.key
+        return Entry(
+            key.task, key.version, key.seed, key.index, self.example.prompt, self.token_ids, self.reward,
+            self.author, self.own, self.ended, self.given, in_turns(self.text),
+        )  # fmt: skip
 
 
 Mend = Callable[[Sequence[BookCandidate]], Sequence[BookCandidate]]

@@ -26,12 +26,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
 from swarmnode.training.rules.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
 from swarmnode.training.rules.task_marks import Saved, TaskMarks, needs_of
 from swarmnode.training.rules.teachers import Cosines, SavedTeachers, Teachers
-from swarmnode.types import Completion, ExampleKey, RolloutGroup, in_turns
+from swarmnode.types import Completion, ExampleKey, RolloutGroup
 
 
 class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -82,14 +83,16 @@ class BookRule(Rule):
             replayed=tuple(self._replay(entry) for entry in drawn),
             replay_steps=1 if self.step_answers is None else max(1, len(drawn) // self.step_answers),
             shaped=self._settings.shaped,
-            book=len(self.book),
-            book_foreign=self.book.foreign,
-            mended=mended,
-            refused=refused,
-            pass_rates=pass_rates,
-            teaching=0 if self.teachers is None else self.teachers.teaching,
-            waiting=0 if self.teachers is None else self.teachers.waiting,
-            doubted=() if self.teachers is None else self.teachers.doubted,
+            report=TrainReport(
+                book=len(self.book),
+                book_foreign=self.book.foreign,
+                mended=mended,
+                refused=refused,
+                pass_rates=pass_rates,
+                teaching=0 if self.teachers is None else self.teachers.teaching,
+                waiting=0 if self.teachers is None else self.teachers.waiting,
+                doubted=() if self.teachers is None else self.teachers.doubted,
+            ),
         )
 
     def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
@@ -144,7 +147,7 @@ class BookRule(Rule):
         if self.teachers is None:
             self._add(given)
             return
-        entries = [entry for entry in map(_entry, given) if entry.token_ids and entry not in self.book]
+        entries = [answer.entry for answer in given if answer.token_ids and answer.entry not in self.book]
         finds = [entry for entry in self.book.entries if entry.own]
         rng = random.Random(f"{self._seed}:{version}:teachers")
         ruling = self.teachers.rule_on(entries, finds, rng)
@@ -158,12 +161,10 @@ class BookRule(Rule):
     def _add(self, answers: Sequence[BookCandidate]) -> None:
         for answer in answers:
             if answer.token_ids:
-                self.book.add(_entry(answer))
+                self.book.add(answer.entry)
 
     def _replay(self, entry: Entry) -> Replay:
-        ends = entry.ended or self._settings.teach_ends
-        weight = self._settings.book_weight
-        return Replay(entry.prompt, entry.token_ids, weight, ends, entry.own, entry.given, entry.in_turns)
+        return Replay(entry, self._settings.book_weight, entry.ended or self._settings.teach_ends)
 
 
 class OwnBook(BookRule):
@@ -193,21 +194,3 @@ def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[Bo
 def _without_end(completion: Completion) -> tuple[int, ...]:
     """A completion that stopped has its end of text as its last token."""
     return completion.token_ids[:-1] if completion.finish == "stop" else completion.token_ids
-
-
-def _entry(answer: BookCandidate) -> Entry:
-    key = answer.example.key
-    return Entry(
-        key.task,
-        key.version,
-        key.seed,
-        key.index,
-        answer.example.prompt,
-        answer.token_ids,
-        answer.reward,
-        answer.author,
-        answer.own,
-        answer.ended,
-        answer.given,
-        in_turns(answer.text),
-    )

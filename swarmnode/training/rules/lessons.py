@@ -18,9 +18,10 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import CheckpointError
-from swarmnode.training.rules.book import Mend
+from swarmnode.training.records import TrainReport
+from swarmnode.training.rules.book import Entry, Mend
 from swarmnode.training.rules.teachers import Cosines
-from swarmnode.types import ExampleKey, RolloutGroup, Stretch
+from swarmnode.types import ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
@@ -51,18 +52,10 @@ class GroupLesson:
 class Replay:
     """One answer of the book, to be learned from again."""
 
-    prompt: str
-    token_ids: tuple[int, ...]
-    """Its tokens without an end of text."""
+    entry: Entry
     advantage: float
     ends: bool
     """Our end of text follows where there is room for it."""
-    own: bool = False
-    """We found it ourselves."""
-    given: tuple[Stretch, ...] = ()
-    """Tokens of it that an environment wrote."""
-    in_turns: bool = False
-    """It is a conversation with an environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +69,8 @@ class Lessons:
     """The fewest optimizer steps that what is replayed is spread over."""
     shaped: bool = False
     """Tokens that no policy of ours was recorded to sample are weighed by `token_weights.shaped_weights`."""
-    book: int = 0
-    """Answers in the book."""
-    book_foreign: int = 0
-    """Answers in the book that are from others."""
-    mended: int = 0
-    """Answers of others that were cut before the book kept them, in this round."""
-    refused: int = 0
-    """Answers of others that it did not keep, although our own judge gave them full marks."""
-    pass_rates: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Running share of own answers with full marks, by task, as far as it is known."""
-    teaching: int = 0
-    """Authors whose answers are learnt from (teachers.py)."""
-    waiting: int = 0
-    """Authors whose answers wait until they agree with what we found ourselves."""
-    doubted: tuple[str, ...] = ()
-    """Waiting authors that were measured."""
+    report: TrainReport = field(default_factory=TrainReport)
+    """The rule's part of the round's report: of its book, of authors, of running pass rates."""
 
 
 @dataclass(frozen=True, slots=True)

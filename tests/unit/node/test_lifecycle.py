@@ -27,7 +27,6 @@ VIEW = View(
     peers=0,
     peers_wanted=0,
     waited_s=0.0,
-    longest_wait_s=60.0,
 )
 NEW = replace(VIEW, round=0, evaluated_round=None)
 

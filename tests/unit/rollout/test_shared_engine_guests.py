@@ -82,15 +82,15 @@ def test_answers_on_more_versions_than_there_is_room_for_wait_and_none_is_lost()
     }
 
 
-def test_guests_share_few_rows_and_each_gets_some_by_weight() -> None:
+def test_guests_share_few_rows_and_each_gets_as_many() -> None:
     shared = SharedEngine(counting(), members=1)
     shared.member("policy-0")
-    heavy, light = shared.guest("a", of="policy-0", weight=3), shared.guest("b", of="policy-0")
-    for guest in (heavy, light):
+    first, second = (shared.guest(name, of="policy-0") for name in ("a", "b"))
+    for guest in (first, second):
         guest.submit([ask(str(number), 20) for number in range(20)])
-    heavy.advance()
-    assert [len(one.rows) for one in shared._guests] == [GUEST_ROWS * 3 // 4, GUEST_ROWS // 4]
-    assert len(finish(heavy)) == len(finish(light)) == 20
+    first.advance()
+    assert [len(one.rows) for one in shared._guests] == [GUEST_ROWS // 2, GUEST_ROWS // 2]
+    assert len(finish(first)) == len(finish(second)) == 20
 
 
 @pytest.mark.parametrize(("people_first", "ended"), [(True, ["asked", "own 1"]), (False, ["own 1", "asked"])])

@@ -202,3 +202,10 @@ def test_what_trl_has_and_we_do_not_is_answered_and_not_guessed(name: str) -> No
     assert "resume" in advice_for_argument("resume_from_checkpoint", ["rounds"])
     assert "node.run" in advice_for_argument("run_name", ["run"])
     assert "monitors=" in advice_for_argument("trackers", ["tools"])
+
+
+@pytest.mark.parametrize("key", ["node.run", "swarm.name", "pipeline.name"])
+def test_a_name_that_is_none_is_refused_in_words(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"a name is .*letters, digits") as refused:
+        load_config(environ={}, assignments=[f"{key}=a b/c"])
+    assert "pattern" not in str(refused.value)

@@ -369,13 +369,20 @@ def test_a_prompt_may_be_a_conversation_and_rewards_get_all_of_it(write):
     assert task.score(example, ["6", "5"]) == [{"reward": 1.0}, {"reward": 0.0}]
 
 
+def test_a_message_may_be_a_list_of_texts_as_in_data_sets_with_pictures(write):
+    parts = "[{'type': 'text', 'text': '2 + ', 'image': None}, {'type': 'text', 'text': '3?'}]"
+    prompt = f"[{{'role': 'user', 'content': {parts}}}]"
+    example = first(load_task(write(f"def examples(seed):\n    yield {{'prompt': {prompt}}}\n")))
+    assert example.messages == [{"role": "user", "content": "2 + 3?"}]
+
+
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
         ("[{'role': 'user', 'content': '?'}, {'role': 'assistant', 'content': '!'}]", "does not end with"),
         ("[{'role': 'system', 'content': 'be brief'}]", "does not end with"),
         ("[{'role': 'user', 'content': ''}]", "does not end with"),
-        ("[{'role': 'user', 'content': [{'type': 'image'}]}]", "a prompt has a message"),
+        ("[{'role': 'user', 'content': [{'type': 'image'}]}]", "part that is no text: {'type': 'image'}"),
         ("[{'role': 'tool', 'content': '7'}]", "a prompt has a message"),
         ("[{'role': 'user', 'content': '?', 'tool_calls': [1]}]", "a prompt has a message"),
         ("['?']", "a prompt has a message"),

@@ -160,12 +160,12 @@ def test_predictors_are_the_positions_before_the_completion_tokens(packed: bool)
     assert batch.completion_lengths == [2, 4]
     if packed:
         assert batch.input_ids_BT.tolist() == [[5, 6, 7, 1, 5, 8, 9, 2, 1]]
-        assert batch.position_ids_BT.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4]]
+        assert batch.layout is not None
+        assert batch.layout.position_ids_1T.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4]]
         assert batch.predictors_N.tolist() == [1, 2, 4, 5, 6, 7]
         assert batch.tokens_of_policies == ((0, 4), (3, 5))
     else:
         assert batch.input_ids_BT.tolist() == [[5, 6, 7, 1, 0], [5, 8, 9, 2, 1]]
-        assert batch.position_ids_BT.tolist() == [[0, 1, 2, 3, 4]] * 2
         assert batch.predictors_N.tolist() == [1, 2, 5, 6, 7, 8]
         assert batch.tokens_of_policies == ((0, 5), (3, 5))
 
@@ -178,11 +178,11 @@ def test_a_prompt_stands_once_and_its_completions_behind_it() -> None:
     (batch,) = micro_batches([of_another_policy, short, lone, long], 100, CPU, packed=True)
     assert batch.samples == (long, short, lone, of_another_policy)
     assert batch.input_ids_BT.tolist() == [[5, 6, 8, 9, 1, 7, 1, 5, 6, 7, 8, 5, 6, 1]]
-    assert batch.position_ids_BT.tolist() == [[0, 1, 2, 3, 4, 2, 3, 0, 1, 2, 3, 0, 1, 2]]
     assert batch.predictors_N.tolist() == [1, 2, 3, 1, 5, 7, 8, 9, 12]
     assert batch.targets_N.tolist() == [8, 9, 1, 7, 1, 6, 7, 8, 1]
     assert batch.tokens_of_policies == ((0, 11), (1, 3))
     assert batch.layout is not None
+    assert batch.layout.position_ids_1T.tolist() == [[0, 1, 2, 3, 4, 2, 3, 0, 1, 2, 3, 0, 1, 2]]
     assert batch.layout.prompts == (None, 0, 0, None, None) and batch.layout.lengths == (2, 3, 2, 4, 3)
 
 

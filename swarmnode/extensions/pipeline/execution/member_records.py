@@ -52,12 +52,10 @@ CLOSE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """Time limits, codecs and clipping of one member. All times are real seconds."""
+    """Time limits, codec and clipping of one member. All times are real seconds."""
 
-    activations: CodecName = "fp16"
-    """Codec of hidden states (codec.py)."""
-    gradients: CodecName = "fp16"
-    """Codec of the gradients of hidden states."""
+    codec: CodecName = "fp16"
+    """Codec of hidden states and of their gradients (codec.py)."""
     max_norm: float = 1.0
     """Norm that the gradients of a stage are clipped to."""
     hop_timeout_s: float = 10.0

@@ -20,7 +20,6 @@ from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
-    CodecName,
     ForwardHop,
     Message,
     TensorHeader,
@@ -105,7 +104,7 @@ class MessageSender:
             )
             return signed(made, self._key) if position == 1 else made
 
-        return await self._tensor(hidden_BTD, self._settings.activations, message)
+        return await self._tensor(hidden_BTD, message)
 
     async def backward(self, routed: Routed, position: int, gradient_BTD: Tensor) -> Trouble | None:
         """Send the node at `position` of a path the gradient of the hidden states that it handed on."""
@@ -113,7 +112,7 @@ class MessageSender:
         def message(header: TensorHeader) -> BackwardHop:
             return BackwardHop(**self._common(routed, position), tensor=header)
 
-        return await self._tensor(gradient_BTD, self._settings.gradients, message)
+        return await self._tensor(gradient_BTD, message)
 
     def _common(self, routed: Routed, position: int) -> dict[str, Any]:
         attempt = routed.attempt
@@ -129,8 +128,9 @@ class MessageSender:
         }
 
     async def _tensor(
-        self, values: Tensor, codec: CodecName, make: Callable[[TensorHeader], ForwardHop | BackwardHop]
+        self, values: Tensor, make: Callable[[TensorHeader], ForwardHop | BackwardHop]
     ) -> Trouble | None:
+        codec = self._settings.codec
         try:
             if values.numel() > LARGE_ELEMENTS:
                 encoded = await asyncio.to_thread(encode, values, codec)

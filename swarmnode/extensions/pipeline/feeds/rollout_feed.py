@@ -113,8 +113,8 @@ class RolloutFeed:
             self.tokens += sum(completion_tokens(group.samples) for group in kept)
         if self.left_out:
             logger.warning(
-                "%d groups do not fit into this iteration and are left out; raise pipeline.waves,"
-                " pipeline.slots or pipeline.micro_batch_tokens, on all members alike",
+                "%d groups do not fit into this iteration and are left out; raise rollout.groups,"
+                " pipeline.slots or training.micro_batch_tokens, on all members alike",
                 self.left_out,
             )
 

@@ -48,7 +48,7 @@ class StageServices:
             streams,
             run_in_stage_thread=self.member.in_stage_thread,
             version=lambda: self.own_stage.version,
-            codec=parts.config.pipeline.codec,
+            codec=parts.member.codec,
         )
         self.own_stage = OwnStage(
             parts.whole,

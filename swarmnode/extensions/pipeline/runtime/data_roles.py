@@ -21,6 +21,7 @@ from swarmnode.extensions.pipeline.rollouts.routing import StageHolders, path_of
 from swarmnode.extensions.pipeline.runtime.member_parts import DataNode
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, RoleChanged, own_paths
+from swarmnode.extensions.pipeline.runtime.pipeline_settings import wanted_tokens
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.node.building.assemble import build_exchange
 from swarmnode.node.building.local_policy import renderer_of
@@ -148,9 +149,7 @@ class RolloutRole:
             inputs.store,
             author=data_node.peer_id,
             seed=inputs.seed,
-            base_name=whole.name,
-            fingerprint=whole.fingerprint,
-            packed=whole.cut.packing_obstacle is None,
+            whole=whole,
             micro_batch_tokens=data_node.parts.own_stage.max_tokens,
             device=data_node.parts.own_stage.stage.device,
             choose_path=self._choose_path,
@@ -184,10 +183,11 @@ class TextRole:
     def __init__(self, data_node: DataNode, tokenizer: Any, seed: int) -> None:
         """Raises ConfigError for text that cannot be read."""
         config, whole = data_node.parts.config, data_node.parts.whole
-        tokens = min(config.pipeline.micro_batch_tokens, whole.max_positions or 1024, 1024)
+        batch = wanted_tokens(config)
+        tokens = min(batch, whole.max_positions or 1024, 1024)
         settings = TextSettings(
             sequence_tokens=tokens,
-            batch_sequences=max(1, config.pipeline.micro_batch_tokens // tokens),
+            batch_sequences=max(1, batch // tokens),
             seed=seed,
         )
         self._data_node = data_node

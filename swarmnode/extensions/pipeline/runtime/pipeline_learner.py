@@ -20,6 +20,7 @@ from swarmnode.extensions.pipeline.execution.member_records import Feed
 from swarmnode.extensions.pipeline.feeds.rollout_feed import PathSamples, RolloutFeed
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, PipelineLink
+from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
 from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
@@ -52,21 +53,18 @@ class PipelineLearner(RolloutLearner):
         *,
         author: str,
         seed: int,
-        base_name: str,
-        fingerprint: str,
-        packed: bool,
+        whole: WholeModel,
         micro_batch_tokens: int,
         device: torch.device,
         choose_path: ChoosePath,
     ) -> None:
-        """`choose_path`: that of the engine, for groups of strangers. `packed`: the stages take packed rows.
-        `micro_batch_tokens`: of the plan. `device`: of our own stage."""
+        """`choose_path`: that of the engine, for groups of strangers. `micro_batch_tokens`: of the plan.
+        `device`: of our own stage."""
         super().__init__(config, engine, renderer, tasks, author=author, seed=seed)
         self._link = link
         self._store = store
         self._writer = CheckpointWriter(store.write)
-        self._base = base_name, fingerprint
-        self._packed = packed
+        self._whole = whole
         self._micro_batch_tokens = micro_batch_tokens
         self._device = device
         self._choose_path = choose_path
@@ -117,10 +115,10 @@ class PipelineLearner(RolloutLearner):
     def save(self, counters: Counters, exchange: bytes) -> Future[str]:
         waiting = self._waiting(counters, exchange)
         try:
-            whole = self._link.whole_state()
+            held, base = self._link.whole_state(), (self._whole.name, self._whole.fingerprint)
             measured = self._measure(), self._task_specs(), self._versions()
-            state = state_of(*self._base, whole.iteration, counters, self._seed, *measured)
-            snapshot = whole_snapshot(whole.tensors, state, self._config.policy, waiting=waiting)
+            state = state_of(*base, held.iteration, counters, self._seed, *measured)
+            snapshot = whole_snapshot(held.tensors, state, self._config.policy, waiting=waiting)
         except (PipelineError, CheckpointError) as error:
             failed: Future[str] = Future()
             failed.set_exception(StorageError(f"no checkpoint: {error.message}", hint=error.hint))
@@ -154,7 +152,7 @@ class PipelineLearner(RolloutLearner):
             micro_batch_tokens=self._micro_batch_tokens,
             device=self._device,
             seed=self._seed,
-            packed=self._packed,
+            packed=self._whole.cut.packing_obstacle is None,
             choose_path=self._choose_path,
             measured=measured,
         )

@@ -21,8 +21,10 @@ logger = logging.getLogger(__name__)
 
 TEXT_WAVES = 4
 MOST_WAVES = 256
-CODEC_BYTES = {"none": 4, "fp16": 2}
-"""Bytes of a number in flight."""
+MICRO_BATCH_TOKENS = 1024
+"""Tokens of a micro-batch, unless the settings say otherwise."""
+BYTES_IN_FLIGHT = 2
+"""Bytes of a number in flight (codec.py)."""
 
 
 def check(config: Config) -> None:
@@ -39,7 +41,6 @@ def check(config: Config) -> None:
         "training.schedule": training.schedule != "constant",
         "training.warmup_rounds": training.warmup_rounds > 0,
         "training.inner_epochs": training.inner_epochs > 1,
-        "training.micro_batch_tokens": training.micro_batch_tokens is not None,
     }
     for key, used in unusable.items():
         if used:
@@ -49,8 +50,8 @@ def check(config: Config) -> None:
     most = pipeline.slots * waves_of(config)
     if most > MAX_BACK:
         raise ConfigError(
-            f"pipeline.slots x pipeline.waves is {most} micro-batches of one data node",
-            hint=f"at most {MAX_BACK}",
+            f"a round is {most} micro-batches of one data node, more than {MAX_BACK}",
+            hint="lower pipeline.slots",
         )
 
 
@@ -75,25 +76,23 @@ def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
     """Return the settings that all members have to agree on before they can plan together."""
     pipeline, tokens = config.pipeline, batch_tokens(config, whole)
     dtype = find_dtype(config.policy.dtype, find_device(config.policy.device))
-    number_bytes = dtype.itemsize
     training = StageTraining(
         pipeline.trainable,
         config.policy.lora_rank,
-        number_bytes,
+        dtype.itemsize,
         tokens,
         recomputed=config.training.gradient_checkpointing == "on",
     )
     return PlanSettings(
         model=model_costs(whole.card, training),
         micro_batch_tokens=tokens,
-        token_bytes=whole.card.hidden * min(CODEC_BYTES[pipeline.codec], number_bytes),
+        token_bytes=whole.card.hidden * BYTES_IN_FLIGHT,
         skip=pipeline.skip,
         slots=pipeline.slots,
         waves=waves_of(config),
         stages=pipeline.stages,
         search_tasks=pipeline.search_tasks,
         others=(
-            ("codec", pipeline.codec),
             ("trainable", pipeline.trainable),
             ("lora_alpha", str(config.policy.lora_alpha)),
             ("lora_targets", ",".join(config.policy.lora_targets)),
@@ -135,25 +134,27 @@ def membership_settings(config: Config) -> MembershipSettings:
 def batch_tokens(config: Config, whole: WholeModel) -> int:
     """Return the tokens of one micro-batch. There is room for the longest sequence at least, which is sent
     alone."""
+    tokens = wanted_tokens(config)
     if config.pipeline.text:
-        return config.pipeline.micro_batch_tokens
-    longest = longest_sequence(config, whole.name, whole.max_positions)
-    return max(config.pipeline.micro_batch_tokens, longest)
+        return tokens
+    return max(tokens, longest_sequence(config, whole.name, whole.max_positions))
+
+
+def wanted_tokens(config: Config) -> int:
+    """Return the tokens of one micro-batch by the settings."""
+    return config.training.micro_batch_tokens or MICRO_BATCH_TOKENS
 
 
 def waves_of(config: Config) -> int:
-    """Return the waves of an iteration: those set, else as many as a round of full answers to the longest
-    prompts fills.
+    """Return the waves of an iteration: as many as a round of full answers to the longest prompts fills.
 
     >>> waves_of(Config())
     22
     """
     pipeline, rollout = config.pipeline, config.rollout
-    if pipeline.waves is not None:
-        return pipeline.waves
     if pipeline.text:
         return TEXT_WAVES
     groups = max(rollout.groups, config.exchange.local_groups + config.exchange.external_groups)
     longest = rollout.max_prompt_tokens + rollout.max_tokens
-    in_one = max(1, pipeline.micro_batch_tokens // longest)
+    in_one = max(1, wanted_tokens(config) // longest)
     return max(1, min(MOST_WAVES, -(-groups * rollout.group_size // (pipeline.slots * in_one))))

@@ -35,6 +35,7 @@ from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSet
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
 from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints, single_machine_tensors
+from swarmnode.extensions.pipeline.wire.codec import codec_for
 from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
@@ -175,8 +176,7 @@ def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> Pipeli
             checkpoint_every=config.node.checkpoint_every,
         ),
         member=MemberSettings(
-            activations=pipeline.codec,
-            gradients=pipeline.codec,
+            codec=codec_for(stage.dtype),
             max_norm=config.training.grad_clip,
         ),
         costs=costs,

@@ -7,9 +7,9 @@ stage_worker.py -> [encode] -> Payload -> frames.py -> wire -> frames.py -> [dec
 | none  | those of its dtype | none |
 | fp16  | 2 | abs(x) / 2048, at least 2^-25; beyond 65504 it is clamped to that |
 
-bfloat16 gains nothing from fp16, which is for float32. A tensor with NaN or an infinity is refused at both
-ends: at ours it is a fault to stop at, not to send on. Numbers are little-endian, as every machine that torch
-runs on.
+A number travels in two bytes: float32 as fp16, and the shorter types as they are (`codec_for`). A tensor with
+NaN or an infinity is refused at both ends: at ours it is a fault to stop at, not to send on. Numbers are
+little-endian, as every machine that torch runs on.
 """
 
 import math
@@ -40,6 +40,15 @@ class Encoded:
 
     header: TensorHeader
     payload: Payload
+
+
+def codec_for(dtype: torch.dtype) -> CodecName:
+    """Return the codec of a stage that computes in `dtype`.
+
+    >>> codec_for(torch.float32), codec_for(torch.bfloat16)
+    ('fp16', 'none')
+    """
+    return "fp16" if dtype == torch.float32 else "none"
 
 
 def encode(tensor: Tensor, codec: CodecName) -> Encoded:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import TaskError
+from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.drop_reasons import PENALTIES, Reason
 from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.messages import (
@@ -143,6 +143,15 @@ def test_an_answer_has_at_most_as_many_tokens_as_we_train_on(
     check_body(data, announce(composed, key, group_size=2), rules)
     data = encode_body(body_of(group, answers=(Answer("x" * 65, finish), Answer("7", "stop"))))
     assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "too_long"
+
+
+def test_a_refusal_for_length_says_how_many_were_too_long_and_which_setting_bounds_them(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    data = encode_body(body_of(group, answers=(Answer("x" * 65, "stop"), Answer("7", "stop"))))
+    with pytest.raises(Rejected) as caught:
+        check_body(data, announce(composed, key, group_size=2), rules)
+    assert caught.value.detail == "1 of 2 answers have more than 64 tokens of ours (rollout.max_tokens)"
 
 
 def test_a_rare_answer_that_is_longer_in_our_tokens_is_left_out_of_its_group(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from swarmnode.errors import Rejected
 from swarmnode.exchange.gossip.announcing import Composed
 from swarmnode.exchange.messages import (
     Arrival,
@@ -35,6 +36,14 @@ def test_a_signature_for_another_purpose_is_rejected(check, composed: Composed, 
 
 def test_a_large_header_is_rejected(check, key: NodeKey):
     assert reason_of(check, seal(key, HEADER_CONTEXT, bytes(1024)), key) == "too_large"
+
+
+def test_a_header_of_another_version_of_our_task_is_told_from_one_of_a_task_that_we_do_not_have(
+    check, composed: Composed, key: NodeKey
+):
+    for changes, ours in (({"version": "2"}, "ours is 1"), ({"task": "subtraction"}, "there is none here")):
+        with pytest.raises(Rejected, match=ours):
+            check(resealed(composed, key, **changes), key)
 
 
 @pytest.mark.parametrize(

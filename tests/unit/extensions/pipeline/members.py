@@ -36,7 +36,7 @@ from swarmnode.training.packing import MicroBatch
 from tests.unit.extensions.pipeline.tiny_models import nudge
 
 QUICK = MemberSettings(
-    activations="none", gradients="none", max_norm=1e9, hop_timeout_s=1.0, reconnect_s=0.2, grace_s=1.5,
+    codec="none", max_norm=1e9, hop_timeout_s=1.0, reconnect_s=0.2, grace_s=1.5,
     close_timeout_s=2.0,
 )  # fmt: skip
 """Nobody waits long for anybody."""

@@ -14,7 +14,6 @@ from swarmnode.model.demonstration.specialists import (
     build_specialists,
     own_tasks,
     specialist_recipe,
-    stranger_recipe,
 )
 from swarmnode.model.demonstration.tiny import QUICK_RECIPE, build_tiny
 from swarmnode.model.demonstration.warmup import TrainingPhase
@@ -55,12 +54,6 @@ def test_a_task_can_be_shown_with_wrong_answers_while_the_others_are_not():
     pairs = shown(phase, pairs=160)
     assert all(answer == right for task, answer, right in pairs if task != "rev")
     assert sum(answer != right for task, answer, right in pairs if task == "rev") >= 15
-
-
-def test_a_stranger_never_sees_another_task_and_takes_fewer_steps():
-    recipe = stranger_recipe(0, FAST)
-    assert {task for phase in recipe.phases for task, _, _ in shown(phase, pairs=40)} == {"rev", "sort"}
-    assert sum(phase.steps for phase in recipe.phases) < sum(phase.steps for phase in FAST.phases)
 
 
 def test_what_all_specialists_were_taught_is_built_once(tmp_path):

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import swarmnode
+from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.node.showing.monitors import checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, measurements, summary_of
 from tests.monitored import run_in
@@ -34,6 +35,10 @@ def test_the_page_is_made_of_the_code_as_it_stands(made: ModuleType) -> None:
 
 def test_every_field_has_a_sentence(made: ModuleType) -> None:
     assert [name for name, _, told in made.fields_of() if not told] == []
+
+
+def test_every_reason_why_something_was_not_used_has_a_sentence(made: ModuleType) -> None:
+    assert made.sentences(Reason).keys() == Reason.__members__.keys()
 
 
 def test_every_number_of_a_full_status_is_on_the_page(made: ModuleType) -> None:

@@ -263,27 +263,6 @@ def test_bfloat16_agrees_with_transformers_in_bfloat16(tiny: PreTrainedModel, as
         torch.testing.assert_close(torch.tensor(output.logprobs), expected, atol=0.15, rtol=0.02)
 
 
-@pytest.mark.skipif(not native_on_cpu(torch.bfloat16), reason="this CPU does not multiply in bfloat16")
-def test_products_in_bfloat16_come_in_few_sizes(
-    tiny: PreTrainedModel, ask: Ask, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each size is compiled when it first occurs. Here every step has more columns, and some fewer rows."""
-    sizes: list[torch.Size] = []
-    product = torch.bmm
-
-    def counting(shares: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        sizes.append(shares.shape)
-        return product(shares, values)
-
-    monkeypatch.setattr(torch, "bmm", counting)
-    with compiler.turned_off():  # our own kernel does without these products
-        engine = EmbeddedEngine(copy.deepcopy(tiny).bfloat16(), (), max_slots=32)
-        run(engine, [ask(i, 5, 50 + i % 8) for i in range(32)])
-    steps = len(sizes) // tiny.config.num_hidden_layers
-    assert steps == 56
-    assert len(set(sizes)) < steps / 3
-
-
 def test_yarn_rotations_are_scaled(ask: Ask, run: Run) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
     config = LlamaConfig(

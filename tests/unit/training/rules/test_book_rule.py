@@ -22,7 +22,7 @@ def rule(name: str = "book", **settings: object) -> BookRule:
 
 
 def replayed(one: BookRule, version: int = 1) -> set[tuple[int, ...]]:
-    return {replay.token_ids for replay in one.lessons([], [], version=version).replayed}
+    return {replay.entry.token_ids for replay in one.lessons([], [], version=version).replayed}
 
 
 def test_own_groups_stay_and_no_foreign_group_is_trained_on_as_it_is() -> None:
@@ -34,10 +34,10 @@ def test_own_groups_stay_and_no_foreign_group_is_trained_on_as_it_is() -> None:
 
 def test_verified_answers_of_everybody_are_replayed_with_a_constant_advantage() -> None:
     lessons = rule().lessons([own(*MIXED, index=0)], [foreign(([4, 5], 1.0), ([6], 0.0), index=5)], version=0)
-    assert {replay.token_ids for replay in lessons.replayed} == {(3, 3), (4, 5)}
+    assert {replay.entry.token_ids for replay in lessons.replayed} == {(3, 3), (4, 5)}
     assert {replay.advantage for replay in lessons.replayed} == {4.0}
-    assert {replay.prompt for replay in lessons.replayed} == {"sum 0=", "sum 5="}
-    assert (lessons.book, lessons.book_foreign) == (2, 1)
+    assert {replay.entry.prompt for replay in lessons.replayed} == {"sum 0=", "sum 5="}
+    assert (lessons.report.book, lessons.report.book_foreign) == (2, 1)
 
 
 def test_a_node_that_others_do_not_help_replays_fewer_of_their_answers() -> None:
@@ -47,7 +47,7 @@ def test_a_node_that_others_do_not_help_replays_fewer_of_their_answers() -> None
     one.lessons(ours, theirs, version=0)
     for share, most in ((1.0, 8), (0.5, 4), (0.125, 1)):
         replays = one.lessons([], [], version=1, foreign_share=share).replayed
-        assert sum(not replay.own for replay in replays) <= most
+        assert sum(not replay.entry.own for replay in replays) <= most
         assert len(replays) > 5
 
 
@@ -66,8 +66,8 @@ def test_groups_that_are_all_right_are_in_the_book_too() -> None:
 def test_the_own_book_takes_nothing_from_others() -> None:
     one = rule("own_book")
     lessons = one.lessons([own(*MIXED)], [foreign(([4, 5], 1.0), ([6], 0.0), index=5)], version=0)
-    assert {replay.token_ids for replay in lessons.replayed} == {(3, 3)}
-    assert lessons.external == () and lessons.book_foreign == 0
+    assert {replay.entry.token_ids for replay in lessons.replayed} == {(3, 3)}
+    assert lessons.external == () and lessons.report.book_foreign == 0
     assert not one.marks.has_full("sum", 0.5)
 
 
@@ -89,8 +89,8 @@ def test_an_end_that_we_sampled_is_taught_in_any_case_and_is_no_other_answer() -
     one = rule(teach_ends=False)
     lessons = one.lessons([own(*MIXED, index=5)], [foreign(*MIXED, index=5)], version=0)
     (replay,) = lessons.replayed
-    assert replay.ends and EOS not in replay.token_ids
-    assert lessons.book_foreign == 0
+    assert replay.ends and EOS not in replay.entry.token_ids
+    assert lessons.report.book_foreign == 0
 
 
 def test_what_was_cut_off_or_not_scored_or_empty_is_no_lesson() -> None:
@@ -108,7 +108,7 @@ def test_a_claim_of_how_an_answer_ended_changes_nothing() -> None:
         return replace(group, completions=tuple(ends))
 
     lessons = rule().lessons([], [claimed(foreign(RIGHT, WRONG), "length")], version=0)
-    assert [replay.token_ids for replay in lessons.replayed] == [(3, 3)]
+    assert [replay.entry.token_ids for replay in lessons.replayed] == [(3, 3)]
     assert lessons.external == (), "so nothing wrong is trained on, whatever its end"
 
 

@@ -29,9 +29,9 @@ def test_one_with_full_marks_is_replayed_though_nothing_of_ours_was_ever_right(k
     assert one.demonstrate([shown(([7, 8], 1.0), index=9)])
     found = one.lessons([own(WRONG, WRONG)], [], version=0)
     (replay,) = found.replayed
-    assert (replay.token_ids, replay.own, replay.ends) == ((7, 8), True, True)
-    assert found.book_foreign == 0
-    assert found.pass_rates == {"sum": 0.0}, "it is no answer of ours"
+    assert (replay.entry.token_ids, replay.entry.own, replay.ends) == ((7, 8), True, True)
+    assert found.report.book_foreign == 0
+    assert found.report.pass_rates == {"sum": 0.0}, "it is no answer of ours"
 
 
 def test_it_waits_until_it_is_known_what_full_marks_are() -> None:
@@ -48,7 +48,7 @@ def test_one_that_the_judge_does_not_give_full_marks_is_told_of_once(
     one.demonstrate([shown(([7, 8], 0.2), index=8), shown(([7, 9], 0.1), index=9)])
     with caplog.at_level(logging.WARNING):
         found = one.lessons([own(RIGHT, WRONG), own(RIGHT, WRONG, index=1)], [], version=0)
-    assert {replay.token_ids for replay in found.replayed} == {(3, 3)}
+    assert {replay.entry.token_ids for replay in found.replayed} == {(3, 3)}
     (said,) = [record.message for record in caplog.records]
     assert "the reward 0.2" in said and "sum 8=" in said
 
@@ -60,8 +60,8 @@ def test_they_fade_as_our_own_answers_come() -> None:
     assert len(begun) == 40, "all of them while nothing of ours is right"
     for version in range(1, 60):
         found = one.lessons([own(*[RIGHT] * 16, index=version)], [], version=version)
-    assert found.pass_rates["sum"] > 0.95
-    assert sum(replay.token_ids[0] == 7 for replay in found.replayed) < 10
+    assert found.report.pass_rates["sum"] > 0.95
+    assert sum(replay.entry.token_ids[0] == 7 for replay in found.replayed) < 10
 
 
 def test_they_stay_over_a_restart_and_a_rule_without_a_book_takes_none() -> None:

@@ -12,6 +12,7 @@ from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training import objective as objective_module
+from swarmnode.training.rules.book import Entry
 from swarmnode.training.rules.lessons import Lessons, Replay, as_they_are
 from swarmnode.training.rules.rules import Sapo
 from swarmnode.training.trainer import Trainer, train_together
@@ -77,7 +78,8 @@ class Recalls(Sapo):
         version: int,
         foreign_share: float = 1.0,
     ) -> Lessons:
-        return Lessons(as_they_are(own), (), replayed=(Replay("prompt", (7,), 4.0, True, self._own),))
+        entry = Entry("sum", "1", 0, 0, "prompt", (7,), 1.0, "somebody", self._own, True)
+        return Lessons(as_they_are(own), (), replayed=(Replay(entry, 4.0, True),))
 
 
 def test_a_stranger_who_judges_as_we_do_agrees_and_the_opposite_does_not(

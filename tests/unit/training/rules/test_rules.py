@@ -129,7 +129,7 @@ def test_without_taught_ends_a_strangers_answer_has_none(policy: Policy) -> None
 def test_what_our_sampler_would_not_finish_any_more_is_not_replayed(policy: Policy) -> None:
     long = foreign((range(10, 30), 1.0), WRONG, index=6)
     prepared = trainer_for(policy, "book").prepare([MINE], [long])
-    assert prepared.measured.replayed == 1 and prepared.measured.lessons.book == 2
+    assert prepared.measured.replayed == 1 and prepared.measured.of_rule.book == 2
 
 
 @pytest.mark.parametrize(("own_groups", "steps"), [(0, 1), (1, 1), (2, 2), (5, 5)])

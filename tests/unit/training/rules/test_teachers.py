@@ -237,7 +237,7 @@ def test_the_book_has_answers_of_teachers_only_and_a_restart_keeps_who_they_are(
     learn(one, range(10), "honest", "liar")
     assert authors_in(one) == {"honest"}
     told = one.lessons([], [], version=10)
-    assert (told.teaching, told.waiting) == (1, 1)
+    assert (told.report.teaching, told.report.waiting) == (1, 1)
 
     again = rule(cosines)
     again.restore(one.state(), {"sum": "1"})

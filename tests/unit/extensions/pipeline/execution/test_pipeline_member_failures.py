@@ -121,7 +121,7 @@ async def test_a_stage_is_left_out_where_no_replica_has_room(folder: Path) -> No
         report = await found.nodes[0].member.train(WithEvent(lambda: found.kill(1)))
         await all_step(found, [2, 3], 1)
         nothing_is_lost(report)
-        assert report.skipped[1] == 1
+        assert report.skipped[1] >= 1
         assert found.nodes[2].worker.free_slots >= 0
 
 

@@ -272,7 +272,7 @@ def test_groups_beyond_the_plans_room_are_left_out_whole_and_that_is_said(
     with caplog.at_level(logging.WARNING):
         narrow = feed_of(pairs, waves=count - 1)
     assert narrow.left_out == 1
-    assert "1 groups do not fit" in caplog.text and "pipeline.waves" in caplog.text
+    assert "1 groups do not fit" in caplog.text and "rollout.groups" in caplog.text
     seen = [narrow.take(0, wave, WHOLE) for wave in range(8)]
     trained = {sample for inputs in seen if inputs is not None for sample in inputs.batch.samples}
     assert trained in [set(pair.samples) for pair in pairs], "all of a group, or nothing of it"

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, TextRole
 from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_link import RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
-from swarmnode.extensions.pipeline.runtime.pipeline_settings import plan_settings
+from swarmnode.extensions.pipeline.runtime.pipeline_settings import plan_settings, wanted_tokens
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
@@ -39,10 +40,8 @@ KEYS = sorted((NodeKey(bytes([number]) * 32) for number in range(1, 9)), key=lam
 
 SETTINGS = (
     "pipeline.name='big'",
-    "pipeline.micro_batch_tokens=16",
+    "training.micro_batch_tokens=16",
     "pipeline.slots=2",
-    "pipeline.waves=2",
-    "pipeline.codec='none'",
     "pipeline.search_tasks=500",
     f"policy.lora_rank={ADAPTER.lora_rank}",
     f"policy.lora_alpha={ADAPTER.lora_alpha}",
@@ -218,7 +217,7 @@ class Home:
             whole=self.whole,
             host=host,
             discovery=Discovery(host, PeerBook(), seeds, "home"),
-            plan=plan_settings(config, self.whole),
+            plan=replace(plan_settings(config, self.whole), waves=2),
             membership=quick_membership(config),
             own_stage=OwnStageSettings(
                 stage=StageSettings(trainable=config.pipeline.trainable, adapter=config.policy, device=CPU),
@@ -230,7 +229,7 @@ class Home:
                 checkpoint_every=config.node.checkpoint_every,
             ),
             member=MemberSettings(
-                activations="none", gradients="none", max_norm=1e9, hop_timeout_s=3.0, reconnect_s=0.2,
+                codec="none", max_norm=1e9, hop_timeout_s=3.0, reconnect_s=0.2,
                 grace_s=3.0, close_timeout_s=5.0,
             ),
             costs=lambda: self.costs(key, config, free_bytes),
@@ -253,7 +252,7 @@ class Home:
         config = load_config(environ={}, assignments=self.settings).config
         model = plan_settings(config, self.whole).model
         costs = (*model.layers[:layers], model.ends)
-        slots = config.pipeline.slots * config.pipeline.micro_batch_tokens
+        slots = config.pipeline.slots * wanted_tokens(config)
         return sum(cost.held_bytes + slots * cost.activation_bytes for cost in costs)
 
     def checkpoints(self, key: NodeKey) -> StageCheckpoints:

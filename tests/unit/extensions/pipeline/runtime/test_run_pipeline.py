@@ -49,19 +49,18 @@ def whole(quick_model: Path) -> WholeModel:
 def test_waves_hold_a_round_of_full_answers_to_the_longest_prompts() -> None:
     """32 answers, of which four fit into a micro-batch."""
     answers = ("rollout.groups=4", "rollout.group_size=8", "rollout.max_tokens=100")
-    sizes = (*answers, "rollout.max_prompt_tokens=28", "pipeline.slots=2", "pipeline.micro_batch_tokens=512")
+    sizes = (*answers, "rollout.max_prompt_tokens=28", "pipeline.slots=2", "training.micro_batch_tokens=512")
     few = ("exchange.local_groups=1", "exchange.external_groups=1")
     assert waves_of(config_of(*sizes, *few)) == 4
     assert waves_of(config_of(*sizes, *few, "rollout.max_tokens=101")) == 6, "three fit, not four"
     assert waves_of(config_of(*sizes, few[0], "exchange.external_groups=9")) == 10
-    assert waves_of(config_of(*sizes, *few, "pipeline.micro_batch_tokens=16")) == 16, "each travels alone"
-    assert waves_of(config_of(*sizes, *few, "pipeline.micro_batch_tokens=100000")) == 1
+    assert waves_of(config_of(*sizes, *few, "training.micro_batch_tokens=16")) == 16, "each travels alone"
+    assert waves_of(config_of(*sizes, *few, "training.micro_batch_tokens=100000")) == 1
 
 
-def test_waves_are_bounded_and_what_is_set_is_kept() -> None:
+def test_waves_are_bounded() -> None:
     many = "rollout.groups=1000"
     assert waves_of(config_of(many)) == MOST_WAVES
-    assert waves_of(config_of("pipeline.waves=7", many)) == 7
     assert waves_of(config_of("pipeline.text='/texts'", many)) == TEXT_WAVES
 
 
@@ -97,8 +96,8 @@ def test_what_a_pipeline_does_not_have_is_refused_by_its_name(setting: str, key:
 @pytest.mark.parametrize(
     "setting",
     [
-        "pipeline.skip=0.25", "pipeline.slots=5", "pipeline.stages=2", "pipeline.micro_batch_tokens=64",
-        "pipeline.waves=3", "pipeline.search_tasks=7", "pipeline.codec='none'", "pipeline.trainable='full'",
+        "pipeline.skip=0.25", "pipeline.slots=5", "pipeline.stages=2", "training.micro_batch_tokens=64",
+        "pipeline.search_tasks=7", "pipeline.trainable='full'",
         "policy.lora_rank=3",
     ],
 )  # fmt: skip
@@ -114,15 +113,10 @@ def test_what_is_a_members_own_affair_does_not_divide_the_members(whole: WholeMo
 
 
 def test_a_plan_counts_the_bytes_of_a_token_as_it_travels(whole: WholeModel) -> None:
-    sizes = {
-        codec: plan_settings(config_of(f"pipeline.codec='{codec}'"), whole).token_bytes
-        for codec in ("none", "fp16")
-    }
-    hidden = whole.card.hidden
-    assert sizes == {"none": 4 * hidden, "fp16": 2 * hidden}
-    bfloat = plan_settings(config_of("pipeline.codec='none'", "policy.dtype='bfloat16'"), whole)
-    assert bfloat.token_bytes == 2 * hidden
-    assert len(bfloat.model.layers) == whole.layers
+    for dtype in ("float32", "bfloat16"):
+        planned = plan_settings(config_of(f"policy.dtype='{dtype}'"), whole)
+        assert planned.token_bytes == 2 * whole.card.hidden
+        assert len(planned.model.layers) == whole.layers
 
 
 def test_members_are_whoever_comes_unless_they_are_named() -> None:

@@ -153,7 +153,7 @@ def test_the_book_keeps_what_was_mended_and_says_how_much() -> None:
     external = [group(right, wrong, index=0, author="a"), group(poisoned, wrong, index=1, author="b")]
     lessons = rule.lessons([], external, version=0)
     assert {"".join(map(chr, entry.token_ids)) for entry in rule.book.entries} == {STEP}
-    assert (lessons.book, lessons.mended, lessons.refused) == (2, 1, 0)
+    assert (lessons.report.book, lessons.report.mended, lessons.report.refused) == (2, 1, 0)
     unmended = BookRule(SharingRule(), 0)
     unmended.lessons([], external, version=0)
     assert any(AD in "".join(map(chr, entry.token_ids)) for entry in unmended.book.entries)

@@ -1,0 +1,45 @@
+"""One rule for what a command prints: lines for people or, with `--json`, one JSON document on stdout.
+
+command -> [tell] -> stdout; its error -> app.py: main -> [complain] -> stderr, or with `--json` stdout, too
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from swarmnode.printable import printable
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def tell(json: bool, value: object, lines: Iterable[Any]) -> None:
+    """Prints `lines` as they come, texts or what rich draws; or instead of them `value` as JSON, with the
+    text of what JSON has no word for."""
+    if json:
+        typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
+        return
+    for line in lines:
+        if isinstance(line, str):
+            typer.echo(line)
+        else:
+            from rich.console import Console
+
+            Console().print(line)
+
+
+def json_is_asked() -> bool:
+    """Returns True if this command shall print JSON, even where its options cannot be read."""
+    return "--json" in sys.argv[1:]
+
+
+def complain(what: str, hint: str, exit_code: int) -> None:
+    """Prints an error, which may quote a peer."""
+    if json_is_asked():
+        tell(True, {"error": printable(what), "next": printable(hint), "exit_code": exit_code}, ())
+        return
+    print(f"error: {printable(what)}", file=sys.stderr)
+    if hint:
+        print(f"  next: {printable(hint)}", file=sys.stderr)

@@ -1,0 +1,37 @@
+"""The verdict on a running node: it does its work, waits with a reason, or does nothing any more.
+
+node_status.py -> [at_work] -> `swarmnode status --healthy` -> HEALTHCHECK of docker/Dockerfile
+
+A port that answers says little: a node whose engine hangs still answers. So the question is when a round was
+last done. A node that waits and says for what, or was paused, is well.
+"""
+
+from swarmnode.node.showing.node_status import NodeStatus
+
+PATIENCE_S = 1800.0
+"""A round, a download or an evaluation may take this long without a word."""
+
+PATIENCE_ROUNDS = 10.0
+"""So many times the last round's length, where that is longer."""
+
+WAITS = ("paused", "waiting", "serving", "stopped")
+"""Beginnings of the phases in which no round is to be expected; their detail says why."""
+
+NETWORK_PATIENCE_S = 120.0
+"""Time within which the network of a seed is up again."""
+
+
+def at_work(status: NodeStatus, now_s: float) -> tuple[bool, str]:
+    """Returns whether the node does its work, and what it does or since when it does nothing, in words."""
+    doing = f"{status.phase.name}, {status.phase.detail}" if status.phase.detail else status.phase.name
+    if not status.learns:
+        down = status.network.state != "up" and now_s - status.network.since > NETWORK_PATIENCE_S
+        return not down, f"network {status.network.state}, {status.network.peers} peers"
+    if status.phase.name.startswith(WAITS):
+        return True, doing
+    heard_at = max(status.phase.since, status.speed.done_at or 0.0)
+    quiet_s = now_s - heard_at
+    patience_s = max(PATIENCE_S, PATIENCE_ROUNDS * (status.speed.round_s or 0.0))
+    if quiet_s > patience_s:
+        return False, f"nothing was done for {quiet_s / 60:.0f} min: {doing}"
+    return True, f"round {status.progress.round} is done, {doing}"

@@ -1,0 +1,38 @@
+"""What the ledger tells: the first of each reason, with its author and cause."""
+
+import logging
+
+import pytest
+
+from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
+from swarmnode.exchange.peers.ledger import MOST_DETAIL, Ledger
+from swarmnode.exchange.peers.reputation import Reputation
+
+
+@pytest.fixture
+def ledger(caplog: pytest.LogCaptureFixture) -> Ledger:
+    caplog.set_level(logging.INFO, "swarmnode")
+    return Ledger(Reputation(), lambda: 0.0)
+
+
+def test_the_first_of_a_reason_is_told_and_further_ones_are_counted(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    for peer in ("mallory", "trudy"):
+        ledger.drop(Reason.TOO_LONG, peer, "8 of 8 answers")
+    ledger.drop(Reason.OTHER_TASK, "trudy")
+    first, second = caplog.messages
+    assert "(mallory): too_long: 8 of 8 answers; further ones" in first
+    assert "(trudy): other_task; further ones" in second
+    assert ledger.dropped == {Reason.TOO_LONG: 2, Reason.OTHER_TASK: 1}
+
+
+def test_what_was_not_needed_is_counted_alone(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    for reason in NOT_NEEDED:
+        ledger.drop(reason, "alice", "nobody is to blame")
+    assert ledger.dropped == dict.fromkeys(NOT_NEEDED, 1) and caplog.messages == []
+
+
+def test_words_of_others_fill_no_log(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    ledger.drop(Reason.UNSCORABLE, "mallory", "x" * 10_000)
+    assert len(caplog.messages[0]) < MOST_DETAIL + 200
