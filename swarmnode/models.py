@@ -13,7 +13,7 @@ from typing import Any
 
 from swarmnode.engine_record import EngineRecord, by_preference, record_of
 from swarmnode.errors import ModelError
-from swarmnode.machine.hardware import Gpu, cpu_has_bf16, find_card
+from swarmnode.machine.hardware import GIB, Gpu, cpu_has_bf16, find_card
 from swarmnode.machine.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, size_text
 from swarmnode.settings.config import Config
 
@@ -266,6 +266,12 @@ def resolve_model(config: Config, cards_file: Path, remembered: Path) -> tuple[s
     return choose_for_machine(config, load_cards(cards_file), card.gpu, card.problem)
 
 
+def within_limit(config: Config, free_bytes: float, taken_bytes: float = 0.0) -> float:
+    """Returns the free bytes that limits.memory_gb lets us take, beside those that we have taken."""
+    most = config.limits.memory_gb
+    return free_bytes if most is None else max(0.0, min(free_bytes, most * GIB - taken_bytes))
+
+
 def choose_for_machine(
     config: Config, cards: tuple[ModelCard, ...], gpu: Gpu | None, problem: str = ""
 ) -> tuple[str, str]:
@@ -273,7 +279,7 @@ def choose_for_machine(
     `problem`: the reason why an existing GPU is not used."""
     if gpu is None or gpu.memory_free_bytes is None:
         return "tiny", f"{problem or 'no GPU was found'}: the demonstration policy"
-    free_bytes = gpu.memory_free_bytes
+    free_bytes = int(within_limit(config, gpu.memory_free_bytes))
     try:
         card, plan = choose_model(cards, free_bytes, workload(config, gpu))
     except ModelError as error:

@@ -20,7 +20,7 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "monitor", "command",
-    "run", "page", "caller", "guard", "evaluation", "check", "kernels",
+    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -104,6 +104,7 @@ SEAMS: Mapping[Kind, Seam] = {
     ),
     "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
     "page": Seam("node.page", {}),
+    "contribution": Seam("node.contribution", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
     "evaluation": Seam("eval --suite", {}),

@@ -81,8 +81,11 @@ class JoinedNode:
         import urllib.request
 
         note = self.running()
-        with urllib.request.urlopen(f"http://127.0.0.1:{note.http_port}/status", timeout=10) as answer:
-            return msgspec.json.decode(answer.read())
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{note.http_port}/status", timeout=10) as answer:
+                return msgspec.json.decode(answer.read())
+        except OSError as error:
+            raise AssertionError(f"the node has no status: {self.story}") from error
 
     def until(self, condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s

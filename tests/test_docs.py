@@ -14,6 +14,7 @@ from swarmnode.exchange import limits, messages
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.exchange.gossip.receipts import receipts_topic_of
 from swarmnode.exchange.library import library_pages
 from swarmnode.extensions.pipeline.wire import frames, member_streams
 from swarmnode.network import host, stream_slots
@@ -81,6 +82,7 @@ def test_the_wire_protocol_is_that_of_the_code() -> None:
     assert set(re.findall(r"`(/swarmnode/[\w/]+)`", page)) == {
         topic_of("SWARM"),
         help_topic_of("SWARM"),
+        receipts_topic_of("SWARM"),
         BODY_PROTOCOL,
         library_pages.LIBRARY_PROTOCOL,
         dialback.PROTOCOL,

@@ -58,6 +58,23 @@ def join(
     hours: Annotated[
         str | None, typer.Option("--hours", help="Hours of the day in which rounds may begin, such as 22-7.")
     ] = None,
+    power: Annotated[
+        str | None,
+        typer.Option("--power", metavar="SHARE", help="Share of the time to work in, such as 60%."),
+    ] = None,
+    max_memory: Annotated[
+        float | None, typer.Option("--max-memory", metavar="GIB", help="Most memory for model and training.")
+    ] = None,
+    max_disk: Annotated[
+        float | None, typer.Option("--max-disk", metavar="GIB", help="Most disk that the home takes.")
+    ] = None,
+    max_upload: Annotated[
+        float | None, typer.Option("--max-upload", metavar="MB", help="Most megabytes a second to others.")
+    ] = None,
+    max_download: Annotated[
+        float | None,
+        typer.Option("--max-download", metavar="MB", help="Most megabytes a second from others."),
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start the run over; earlier checkpoints are kept aside.")
     ] = False,
@@ -93,6 +110,11 @@ def join(
             "node.policies": policies,
             "pipeline.name": pipeline,
             "limits.hours": hours,
+            "limits.power": power,
+            "limits.memory_gb": max_memory,
+            "limits.disk_gb": max_disk,
+            "exchange.upload_mb_per_s": max_upload,
+            "exchange.download_mb_per_s": max_download,
             "node.rounds": rounds,
             "node.run": run,
             "node.seed": seed,

@@ -39,6 +39,7 @@ from swarmnode.exchange.gossip.helping import help_topic_of
 from swarmnode.exchange.gossip.inbox import Inbox
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.gossip.publisher import Publisher
+from swarmnode.exchange.gossip.receipts import Receipts, receipts_topic_of
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
@@ -110,11 +111,14 @@ class Exchange:
         )
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=clock, rng=context.rng, shelf=shelf)
         model = ModelLabel(model_family[:MAX_NAME_CHARS], model_size)
-        self._publisher = publisher = Publisher(context, self._bodies.own, shelf, model)
+        self.receipts = Receipts(context)
+        """Thanks to those that we learnt from, and theirs to us."""
+        self._publisher = publisher = Publisher(context, self._bodies.own, shelf, model, self.receipts)
         swarm = settings.swarm
-        self._gossip = HeaderGossip(
-            host, {topic_of(swarm): self._hear, help_topic_of(swarm): publisher.hear_request}
-        )
+        hearers = {topic_of(swarm): self._hear, help_topic_of(swarm): publisher.hear_request}
+        if self.receipts.on:
+            hearers[receipts_topic_of(swarm)] = self.receipts.hear
+        self._gossip = HeaderGossip(host, hearers)
         self._pool = HeaderPool()
         self._inbox = Inbox(context, self._pool, on_admitted=lambda _: self._fetcher.wake())
         self._buffer = ReplayBuffer(settings)
@@ -244,6 +248,8 @@ class Exchange:
             upload_bytes_per_s=self._settings.upload_bytes_per_s,
             judgements_stuck=self._fetcher.judgements_stuck,
             help=self._publisher.helping.stats(),
+            receipts=self.receipts.stats(),
+            health=self._context.health.figures(reputation.givers, self._reaches),
         )
 
     async def _run(self) -> None:
@@ -255,6 +261,7 @@ class Exchange:
             tasks.create_task(self._fetcher.run(), name="fetch rollouts")
             tasks.create_task(self._bodies.holder.run(), name="fetch rollouts for others")
             tasks.create_task(self._gate.run(), name="keep banned peers out")
+            tasks.create_task(self.receipts.run(), name="thank others")
             if self._recorder is not None:
                 tasks.create_task(self._recorder.run(), name="remember peers")
             if self.library is not None:
@@ -303,6 +310,7 @@ class Exchange:
         self._inbox.seen[False].restore(record.headers_of_others)
         self._fetcher.seen.restore(record.groups)
         restore_standings(self._ledger.reputation, record.standings)
+        self.receipts.restore(record.receipts)
         for peer in self._ledger.reputation.banned_peers():
             self._gate.bar(peer)
 
@@ -313,6 +321,7 @@ class Exchange:
             tuple(self._inbox.seen[False].items()),
             tuple(self._fetcher.seen.items()),
             saved_standings(self._ledger.reputation),
+            self.receipts.saved(),
         )
 
     def _shut_out(self, peer: str) -> None:
@@ -320,6 +329,9 @@ class Exchange:
         self._gate.bar(peer)
         if self._recorder is not None:
             self._recorder.hurry()
+
+    def _reaches(self, author: str) -> bool | None:
+        return self._bodies.routes.reaches(author, self._clock())
 
     def _banned_for_s(self, peer: str) -> float:
         return self._ledger.reputation.banned_for_s(peer, self._clock())

@@ -5,7 +5,7 @@ Exchange -> [ExchangeContext] -> Publisher (what goes out), Inbox (what is heard
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnode.errors import NetworkError
 from swarmnode.exchange.exchange_settings import ExchangeSettings
@@ -13,6 +13,7 @@ from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Trust
+from swarmnode.exchange.peers.swarm_health import SwarmHealth
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
 from swarmnode.tasks.task import Task
@@ -33,6 +34,10 @@ class ExchangeContext:
     """Exchanges of the other policies of this process."""
     policy_version: int = 0
     """Version of our own policy, by which the age of groups is counted."""
+    health: SwarmHealth = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.health = SwarmHealth(self.settings.swarm, self.clock)
 
     def arrive(self) -> Arrival:
         """Returns the stamp of what comes in now."""

@@ -39,6 +39,10 @@ class ExchangeSettings:
     """Memory for bodies that others may still ask for."""
     upload_bytes_per_s: float = 2 * 1024 * 1024
     """Bodies served to all peers together."""
+    download_bytes_per_s: float | None = None
+    """Bodies and pages fetched from all peers together, on average. None: any."""
+    receipts_every_s: float = 300.0
+    """Time between receipts by which we thank authors. 0: none are sent, and none of others kept."""
     private: bool = False
     """Nothing of ours is announced; what others announce is used all the same."""
 

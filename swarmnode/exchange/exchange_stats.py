@@ -26,6 +26,56 @@ class HelpStats(msgspec.Struct, frozen=True):
     """Requests of others that were not heard: too many, too old, or not of our swarm or tasks."""
 
 
+class ReceiptStats(msgspec.Struct, frozen=True):
+    """Thanks of others to us (receipts.py): what they say, which nobody can prove."""
+
+    groups: int = 0
+    """Times that a group of ours was learnt from, by receipts; each node counts each group once."""
+    answers: int = 0
+    """Answers in these groups that were learnt from."""
+    nodes: int = 0
+    """Nodes that said so."""
+    nodes_lately: int = 0
+    """Nodes among them that said so in the last seven days."""
+    sent: int = 0
+    """Receipts that we sent, since the start."""
+    dropped: int = 0
+    """Receipts of others that were not taken, since the start: too many, too old, or not to be believed."""
+
+
+class NodesOf(msgspec.Struct, frozen=True):
+    """Nodes that have something in common."""
+
+    name: str
+    """The task or the version, in words of theirs."""
+    nodes: int
+
+
+class HealthStats(msgspec.Struct, frozen=True):
+    """The swarm as this node hears it (swarm_health.py), itself left out: names, and what they say."""
+
+    nodes: int = 0
+    """Nodes that were heard in the last quarter of an hour."""
+    known: int = 0
+    """Nodes among them of whom a group passed all checks."""
+    reached: int = 0
+    """Nodes among them that we are connected to."""
+    out_of_reach: int = 0
+    """Nodes among them that we dialled in vain: what they have comes through others."""
+    reachable_share: float | None = None
+    """Share of those connected in those connected or dialled. None: nobody was."""
+    headers_per_s: float | None = None
+    """Announcements a second, over the last minute, of whatever task."""
+    different_tasks: int = 0
+    """Tasks that they announce groups of."""
+    different_versions: int = 0
+    """Versions of swarmnode, by the word of those who sent receipts."""
+    tasks: tuple[NodesOf, ...] = ()
+    """Up to 16 of these tasks, those of most nodes first."""
+    versions: tuple[NodesOf, ...] = ()
+    """Up to 16 of these versions."""
+
+
 @dataclass(kw_only=True)
 class ExchangeCounts:
     """Counters of an exchange since it was made."""
@@ -75,3 +125,5 @@ class ExchangeStats(ExchangeCounts):
     """Most that bodies may take of the upload, as it is set."""
     judgements_stuck: int
     help: HelpStats
+    receipts: ReceiptStats
+    health: HealthStats

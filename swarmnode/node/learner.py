@@ -142,6 +142,10 @@ class Learner(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Give back the memory that nobody needs while no round runs. The next call takes it again."""
+        ...
+
     def interrupt(self) -> None:
         """Let `rollouts` and `evaluate` return as soon as they can, for good. Thread-safe."""
         ...

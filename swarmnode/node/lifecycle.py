@@ -30,6 +30,8 @@ class View:
     peers_wanted: int
     waited_s: float
     paused: bool = False
+    rest_left_s: float = 0.0
+    """Rest that is left before the next round, by limits.power."""
 
     @property
     def done(self) -> bool:
@@ -57,6 +59,11 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunRound:
     number: int
 
@@ -66,7 +73,7 @@ class Stop:
     reason: str
 
 
-Action = WaitForPeers | Evaluate | SaveCheckpoint | Pause | RunRound | Stop
+Action = WaitForPeers | Evaluate | SaveCheckpoint | Pause | Rest | RunRound | Stop
 
 
 def next_action(view: View) -> Action:
@@ -82,6 +89,7 @@ def next_action(view: View) -> Action:
         or _save(view)
         or _finish(view)
         or _pause(view)
+        or _rest(view)
         or RunRound(view.round + 1)
     )
 
@@ -129,6 +137,19 @@ def _pause(view: View) -> Action | None:
     if not view.paused:
         return None
     return SaveCheckpoint() if _unsaved(view) else Pause()
+
+
+def _rest(view: View) -> Action | None:
+    return Rest(view.rest_left_s) if view.rest_left_s > 0 else None
+
+
+def rest_after(round_s: float, power: float) -> float:
+    """Returns the seconds to rest after a round, so that rounds take this share of the time.
+
+    >>> rest_after(3.0, 0.25), rest_after(3.0, 1.0)
+    (9.0, 0.0)
+    """
+    return round_s * (1 - power) / power
 
 
 def _unsaved(view: View) -> bool:

@@ -40,16 +40,24 @@ from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
     Evaluate,
     Pause,
+    Rest,
     RunRound,
     SaveCheckpoint,
     Stop,
     View,
     WaitForPeers,
     next_action,
+    rest_after,
 )
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard, Watcher, shown
-from swarmnode.node.showing.node_status import NodeStatus, PipelineStatus, Summary, summarise
+from swarmnode.node.showing.node_status import (
+    NodeStatus,
+    PipelineStatus,
+    Summary,
+    WeekContribution,
+    summarise,
+)
 from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.settings.config import Config
 from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
@@ -103,11 +111,13 @@ class NodeLoop:
         policy: int = 0,
         neighbours: Collection[str] = (),
         pipeline: Callable[[], PipelineStatus] | None = None,
+        contribution: Callable[[NodeStatus], WeekContribution] | None = None,
         keep_rollouts: KeepRollouts | None = None,
     ) -> None:
         """`run`: its name. `policy` is its number in this process, `neighbours` are the peer ids of the
         others there. `pipeline`: how the larger model is doing that this node holds a part of.
-        `keep_rollouts`: called with the number of each round, its own groups, and those of others."""
+        `contribution`: what this machine gave and got. `keep_rollouts`: called with the number of each round,
+        its own groups, and those of others."""
         self._config = config
         self._learner = learner
         self._watcher = watcher
@@ -115,6 +125,7 @@ class NodeLoop:
         self._network = network
         self._overlap = overlap
         self._pipeline = pipeline
+        self._contribution = contribution
         self._keep_rollouts = keep_rollouts
         self.control = RunControl(learner.interrupt)
         """Requests of people to this node."""
@@ -124,9 +135,11 @@ class NodeLoop:
         self._unmeasured: set[str] = set()
         """Tasks of which it was said that nothing is held out."""
         self._catching_up = CatchingUp()
+        self._origins: Mapping[Origin, int] = {}
+        """Groups that the book has answers of, with their number, as of the round before."""
         self._droughts: dict[str, Drought] = {}
         self._begun_at = 0
-        self._started = self._collected_at = time.monotonic()
+        self._started = self._collected_at = self._rests_until = time.monotonic()
         self._stack = AsyncExitStack()
         self._workers = Workers()
         self._board = StatusBoard(
@@ -162,7 +175,7 @@ class NodeLoop:
                 if self._network.discovery is not None:
                     await stack.enter_async_context(self._network.host)
                 await stack.enter_async_context(self._network.exchange)
-            await self._settle_library()
+            self._origins = await self._settle_library()
             await self._look()
             self._stack = stack.pop_all()
         return self
@@ -179,6 +192,7 @@ class NodeLoop:
 
     async def run(self) -> Summary:
         """The loop: do what `next_action` says until it says Stop."""
+        config = self._config
         async with self._services(), self._what_was_learnt_is_kept():
             while True:
                 match next_action(self._view()):
@@ -189,7 +203,12 @@ class NodeLoop:
                         await self._evaluate()
                     case SaveCheckpoint():
                         await self._save()
+                    case Rest(seconds):
+                        self._board.enter("resting", f"limits.power is {config.limits.power:.0%}")
+                        await asyncio.sleep(min(TICK_S, seconds))
                     case Pause():
+                        if self.status.phase.name != "paused":
+                            await self._workers.learn(self._learner.rest)
                         self._board.enter("paused", self.control.until)
                         await asyncio.sleep(TICK_S)
                     case RunRound(number):
@@ -243,6 +262,7 @@ class NodeLoop:
             peers_wanted=config.network.wait_for_peers if waits else 0,
             waited_s=time.monotonic() - self._started,
             paused=self.control.paused,
+            rest_left_s=self._rests_until - time.monotonic(),
         )
 
     # ---- one round ----
@@ -261,8 +281,11 @@ class NodeLoop:
         report = await self._train(number, own, external)
         if report is not None:
             seconds = time.perf_counter() - started
+            before, self._origins = self._origins, await self._settle_library()
             await self._catch_up(rollouts, borrowed, report)
+            self._thank(before, external)
             self._learnt(number, rollouts, external, report, seconds)
+            self._rests_until = time.monotonic() + rest_after(seconds, self._config.limits.power)
 
     async def _rollouts(self, number: int) -> RoundRollouts:
         ahead, self._ahead = self._ahead, None
@@ -358,9 +381,8 @@ class NodeLoop:
         """Keep what the book holds for others, and see whether rounds are to be of another mix now."""
         if (library := self._library) is None:
             return
-        origins = await self._settle_library()
         before = self._catching_up
-        now = after_round(before, round_of(rollouts.groups, borrowed, report, origins, self._config))
+        now = after_round(before, round_of(rollouts.groups, borrowed, report, self._origins, self._config))
         self._catching_up = now
         found = library.borrowed
         if story := told_of_catching_up(before, now, found.lenders, found.authors):
@@ -369,6 +391,17 @@ class NodeLoop:
         if mix != mix_of(before, self._config):
             await self._workers.learn(self._learner.catch_up, mix)
         self._board.borrowed(library, now)
+
+    def _thank(self, before: Mapping[Origin, int], external: Sequence[RolloutGroup]) -> None:
+        """Note whose groups were learnt from: those whose answers came into the book; without a library all
+        of the round's."""
+        if self._network is None:
+            return
+        taught = [(group.author, group.example.key.task, len(group.completions)) for group in external]
+        if self._library is not None:
+            new = self._origins.keys() - before.keys()
+            taught = [(author, key.task, self._origins[author, key]) for author, key in new]
+        self._network.exchange.receipts.learnt(taught)
 
     @property
     def _gauge(self) -> SharingGauge:
@@ -514,6 +547,8 @@ class NodeLoop:
         if self._pipeline is not None:
             self._board.in_pipeline(self._pipeline())
         self._refresh_sharing()
+        if self._contribution is not None:
+            self._board.contributed(self._contribution(self.status))
 
     def _refresh_sharing(self) -> None:
         stats = self._network.exchange.stats() if self._network is not None else None

@@ -143,6 +143,10 @@ class PolicyLearner(RolloutLearner):
         finally:
             self.engine.submit(())  # Awake: others may ask it before we do.
 
+    def rest(self) -> None:
+        super().rest()
+        self._forward.release_memory()
+
     def catch_up(self, mix: RoundMix | None) -> None:
         super().catch_up(mix)
         self._rule.replayed = None if mix is None else mix.replayed

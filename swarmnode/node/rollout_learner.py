@@ -195,6 +195,11 @@ class RolloutLearner(ABC):
         self._score_wait_s += time.perf_counter() - since_s
         return groups
 
+    def rest(self) -> None:
+        self._rollouts.park()
+        self.engine.sleep()
+        self.engine.submit(())  # Awake: people may ask it before we do.
+
     def evaluate(self) -> Evaluation | None:
         self._rollouts.park()
         self.use_newest_policy()

@@ -363,8 +363,13 @@ class ExchangeConfig(Section):
     """Keep the groups that the book of rule=book has answers of, as their authors signed them, for whoever
     asks; and at a start, and again when nothing is ever right, ask several peers for theirs, and catch up by
     replaying them. Off: neither."""
+    receipts_every_s: float = Field(default=300.0, ge=0)
+    """Time between the signed receipts by which we tell authors how many of their groups we learnt from: one
+    small message for all of them. 0: none are sent, and none of others kept."""
     upload_mb_per_s: float = Field(default=2.0, ge=1.1)
     """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
+    download_mb_per_s: float | None = Field(default=None, gt=0)
+    """Most megabytes a second, on average, of bodies and pages of libraries that we fetch. Unset: any."""
 
 
 class TrainingConfig(Section):
@@ -411,13 +416,28 @@ class LimitsConfig(Section):
     """Hours of the day, by this machine's clock, in which rounds may begin: 22-7, or 8:30-17. Empty: all."""
     programs: tuple[str, ...] = ()
     """Names of programs; while one of them runs, no round begins."""
-    card: bool = True
-    """Begin no round while a program that is not swarmnode keeps the card busy, as nvidia-smi tells."""
-    battery: bool = True
-    """Begin no round while this machine runs on its battery."""
+    card: bool | None = None
+    """Begin no round while a program that is not swarmnode keeps the card busy, as nvidia-smi tells. Unset:
+    if node.rounds is unset, too; somebody waits for a run that has an end."""
+    battery: bool | None = None
+    """Begin no round while this machine runs on its battery. Unset: as limits.card."""
     temperature: float | None = Field(default=None, gt=20, le=120)
     """Begin no round above so many degrees Celsius of the card, or of the CPU where no card is used; go on 8
     below. Unset: any."""
+    power: float = Field(default=1.0, ge=0.05, le=1)
+    """Share of the time that rounds may take, as 60% or 0.6: after each the node rests for the others. The
+    machine gets cooler, a watt in a round stays a watt: `nvidia-smi -pl`, as root, limits those."""
+    memory_gb: float | None = Field(default=None, gt=0)
+    """Most GiB of memory that model, training and answers may take, on the card where one is used. What
+    cannot fit is refused before it is loaded. Unset: what is free."""
+    disk_gb: float | None = Field(default=None, gt=0)
+    """Most GiB of this node's home on the disk. Above, the oldest checkpoints go first, but never the newest
+    and the best of a run; then rollouts shown of other runs; then rounds wait. Unset: any."""
+
+    @field_validator("power", mode="before")
+    @classmethod
+    def _power_may_be_in_percent(cls, value: Any) -> Any:
+        return float(value[:-1]) / 100 if isinstance(value, str) and value.endswith("%") else value
 
 
 class PipelineConfig(Section):
@@ -447,6 +467,9 @@ class PipelineConfig(Section):
 
 
 SHORTEST_PASSWORD = 8
+
+DESKTOP = "desktop"
+"""The value of node.notify for notices on the screen."""
 
 
 def is_loopback(host: str) -> bool:
@@ -487,10 +510,16 @@ class NodeConfig(Section):
     page: Annotated[str, named("page", "off")] = "web"
     """Page of a running node, for people, commands and Prometheus: web, off, or one of your own as
     mymodule:name."""
+    contribution: Annotated[str, named("contribution", "off")] = "days"
+    """Keeper of what this machine gave and got, on this machine alone: days (hours, energy where it is told,
+    groups), off, or one of your own as mymodule:name."""
     http: str = "127.0.0.1"
     """Address that the page listens on. Any other than this machine's own needs node.http_password."""
     http_password: SecretStr = SecretStr("")
     """Password of the page, for any user name. Best set as the variable SWARMNODE_NODE__HTTP_PASSWORD."""
+    notify: SecretStr = SecretStr("")
+    """Who is told when this node is stuck, cannot write a checkpoint or ends by an error: desktop (by
+    notify-send), or an http or https URL that {"text": ...} is posted to. Empty: nobody."""
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the page. 0: any free one; `swarmnode status` finds it. Policy k adds k."""
 
@@ -498,6 +527,15 @@ class NodeConfig(Section):
     @classmethod
     def _monitors_are_known_or_can_be_imported(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(known("monitor", name) for name in names)
+
+    @field_validator("notify")
+    @classmethod
+    def _notices_go_to_the_desktop_or_a_url(cls, to: SecretStr) -> SecretStr:
+        parts = urlsplit(to.get_secret_value())
+        is_url = parts.scheme in ("http", "https") and parts.hostname
+        if to.get_secret_value() not in ("", DESKTOP) and not is_url:
+            raise PydanticCustomError(SECRET, "node.notify is desktop, or an http or https URL")
+        return to
 
     @model_validator(mode="after")
     def _a_page_for_other_machines_has_a_password(self) -> "NodeConfig":

@@ -62,6 +62,8 @@ class FakeLearner:
         """Mixes that rounds were to be made of, as it was told."""
         self._interrupted = threading.Event()
         self.closed = False
+        self.rests = 0
+        """Times that it gave memory back."""
 
     @property
     def policy_version(self) -> int:
@@ -75,6 +77,9 @@ class FakeLearner:
 
     def use_newest_policy(self) -> None:
         self.generates_with = self._version
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def answer_too(self, examples: Sequence[ExampleKey]) -> None:
         self.to_answer += examples

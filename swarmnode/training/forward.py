@@ -182,9 +182,13 @@ class Forward:
         yield guard
         while guard.ran_out:
             # Outside of the guard: what failed is alive as long as its traceback is.
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
+            self.release_memory()
             yield guard
+
+    def release_memory(self) -> None:
+        """Gives memory that torch holds for later back to the card."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @property
     def _tells_apart(self) -> bool:
@@ -196,7 +200,8 @@ class Forward:
         if budget is None:
             raise ModelError(
                 "out of memory with the smallest micro-batch",
-                hint="use a smaller --model or --set rollout.max_tokens=...",
+                hint="lower rollout.max_tokens or rollout.max_prompt_tokens, use a smaller --model or"
+                " --set policy.quantization=nf4, or hold this one with others: --pipeline NAME",
             ) from error
         logger.warning("out of memory: the step is repeated with %s", budget.reason)
         if budget.checkpointing and not self._budget.checkpointing:

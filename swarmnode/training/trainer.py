@@ -182,6 +182,22 @@ def train_together(rounds: Sequence[RoundOfPolicy]) -> list[TrainReport]:
     return [one.finish() for one in rounds]
 
 
+def rehearse(forward: Forward, policy: Policy, longest: int) -> None:
+    """Pass the largest micro-batch that may come, of sequences of `longest` tokens, forward and backward, and
+    keep nothing of it: what does not fit shows now and not after an hour. Raises ModelError."""
+    ids, count = (0,) * (longest - 1), max(1, forward.micro_batch_tokens // longest)
+    samples = [TrainingSample((0,), ids, 0.0, None, (), policy.number) for _ in range(count)]
+    try:
+        for guard in forward.until_it_fits(longest):
+            with guard:
+                for batch in forward.batches(samples):
+                    with forward.policies_of(batch):
+                        forward.logprobs(batch).logprobs_N.sum().backward()
+    finally:
+        for parameter in policy.parameters:
+            parameter.grad = None
+
+
 @dataclass(frozen=True, slots=True)
 class KnownLogprobs:
     """Log-probabilities that do not change while the round trains."""

@@ -71,7 +71,7 @@ async def main(folder: Path, port: int, seeds: Sequence[str]) -> None:
         {task.name: task},
         encode=lambda text, finish: (*text.encode(), 256),
         prompt_ids=lambda text: tuple(text.encode()),
-        settings=ExchangeSettings(),
+        settings=ExchangeSettings(receipts_every_s=1.0),
         model_family="none",
         model_size=None,
     )
@@ -92,10 +92,12 @@ async def main(folder: Path, port: int, seeds: Sequence[str]) -> None:
         while True:
             for group in await exchange.collect(0 if rests() else 4, 0, deadline_s=0.2):
                 authors[group.author] = authors.get(group.author, 0) + 1
+                exchange.receipts.learnt([(group.author, task.name, 1)])
             peers = list(await host.peers()) if host.status().state == "up" else []
             reach = discovery.reach
             line = {"at": time.time(), "peer": key.peer_id, "peers": peers, "authors": authors}
-            line["banned"] = exchange.stats().banned_peers
+            stats = exchange.stats()
+            line |= {"banned": stats.banned_peers, "thanked_by": stats.receipts.nodes}
             line |= {"verdict": reach.verdict, "told": reach.told(), "invites": reach.addresses}
             print(json.dumps(line), flush=True)
             await asyncio.sleep(0.3)

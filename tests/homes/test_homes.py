@@ -28,12 +28,13 @@ Beside = Callable[..., None]
     ],
     ids=["cone-cone", "cone-symmetric", "symmetric-symmetric", "behind-two-routers"],
 )
-def test_two_homes_exchange_groups_through_a_seed(
+def test_two_homes_exchange_groups_through_a_seed_and_thank_each_other(
     lab: Lab, start: Start, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     seed = start(lab.public(), seed=True)
     a, b = start(lab.home(**one)[0], seed.address), start(lab.home(**other)[0], seed.address)
     until(lambda: a.has_from(b) >= 5 and b.has_from(a) >= 5)
+    until(lambda: a.last["thanked_by"] == b.last["thanked_by"] == 1)
     assert b.peer not in a.last["peers"] and a.peer not in b.last["peers"]
 
 

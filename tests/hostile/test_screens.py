@@ -19,7 +19,7 @@ def test_the_words_of_a_member_reach_the_log_without_control_characters(
     start: Callable[..., JoinedNode],
 ) -> None:
     node = start(*MEMBER)
-    with Attacker("steering_member", [node.running().addresses[0]], seconds=90, about="attic") as attacker:
+    with Attacker("steering_member", [node.running().addresses[0]], seconds=240, about="attic") as attacker:
         attacker.wait_for("proposed")
         node.until(lambda: "evil.example" in node.story)
     log = "".join(path.read_text() for path in node.paths.logs.glob("*.log"))

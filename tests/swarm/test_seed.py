@@ -67,14 +67,20 @@ def end(process: subprocess.Popen[str]) -> None:
     assert (process.returncode, rest) == (0, ""), "the address is the only line on standard output"
 
 
-def test_two_nodes_that_know_only_the_seed_train_on_each_others_groups(
+def test_two_nodes_that_know_only_the_seed_train_on_each_others_groups_and_say_thanks(
     seed: Callable[..., tuple[subprocess.Popen[str], str]], join: Join
 ) -> None:
     process, address = seed(free_port())
-    nodes = [join(address, "--seed", str(number), home=f"node-{number}") for number in range(2)]
+    often = ("--set", "exchange.receipts_every_s=1")
+    nodes = [join(address, *often, "--seed", str(number), home=f"node-{number}") for number in range(2)]
     for node in nodes:
         node.until(lambda node=node: node.status()["network"]["peers"] >= 2)
         node.until(lambda node=node: node.status()["exchange"]["accepted"] > 0)
+        node.until(lambda node=node: node.status()["receipts"]["nodes"] == 1)
+        status = node.status()
+        assert 0 < status["receipts"]["groups"] <= status["exchange"]["published"]
+        node.until(lambda node=node: node.status()["health"]["different_versions"] == 1)
+        assert node.status()["health"]["nodes"] == 1
     end(process)
     for node in nodes:
         before = node.status()["exchange"]["accepted"]

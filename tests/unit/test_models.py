@@ -23,8 +23,10 @@ from swarmnode.models import (
     read_facts,
     remember_model,
     resolve_model,
+    within_limit,
     workload,
 )
+from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 
 CARDS = load_cards(builtin_folder("configs") / "models.toml")
@@ -180,3 +182,12 @@ def test_a_cpu_plans_two_bytes_for_wide_models_where_it_multiplies_them_in_bfloa
     assert workload(config, None, hidden=TINY.hidden).number_bytes == 4
     in_4_bits = config.model_copy(update={"policy": config.policy.model_copy(update={"quantization": "nf4"})})
     assert workload(in_4_bits, None, hidden=4096).number_bytes == 4
+
+
+def test_a_limit_of_memory_counts_what_we_have_taken_and_never_adds_to_what_is_free() -> None:
+    limited = Config.model_validate({"limits": {"memory_gb": 4}})
+    assert within_limit(Config(), 9.0) == 9.0
+    assert within_limit(limited, 9 * GIB) == 4 * GIB
+    assert within_limit(limited, 2 * GIB) == 2 * GIB
+    assert within_limit(limited, 9 * GIB, 3 * GIB) == GIB
+    assert within_limit(limited, 9 * GIB, 5 * GIB) == 0

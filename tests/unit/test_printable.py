@@ -67,7 +67,7 @@ def test_a_traceback_shows_its_lines_and_none_of_them_looks_like_the_log(tmp_pat
 def test_an_error_that_ends_a_command_is_shown_on_its_two_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise EngineError(STRANGERS, hint=STRANGERS)
 
     monkeypatch.setattr(app, "app", fail)

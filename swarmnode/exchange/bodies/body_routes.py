@@ -35,6 +35,11 @@ class BodyRoutes:
         """Return True if the author itself should be asked: connected, or never dialled in vain lately."""
         return author in self.connected or now >= self._dial_at.get(author, now)
 
+    def reaches(self, author: str, now: float) -> bool | None:
+        """Return True if we are connected to the author, False if it was dialled in vain lately, None if
+        neither."""
+        return True if author in self.connected else None if self.is_direct(author, now) else False
+
     def cannot_dial(self, author: str, now: float) -> None:
         """Take note that the author could not be dialled."""
         self._dial_at[author] = now + DIAL_AGAIN_S

@@ -58,6 +58,9 @@ SLOW_LINE_BYTES_PER_S = 256.0 * 1024
 UPLOAD_BURST_S = 4.0
 """Seconds' worth of upload that may be used at once: after a round everybody asks at the same time."""
 
+DOWNLOAD_BURST_S = 4.0
+"""Seconds' worth of download that may be used at once. What one body takes beyond it is made up for."""
+
 FOREIGN_PART = 4
 """Others' bodies may take up a quarter of what our own may: ours are asked for more often."""
 
@@ -89,6 +92,8 @@ class BodyTransfer:
             rate_per_s=settings.upload_bytes_per_s, burst=settings.upload_bytes_per_s * UPLOAD_BURST_S
         )
         self._kept_for_givers = settings.upload_bytes_per_s * UPLOAD_BURST_S / 2
+        rate = settings.download_bytes_per_s
+        self._download = None if rate is None else TokenBucket(rate, rate * DOWNLOAD_BURST_S)
         self._vain_asks = TokenBucket(VAIN_ASKS_PER_S, VAIN_ASKS_BURST)
         self._looking = asyncio.Lock()
         self._looked_at = 0.0
@@ -162,6 +167,17 @@ class BodyTransfer:
         self._ledger.bytes_out += len(data)
         return data
 
+    @property
+    def may_fetch(self) -> bool:
+        """True if our download is not used up: nothing new is fetched until then."""
+        return self._download is None or self._download.has(0.0, now=self._clock())
+
+    def fetched(self, size_bytes: int) -> None:
+        """Counts bytes that came, as part of our download."""
+        self._ledger.bytes_in += size_bytes
+        if self._download is not None:
+            self._download.owe(size_bytes)
+
     async def fetch_from(self, peer: str, announcement: Announcement, *, timeout_s: float) -> bytes:
         """Return the body of a header as this peer has it, its hash checked. Raises Rejected (unavailable,
         timeout) and HostDown."""
@@ -193,7 +209,7 @@ class BodyTransfer:
         if body is None:
             raise Rejected(Reason.TIMEOUT if search.timed_out else Reason.UNAVAILABLE)
         self._ledger.fetched += 1
-        self._ledger.bytes_in += len(body)
+        self.fetched(len(body))
         return body
 
     def _may_take(self, peer: str, size_bytes: int) -> bool:
@@ -269,12 +285,14 @@ class BodyTransfer:
 
     async def _pull(self, author: str, body_hash: bytes, size_bytes: int) -> bytes | None:
         """Fetch a body that others want from its author, and keep it for them."""
+        if not self.may_fetch:
+            return None
         try:
             body = await self._request(author, author, body_hash, size_bytes, PULL_S)
         except (HostDown, RequestTimeout):
             return None
         if body is not None:
-            self._ledger.bytes_in += len(body)
+            self.fetched(len(body))
             self._ledger.reputation.gave(author, len(body))
             self.foreign.put(body_hash, body)
         return body

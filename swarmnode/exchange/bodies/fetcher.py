@@ -229,7 +229,7 @@ class Fetcher:
     def _has_room(self) -> bool:
         """Returns True if one more may be fetched. What newcomers and slow authors are fetched for may never
         come, so it does not count as being there."""
-        if self._judge.stuck >= MAX_STUCK_JUDGEMENTS:
+        if self._judge.stuck >= MAX_STUCK_JUDGEMENTS or not self._bodies.may_fetch:
             return False
         running = self._running()
         if running.total() >= 2 * self._settings.fetch_concurrency:

@@ -106,7 +106,12 @@ class Inbox:
             raise Rejected(Reason.OVER_CAPACITY)
         try:
             announcement = check_gossip(
-                message.data, sender, arrival, settings=self._settings, tasks=self._context.tasks
+                message.data,
+                sender,
+                arrival,
+                settings=self._settings,
+                tasks=self._context.tasks,
+                heard=self._context.health.heard,
             )
         except Rejected as rejected:
             reputation.announced(sender, arrival.at)

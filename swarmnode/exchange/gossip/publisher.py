@@ -17,6 +17,7 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose, give, resealed
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.gossip.helping import Helping, help_topic_of, rarely_right
+from swarmnode.exchange.gossip.receipts import Receipts
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, PACE
@@ -38,10 +39,12 @@ class Publisher:
         bodies: BodyStore,
         shelf: Shelf | None,
         model: ModelLabel,
+        receipts: Receipts,
     ) -> None:
-        """`bodies`: where others find ours. `shelf`: the library's; None: there is none."""
+        """`bodies`: where others find ours. `shelf`: the library's; None: there is none. `receipts`: told
+        what others may learn from."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
-        self._bodies, self._shelf, self._model = bodies, shelf, model
+        self._bodies, self._shelf, self._model, self._receipts = bodies, shelf, model, receipts
         self._topic, self._help_topic = topic_of(self._settings.swarm), help_topic_of(self._settings.swarm)
         self._pace = TokenBucket(PACE * HEADERS_PER_S, PACE * HEADERS_BURST)
         self._host_was_down = False
@@ -119,7 +122,7 @@ class Publisher:
         return composed
 
     def _compose(self, group: RolloutGroup, *, for_library: bool = False) -> Composed:
-        return compose(
+        composed = compose(
             group,
             self._context.key,
             swarm=self._settings.swarm,
@@ -128,6 +131,8 @@ class Publisher:
             in_turns=self._is_in_turns(group),
             for_library=for_library,
         )
+        self._receipts.gave(composed.header.task, composed.header.group_size)
+        return composed
 
     def _is_in_turns(self, group: RolloutGroup) -> bool:
         return is_environment(self._context.tasks.get(group.example.key.task))

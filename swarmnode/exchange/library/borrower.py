@@ -409,9 +409,11 @@ class Borrower:
         await _until(lambda: len(self._ready) < MAX_READY)
 
     async def _until_it_may_be_asked(self, lender: "_Lender") -> None:
-        """Waits for its allowance: it need not refuse us."""
+        """Waits for its allowance, as it need not refuse us, and for that of our download."""
         reputation = self._ledger.reputation
-        await _until(lambda: reputation.may_be_asked(lender.peer, self._context.clock()))
+        await _until(
+            lambda: self._bodies.may_fetch and reputation.may_be_asked(lender.peer, self._context.clock())
+        )
 
 
 @dataclass(slots=True)

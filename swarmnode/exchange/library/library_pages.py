@@ -126,5 +126,5 @@ class LibraryPages:
             raise Rejected(Reason.UNAVAILABLE, str(error)) from error
         if not data:
             raise Rejected(Reason.UNAVAILABLE, "it gives us nothing now")
-        self._ledger.bytes_in += len(data)
+        self._bodies.fetched(len(data))
         return decoded(_pages, data)

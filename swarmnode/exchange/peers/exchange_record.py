@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from swarmnode.exchange.gossip.receipts import SavedReceipts
 from swarmnode.exchange.limits import MAX_SEEN, MAX_TRACKED_PEERS
 from swarmnode.exchange.peers.recently_seen import KEY_BYTES
 from swarmnode.exchange.peers.reputation import FULL_SCORE, Reputation, Standing
@@ -37,7 +38,7 @@ HURRY_S = 1.0
 """The least time between two writes, also where peers are banned one after the other."""
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
-"""Three times what a full record takes."""
+"""More than a full record takes: 5 MiB, and 7 of receipts."""
 
 Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
@@ -66,6 +67,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     headers_of_others: SeenKeys = ()
     groups: SeenKeys = ()
     standings: Annotated[tuple[SavedStanding, ...], Meta(max_length=MAX_TRACKED_PEERS)] = ()
+    receipts: SavedReceipts = SavedReceipts()
 
 
 def saved_standings(reputation: Reputation) -> tuple[SavedStanding, ...]:

@@ -6,7 +6,7 @@ All checks are pure: they look at everything before anything is kept, and raise 
 take a tenth of a millisecond and run on the event loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
@@ -19,19 +19,32 @@ from swarmnode.types import MIN_REWARD_SPREAD
 
 HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
 
+Heard = Callable[[str, Header], None]
+"""Called with author and header."""
+
 BODY_OVERHEAD_BYTES = 1024
 """Bytes of a body besides its answers: names, their framing, the frame of zstd."""
 
 
 def check_gossip(
-    data: bytes, sender: str, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task]
+    data: bytes,
+    sender: str,
+    arrival: Arrival,
+    *,
+    settings: ExchangeSettings,
+    tasks: Mapping[str, Task],
+    heard: Heard = lambda author, header: None,
 ) -> Announcement:
-    """The announcement in a gossip message: sent by its author, in time, sound in itself. Raises Rejected."""
-    announcement = check_header(data, arrival, settings=settings, tasks=tasks)
-    if announcement.author != sender:
-        raise Rejected(Reason.SENDER_MISMATCH, f"{sender} sent a header of {announcement.author}")
-    _check_time(announcement.header, arrival.at, settings.max_age_s)
-    return announcement
+    """The announcement in a gossip message: sent by its author, in time, sound in itself. `heard`: told of
+    all that are signed and in time, of use or not. Raises Rejected."""
+
+    def is_new(author: str, header: Header) -> None:
+        if author != sender:
+            raise Rejected(Reason.SENDER_MISMATCH, f"{sender} sent a header of {author}")
+        _check_time(header, arrival.at, settings.max_age_s)
+        heard(author, header)
+
+    return check_header(data, arrival, settings=settings, tasks=tasks, first=is_new)
 
 
 def check_header(
@@ -41,10 +54,13 @@ def check_header(
     settings: ExchangeSettings,
     tasks: Mapping[str, Task],
     in_library: bool = False,
+    first: Heard = lambda author, header: None,
 ) -> Announcement:
     """The announcement in a sealed header: signed, well-formed and of use to us. `in_library`: it is of a
-    group that somebody keeps for its right answers (library/). Raises Rejected."""
+    group that somebody keeps for its right answers (library/). `first`: looks at it before we do. Raises
+    Rejected."""
     author, header = open_header(data)
+    first(author, header)
     if settings.publishers is not None and author not in settings.publishers:
         raise Rejected(Reason.NOT_A_PUBLISHER)
     check_fits(header, settings, tasks, in_library=in_library)

@@ -2,4 +2,7 @@
 
 from swarmnode.registry import Parts
 
-PARTS: Parts = {"guard": {"limits": "swarmnode.extensions.limits.machine_guard:guard_machine"}}
+PARTS: Parts = {
+    "guard": {"limits": "swarmnode.extensions.limits.machine_guard:guard_machine"},
+    "command": {"service": "swarmnode.extensions.limits.service_command:app"},
+}

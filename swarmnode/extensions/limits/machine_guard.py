@@ -7,13 +7,25 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
+from itertools import count
 
+from swarmnode.errors import StorageError
+from swarmnode.extensions.limits.disk_limit import make_room
 from swarmnode.extensions.limits.machine_readings import card_of, read_machine
+from swarmnode.extensions.limits.notices import send_notice
 from swarmnode.extensions.limits.reasons_to_pause import Readings, Reasons, reasons_to_pause
+from swarmnode.extensions.limits.trouble_watch import TroubleWatch, ended_by
+from swarmnode.machine.hardware import GIB
 from swarmnode.node.building.guards import GuardSource
 
 LOOK_S = 5.0
 """Seconds between two looks."""
+
+LOOKS_A_MINUTE = 12
+"""What takes longer to look at, or changes slowly, is looked at once a minute."""
+
+DISK_HINT = "set more (--max-disk), or remove a run: `swarmnode runs` lists them with their sizes"
 
 LONGEST_LOOK_S = 20.0
 """Longest wait for a look under way when the node ends."""
@@ -34,23 +46,39 @@ class PauseWatch:
             self._source.control.hold(guard, self._found.words.get(guard, ""))
 
 
+def trouble_with_disk(source: GuardSource) -> str:
+    """Makes room in the home where it has to. Returns what is wrong where that is not enough."""
+    most = source.config.limits.disk_gb
+    return "" if most is None else make_room(source.paths, most * GIB, source.status().run)
+
+
 @contextmanager
 def guard_machine(source: GuardSource) -> Generator[None]:
-    """Looks after the machine while the block runs."""
-    ended = threading.Event()
+    """Looks after the machine while the block runs. Raises StorageError where the home is too large."""
+    if wrong := trouble_with_disk(source):
+        raise StorageError(f"{wrong}, and nothing is left that may go by itself", hint=DISK_HINT)
+    ended, notify = threading.Event(), source.config.node.notify.get_secret_value()
 
     def keep_looking() -> None:
         card = card_of(source.config.policy.device)
         watch = PauseWatch(source, lambda: read_machine(source.config, card))
-        while not ended.is_set():
+        trouble = TroubleWatch(source.status, partial(send_notice, notify))
+        for number in count():
             watch.look()
-            ended.wait(LOOK_S)
+            if number % LOOKS_A_MINUTE == LOOKS_A_MINUTE - 1:
+                source.control.hold("disk", trouble_with_disk(source))
+                trouble.look()
+            if ended.wait(LOOK_S):
+                return
 
     # With our context: log lines say which policy they are about.
     thread = threading.Thread(target=copy_context().run, args=(keep_looking,), name="limits", daemon=True)
     thread.start()
     try:
         yield
+    except Exception as error:
+        send_notice(notify, ended_by(error, source.status()))
+        raise
     finally:
         ended.set()
         thread.join(LONGEST_LOOK_S)

@@ -30,18 +30,19 @@ Ask = Callable[[Sequence[str]], str]
 """Runs nvidia-smi with these arguments and returns what it prints; empty where it cannot."""
 
 
-def read_machine(config: Config, card: str | None, ask: "Ask | None" = None) -> Readings:
+def read_machine(config: Config, card: str | None, ask: Ask | None = None) -> Readings:
     """Returns what the limits have to know now. `card`: the UUID of the card that this node uses, if it uses
     one; what no limit asks for is not looked at."""
-    limits, ask = config.limits, ask or ask_nvidia_smi
+    limits, ask, endless = config.limits, ask or ask_nvidia_smi, config.node.rounds is None
+    battery, watches_card = (endless if one is None else one for one in (limits.battery, limits.card))
     which = () if card is None else (f"--id={card}",)
     return Readings(
         datetime.now().time(),
-        on_battery=on_battery() if limits.battery else None,
+        on_battery=on_battery() if battery else None,
         programs=listed_programs(limits, _names_of_others()) if limits.programs else (),
-        card_users=None
-        if card is None or not limits.card
-        else _others_on_card(ask(("pmon", "-c", "1", "-s", "u", *which))),
+        card_users=_others_on_card(ask(("pmon", "-c", "1", "-s", "u", *which)))
+        if which and watches_card
+        else None,
         temperature_c=None if limits.temperature is None else _temperature(which, ask),
     )
 

@@ -53,11 +53,11 @@ def reasons_to_pause(limits: LimitsConfig, seen: Readings, before: Reasons) -> R
     words = {
         "hours": "" if within(limits.hours, seen.clock) else f"outside {limits.hours}",
         "programs": f"{seen.programs[0]} runs" if seen.programs else "",
-        "battery": "on battery" if limits.battery and seen.on_battery else "",
+        "battery": "on battery" if seen.on_battery else "",
         "temperature": _too_hot(limits.temperature, seen.temperature_c, "temperature" in before.words),
     }
     busy, free = before.looks_busy, before.looks_free
-    if limits.card and seen.card_users is not None:
+    if seen.card_users is not None:
         busy, free = (busy + 1, 0) if seen.card_users else (0, free + 1)
         goes_on = "card" in before.words and free < LOOKS_FREE
         if seen.card_users and (goes_on or busy >= LOOKS_BUSY):

@@ -42,6 +42,7 @@ def overview(source: PageSource, history: RewardHistory) -> dict[str, Any]:
             "until": control.until,
             "ending": control.ending,
         },
+        "week": "" if status.week.hours is None else status.week.told().removeprefix("this week: "),
         "newest_round": history.rounds[-1].round if history.rounds else 0,
     }
 

@@ -170,15 +170,17 @@ def build_exchange(
 
 def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
     """The exchange's settings out of the node's."""
-    wanted = groups_wanted(config)
+    wanted, download = groups_wanted(config), config.exchange.download_mb_per_s
     return ExchangeSettings(
         swarm=config.swarm.name,
         upload_bytes_per_s=config.exchange.upload_mb_per_s * 1e6,
+        download_bytes_per_s=None if download is None else download * 1e6,
         max_prompt_tokens=longest_prompt,
         max_completion_tokens=config.rollout.max_tokens,
         buffer_groups=max(LEAST_BUFFER, BUFFERED_ROUNDS * wanted),
         prefetch_groups=wanted,
         fetch_concurrency=max(4, min(wanted, 16)),
+        receipts_every_s=config.exchange.receipts_every_s,
         private=config.tasks.private,
     )
 

@@ -7,27 +7,30 @@ local_policy.py -> LocalPolicy -> [build_forward, choose_budget] -> Forward, of 
 import logging
 from dataclasses import replace
 
+import psutil
 import torch
 
 from swarmnode.engine_record import EngineRecord, record_of
 from swarmnode.machine.hardware import Machine, inspect_machine
 from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory
 from swarmnode.model.budget import TokenBudget, token_cost
-from swarmnode.models import workload
+from swarmnode.models import within_limit, workload
 from swarmnode.node.building.local_policy import LocalPolicy
 from swarmnode.node.building.machine_memory import budget_for, longest_sequence
 from swarmnode.node.learner import Overlap, decide_overlap
 from swarmnode.registry import ours
 from swarmnode.settings.config import Config
 from swarmnode.training.forward import Forward
+from swarmnode.training.trainer import rehearse
 
 logger = logging.getLogger(__name__)
 
 
 def build_forward(config: Config, local: LocalPolicy) -> Forward:
     """Returns the forward pass with which all policies on this base train, its tokens at once chosen. The
-    adapters of all of them must be loaded by now."""
-    return Forward(
+    adapters of all of them must be loaded by now. On a card the largest micro-batch is tried at once; a CPU
+    would lend it the memory all the same. Raises ModelError where it does not fit."""
+    forward = Forward(
         local.policy,
         config.training,
         temperature=config.rollout.temperature,
@@ -35,6 +38,13 @@ def build_forward(config: Config, local: LocalPolicy) -> Forward:
         budget=choose_budget(config, local),
         before_a_batch=local.shared.give_way,
     )
+    if local.base.model.device.type != "cpu":
+        if not forward.budget.fits:
+            local.engine.sleep()
+        rehearse(forward, local.policy, longest_sequence(config, local.base.name, local.base.max_positions))
+        local.engine.submit(())
+        logger.info("the largest micro-batch was tried: %d tokens fit", forward.micro_batch_tokens)
+    return forward
 
 
 def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
@@ -43,7 +53,7 @@ def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
     cost, room = None, None
     if card is not None:
         work = _loaded_workload(config, local)
-        free = _free_bytes(local, inspect_machine())
+        free = _free_bytes(config, local, inspect_machine())
         cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
     budget = budget_for(config, room, cost, longest, local.base.model.device.type)
     logger.info("micro-batches of %s", budget.reason)
@@ -59,7 +69,7 @@ def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> O
         max_lag=config.rollout.max_lag,
         gpu=local.base.model.device.type == "cuda",
         cores=machine.cores,
-        free_bytes=_free_bytes(local, machine),
+        free_bytes=_free_bytes(config, local, machine),
         need_bytes=_overlap_bytes(config, local, budget),
     )
     logger.info("overlap of generation and training %s", decision.reason)
@@ -79,10 +89,14 @@ def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> f
     return plan_memory(card, work).step + _still_to_come(card, work, local)
 
 
-def _free_bytes(local: LocalPolicy, machine: Machine) -> int:
-    """Free bytes of the device that the model is on."""
+def _free_bytes(config: Config, local: LocalPolicy, machine: Machine) -> float:
+    """Free bytes of the device that the model is on, as far as we may take them."""
     device = local.base.model.device
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory_free_bytes
+    if device.type == "cuda":
+        free, taken = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
+    else:
+        free, taken = machine.memory_free_bytes, psutil.Process().memory_info().rss
+    return within_limit(config, free, taken)
 
 
 def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:

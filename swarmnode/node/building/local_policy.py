@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from swarmnode.cpu_kernels import use_kernels
-from swarmnode.machine.hardware import find_card
+from swarmnode.machine.hardware import GIB, find_card
 from swarmnode.machine.storage import Paths
-from swarmnode.model.base_model import LoadedModel, load_base_model
+from swarmnode.model.base_model import LoadedModel, find_device, load_base_model
 from swarmnode.model.demonstration.tiny import Progress, build_tiny
 from swarmnode.model.policy import Policy
 from swarmnode.models import find_model
@@ -82,6 +83,11 @@ def load_policy(
     use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
     source = str(build_tiny(paths.models, progress=progress)) if model == "tiny" else model
     look_ahead(config, source, policies=policies)
+    if config.limits.memory_gb is not None and card.gpu is not None and card.gpu.memory_total_bytes:
+        share = config.limits.memory_gb * GIB / card.gpu.memory_total_bytes
+        cast(Any, torch.cuda).set_per_process_memory_fraction(
+            min(1.0, share), find_device(config.policy.device)
+        )
     base = load_base_model(source, config.policy)
     limit = base.max_positions
     engine, reason = make_engine(

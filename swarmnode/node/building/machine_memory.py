@@ -25,7 +25,15 @@ from swarmnode.machine.memory_plan import (
 from swarmnode.machine.storage import builtin_folder
 from swarmnode.model.budget import TokenBudget, TokenCost, token_budget, token_cost
 from swarmnode.model.model_hub import only_from_disk
-from swarmnode.models import LOWER, find_facts, find_model, load_cards, read_config, workload
+from swarmnode.models import (
+    LOWER,
+    find_facts,
+    find_model,
+    load_cards,
+    read_config,
+    within_limit,
+    workload,
+)
 from swarmnode.settings.config import Config
 
 logger = logging.getLogger(__name__)
@@ -70,6 +78,8 @@ def plan_for(config: Config, model: str) -> PlannedMemory:
         free, place = float(gpu.memory_free_bytes), gpu.name
         if work.engine.card_share is not None:
             engine_bytes = work.engine.card_share * (gpu.memory_total_bytes or gpu.memory_free_bytes)
+    if config.limits.memory_gb is not None:
+        free, place = within_limit(config, free), f"{place} within limits.memory_gb"
     if facts.card is None:
         return PlannedMemory(None, None, facts.source, free, place)
     return _plan_card(config, facts.card, replace(work, engine_bytes=engine_bytes), free, place)

@@ -28,6 +28,7 @@ from swarmnode.node.building.task_processes import tasks_for_strangers
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.board import Watcher, Watchers
+from swarmnode.node.showing.contribution import open_contribution
 from swarmnode.node.showing.monitors import Monitor, MonitorFeed, run_info
 from swarmnode.node.showing.rollout_log import FILE, RolloutLog
 from swarmnode.node.showing.screen import Screen
@@ -59,6 +60,7 @@ def build_members(
         remember_model(paths.model_choice, model)
     policies = policies_beside(loaded, seats)
     open_callers(stack, loaded, [seat.label for seat in seats], config, paths)
+    contribution = open_contribution(stack, config, paths.state)
     forward = build_forward(config, loaded)
     overlap = choose_overlap(config, loaded, forward.budget)
     cohort, neighbourhood = cohort_of(seats), Neighbourhood()
@@ -102,6 +104,7 @@ def build_members(
             seed=seat.seed,
             overlap=overlap.on,
             policy=seat.number,
+            contribution=contribution,
             neighbours=[other.key.peer_id for other in seats if other is not seat],
             keep_rollouts=RolloutLog(
                 store.folder / FILE, learner.credit, seat.seed, local.renderer.pieces

@@ -14,7 +14,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from swarmnode.errors import IdentityInUse, SwarmnodeError
+from swarmnode.errors import IdentityInUse, ModelError, SwarmnodeError
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
@@ -179,6 +179,8 @@ def forget_earlier_runs(paths: Paths) -> None:
 def _say_what_it_takes(config: Config, model: str) -> None:
     planned = plan_for(config, model)
     logger.info("memory: %s", planned.describe())
+    if planned.fits is False and config.limits.memory_gb is not None:
+        raise ModelError(f"limits.memory_gb is too small: {planned.describe()}", hint=planned.advice)
     if planned.fits is False:
         logger.warning("%s", planned.advice)
 

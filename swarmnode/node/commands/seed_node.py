@@ -2,10 +2,10 @@
 
 cli seed -> [run_seed] -> SeedNode -> host, discovery, the swarm's rollout topics, bodies of connected authors
 
-It is on every topic of rollouts and of requests for help because GossipSub forwards only what a node is
-subscribed to: members that so far know nobody but the seed hear each other through it. Members behind routers
-cannot be dialled, but they have dialled the seed: it fetches the bodies that others ask for over those
-connections and hands them on (exchange/bodies/holder.py), within its limits of memory and upload.
+It is on the topics of rollouts, requests for help and receipts because GossipSub forwards only what a node
+is subscribed to: members that so far know nobody but the seed hear each other through it. Members behind
+routers cannot be dialled, but they have dialled the seed: it fetches the bodies that others ask for over
+those connections and hands them on (exchange/bodies/holder.py), within its limits of memory and upload.
 """
 
 import asyncio
@@ -13,19 +13,24 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from swarmnode.errors import NetworkError
+from swarmnode.errors import NetworkError, Rejected
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.header_gossip import HeaderGossip, topic_of
 from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.exchange.gossip.receipts import receipts_topic_of
+from swarmnode.exchange.limits import TOTAL_HEADERS_BURST, TOTAL_HEADERS_PER_S
 from swarmnode.exchange.peers.connection_gate import ConnectionGate
 from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Reputation
+from swarmnode.exchange.peers.swarm_health import SwarmHealth
+from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.exchange.validation.header_check import open_header
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import Paths
 from swarmnode.network.finding.discovery import Discovery
@@ -65,10 +70,14 @@ class SeedNode:
         self._discovery = discovery
         self._settings = settings
         swarm = config.swarm.name
-        self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, help_topic_of(swarm): self._count})
+        beside = {help_topic_of(swarm): self._count, receipts_topic_of(swarm): self._count}
+        self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, **beside})
         self._ledger = Ledger(Reputation(), time.time, on_ban=self._shut_out)
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=time.time, rng=random.Random())
         self._door = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
+        self._health = SwarmHealth(swarm, time.time)
+        self._pace = TokenBucket(TOTAL_HEADERS_PER_S, TOTAL_HEADERS_BURST)
+        """Headers that are looked into; all are passed on."""
         self._stop = asyncio.Event()
         self._stack = AsyncExitStack()
         self._board = StatusBoard(
@@ -135,6 +144,11 @@ class SeedNode:
     def _hear(self, message: Message) -> None:
         self._count(message)
         self._bodies.holder.heard(message)
+        if self._pace.take(now=time.time()):
+            with suppress(Rejected):
+                author, header = open_header(message.data)
+                if author == message.sender:
+                    self._health.heard(author, header)
 
     def _count(self, message: Message) -> None:
         self._ledger.headers_seen += 1
@@ -162,7 +176,8 @@ class SeedNode:
     async def _keep_looking(self) -> None:
         while True:
             await self._board.look_at(self._host, self._discovery.reach)
-            self._board.relayed(self._sharing())
+            health = self._health.figures((), lambda peer: self._bodies.routes.reaches(peer, time.time()))
+            self._board.relayed(self._sharing(), health)
             await asyncio.sleep(LOOK_EVERY_S)
 
 

@@ -14,7 +14,7 @@ PATIENCE_S = 1800.0
 PATIENCE_ROUNDS = 10.0
 """So many times the last round's length, where that is longer."""
 
-WAITS = ("paused", "waiting", "serving", "stopped")
+WAITS = ("paused", "resting", "waiting", "serving", "stopped")
 """Beginnings of the phases in which no round is to be expected; their detail says why."""
 
 NETWORK_PATIENCE_S = 120.0

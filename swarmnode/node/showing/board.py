@@ -22,7 +22,7 @@ import msgspec
 from swarmnode import __version__
 from swarmnode.errors import NetworkError
 from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
-from swarmnode.exchange.exchange_stats import ExchangeStats
+from swarmnode.exchange.exchange_stats import ExchangeStats, HealthStats
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, scope_of
@@ -42,6 +42,7 @@ from swarmnode.node.showing.node_status import (
     Sharing,
     SharingEffect,
     Speed,
+    WeekContribution,
     invitation,
     joins_from,
     short_invitation,
@@ -187,7 +188,7 @@ class StatusBoard:
         sharing = msgspec.convert(found, Sharing)
         if sharing.starved and not self.status.exchange.starved:
             logger.warning("%s", sharing.starved)
-        self._set(exchange=sharing, help=stats.help)
+        self._set(exchange=sharing, help=stats.help, receipts=stats.receipts, health=stats.health)
 
     def weighed(self, gauge: SharingGauge, wanted: int) -> None:
         """Takes over the gauge of sharing; `wanted` groups a round are set."""
@@ -227,9 +228,13 @@ class StatusBoard:
         """The status page has this address."""
         self._set(page=page)
 
-    def relayed(self, heard: Sharing) -> None:
+    def relayed(self, heard: Sharing, health: HealthStats) -> None:
         """Take over what a seed heard; it has no exchange that would count more."""
-        self._set(exchange=heard)
+        self._set(exchange=heard, health=health)
+
+    def contributed(self, week: WeekContribution) -> None:
+        """Take over what this machine gave and got."""
+        self._set(week=week)
 
     def in_pipeline(self, pipeline: PipelineStatus) -> None:
         self._set(pipeline=pipeline)

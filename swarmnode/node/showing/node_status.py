@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.exchange_stats import HelpStats
+from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, ReceiptStats
 from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
 from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
 from swarmnode.network.reach.reachability import Reach
@@ -24,7 +24,7 @@ from swarmnode.printable import printable
 from swarmnode.training.records import Counters, TrainReport
 
 OF_SEEDS = (
-    *("pid", "started_at", "phase.", "network."),
+    *("pid", "started_at", "phase.", "network.", "health."),
     *(
         f"exchange.{name}"
         for name in ("headers", "bytes_in", "bytes_out", "pulled", "served", "banned_peers")
@@ -216,6 +216,39 @@ class LibraryStatus(msgspec.Struct, frozen=True):
     catching up began. None: nothing was taken, or nothing found."""
 
 
+class WeekContribution(msgspec.Struct, frozen=True):
+    """What this machine gave and got in the last seven days, all policies of the process together."""
+
+    hours: float | None = None
+    """Time that it worked. None: it is not kept (node.contribution)."""
+    kwh: float | None = None
+    """Energy that processor and card took in that time, whoever used them. None: the machine does not
+    tell."""
+    given: int = 0
+    """Own groups that were announced."""
+    learnt: int = 0
+    """Groups of others that were learned from."""
+    thanked_by: int = 0
+    """Nodes that said that they learned from ours."""
+
+    def told(self) -> str:
+        """Returns it as a line.
+
+        >>> WeekContribution(31.4, 4.2, 412, 220, 9).told()
+        'this week: 31 h, 4.2 kWh, 412 groups given, learnt from by 9 nodes, 220 learnt from'
+        """
+        hours = self.hours or 0.0
+        parts = [
+            f"{hours:.0f} h" if hours >= 10 else f"{hours:.1f} h",
+            *([] if self.kwh is None else [f"{self.kwh:.1f} kWh"]),
+            f"{self.given:,} groups given",
+            *([f"learnt from by {self.thanked_by} nodes"] if self.thanked_by > 1 else []),
+            *(["learnt from by 1 node"] if self.thanked_by == 1 else []),
+            f"{self.learnt:,} learnt from",
+        ]
+        return f"this week: {', '.join(parts)}"
+
+
 class Saved(msgspec.Struct, frozen=True):
     """The last checkpoint, and why the last attempt failed if it did."""
 
@@ -309,6 +342,12 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Its part of the swarm's library, and what it learnt of others'."""
     help: HelpStats = HelpStats()
     """Requests for help: its own, and those that it answered."""
+    receipts: ReceiptStats = ReceiptStats()
+    """Thanks of those who learnt from it."""
+    health: HealthStats = HealthStats()
+    """The swarm as it hears it."""
+    week: WeekContribution = WeekContribution()
+    """What its machine gave and got."""
     pipeline: PipelineStatus = PipelineStatus()
     """Its part of a pipeline, where it has one."""
     training: TrainReport = TrainReport()

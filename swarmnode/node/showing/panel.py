@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.exchange.exchange_stats import HelpStats
+from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.showing.board import shown
 from swarmnode.node.showing.node_status import (
@@ -38,13 +38,16 @@ from swarmnode.training.records import TrainReport
 SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
     "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
-    "policy", "speed", "help", "library", "sharing", "reach", "network",
+    "policy", "speed", "help", "library", "sharing", "given", "thanked", "health",
+    "reach", "network",
 )  # fmt: skip
 """Rows that a small terminal does without, in this order; the others stay as long as anything does."""
 ROOM_AROUND = 4
 """Columns that the frame and its padding take."""
 LABEL_ROOM = len("trained on") + 2
 """Columns of the longest label, and of the gap behind it."""
+MOST_NAMED = 4
+"""Tasks and versions of others that are named."""
 LONGEST_BAR = 40
 BESIDE_BAR = 30
 """Columns that the numbers on both sides of the bar take."""
@@ -145,11 +148,14 @@ def _rows(
         *([("pipeline", _pipeline(status.pipeline))] if status.pipeline.name else []),
         ("network", _network(status, now)),
         *([("reach", _reach(status))] if status.network.reach != Reach() else []),
+        *([("health", _health(status.health))] if status.health.nodes else []),
         (
             "exchange",
             f"announced {_announced(status)}, served {sharing.served}, heard {sharing.headers}, "
             f"fetched {sharing.fetched}, accepted {sharing.accepted}, waiting {sharing.buffered}",
         ),
+        *([("given", status.week.told())] if status.week.hours is not None else []),
+        *([("thanked", _thanked(status.receipts))] if status.receipts.nodes else []),
         ("dropped", in_words(sharing.dropped)),
         *([("no groups", Text(sharing.starved, style="yellow"))] if sharing.starved else []),
         ("kept back", in_words(sharing.unpublished)),
@@ -166,6 +172,7 @@ def _rows_of_seed(status: NodeStatus, now: float) -> list[tuple[str, RenderableT
         ("swarm", swarm_of(status)),
         ("network", _network(status, now)),
         *([("reach", _reach(status))] if status.network.reach != Reach() else []),
+        *([("health", _health(status.health))] if status.health.nodes else []),
         ("passed on", f"{heard.headers:,} headers; {_handed_on(heard)}"),
         *([("relay", status.network.relay)] if status.network.relay else []),
         ("join us", _invitation(status)),
@@ -210,6 +217,29 @@ def _library(library: LibraryStatus) -> str:
 def _help(stats: HelpStats) -> str:
     others = f"{stats.answered} groups announced again and {stats.tried} examples tried for them"
     return f"asked others {stats.asked} times, were asked {stats.heard} times: {others}"
+
+
+def _health(health: HealthStats) -> str:
+    tried = health.reached + health.out_of_reach
+    reach = f", {health.reached} of {tried} in reach" if tried else ""
+    return (
+        f"{health.nodes} other nodes heard{reach}, {shown(health.headers_per_s, '.1f')} headers/s"
+        + _nodes_of("; on", health.tasks, health.different_tasks)
+        + _nodes_of("; of version", health.versions, health.different_versions)
+    )
+
+
+def _nodes_of(what: str, names: Sequence[NodesOf], different: int) -> str:
+    """Names of strangers, but few of them: they may be many and long."""
+    told = ", ".join(f"{one.name} ({one.nodes})" for one in names[:MOST_NAMED])
+    more = f" and {different - MOST_NAMED} more" if different > MOST_NAMED else ""
+    return f"{what} {told}{more}" if told else ""
+
+
+def _thanked(receipts: ReceiptStats) -> str:
+    nodes = "1 node" if receipts.nodes == 1 else f"{receipts.nodes} nodes"
+    times = "once" if receipts.groups == 1 else f"{receipts.groups:,} times"
+    return f"{nodes} learnt from groups of ours, {times} in all"
 
 
 def _progress(status: NodeStatus, width: int) -> RenderableType:

@@ -65,7 +65,7 @@ class CheckpointStore:
             raise _storage_error(error, target) from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        self._prune()
+        self.prune(self.keep)
         return target.name
 
     def latest(self) -> Checkpoint | None:
@@ -109,14 +109,15 @@ class CheckpointStore:
             ) from error
         return target
 
-    def _prune(self) -> None:
-        """Delete what is neither among the newest nor the best. What cannot be deleted now is, next time."""
+    def prune(self, keep: int) -> None:
+        """Delete what is neither among the `keep` newest nor the best. What cannot be deleted now is, next
+        time."""
         try:
             best = self._by_reward()[:1]
         except CheckpointError as error:
             logger.warning("%s; nothing is deleted while it is unknown which checkpoint is the best", error)
             return
-        for old in self._folders()[self.keep :]:
+        for old in self._folders()[keep:]:
             if old in best:
                 continue
             going = self.folder / f".{old.name}.{os.getpid()}"
@@ -152,7 +153,7 @@ class CheckpointStore:
             add_evaluation(there, snapshot)
         except OSError as error:
             raise _storage_error(error, there.folder) from error
-        self._prune()
+        self.prune(self.keep)
 
 
 def _set_aside(folder: Path, error: DamagedCheckpoint) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from swarmnode.node.lifecycle import (
     Evaluate,
     Pause,
+    Rest,
     RunRound,
     SaveCheckpoint,
     Stop,
@@ -34,6 +35,14 @@ NEW = replace(VIEW, round=0, evaluated_round=None)
 def test_a_new_node_measures_itself_before_its_first_round() -> None:
     assert next_action(NEW) == Evaluate()
     assert next_action(replace(NEW, evaluated_round=0)) == RunRound(1)
+
+
+def test_a_node_rests_before_its_next_round_and_ends_or_pauses_without() -> None:
+    tired = replace(VIEW, rest_left_s=2.5, saved_round=3)
+    assert next_action(tired) == Rest(2.5)
+    assert next_action(replace(tired, rest_left_s=-1.0)) == RunRound(4)
+    assert next_action(replace(tired, paused=True)) == Pause()
+    assert next_action(replace(tired, stopping=True)) == Stop("stopped on request")
 
 
 def test_a_paused_node_begins_no_round_but_ends_and_saves_as_ever() -> None:

@@ -259,6 +259,14 @@ def test_an_engine_that_sleeps_while_training_goes_on_afterwards(make: Make) -> 
     assert learner.rollouts(2).complete
 
 
+def test_a_learner_that_gave_its_memory_back_goes_on_with_what_was_under_way(make: Make) -> None:
+    learner, other = make(), make()
+    learner.rollouts(1)
+    learner.rest()
+    other.rollouts(1)
+    assert keys(learner, 2) == keys(other, 2)
+
+
 def test_saving_does_not_wait_for_the_disk_and_keeps_the_moment_it_began(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

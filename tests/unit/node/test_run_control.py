@@ -21,7 +21,8 @@ async def reached(one: NodeLoop, phase: str) -> None:
 
 
 async def test_a_paused_node_saves_waits_and_goes_on() -> None:
-    one = node(FakeLearner("me"), "node.rounds=6", "node.checkpoint_every=100")
+    learner = FakeLearner("me")
+    one = node(learner, "node.rounds=6", "node.checkpoint_every=100")
 
     class PausesAtTwo(Recorder):
         def see(self, event: Occasion, status: NodeStatus) -> None:
@@ -34,6 +35,7 @@ async def test_a_paused_node_saves_waits_and_goes_on() -> None:
         await reached(one, "paused")
         assert (one.status.progress.round, one.status.phase.detail) == (2, "until resumed")
         assert one.status.checkpoint.round == 2
+        assert learner.rests == 1, "its memory is given back once a pause"
         one.control.ask("resume")
         async with asyncio.timeout(PATIENCE_S):
             summary = await running
@@ -52,6 +54,16 @@ async def test_a_pause_ends_by_itself_and_a_stop_ends_it_at_once() -> None:
         await reached(two, "paused")
         two.control.ask("stop")
         assert (await running).stopped == "stopped on request"
+
+
+async def test_a_node_with_half_the_power_rests_as_long_as_it_works() -> None:
+    one = node(FakeLearner("me", round_s=0.05), "node.rounds=3", "limits.power=50%")
+    recorder = Recorder()
+    one._watcher = recorder
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await run(one)).rounds == 3
+    resting = [phase for phase in one.status.earlier if phase.name == "resting"]
+    assert len(resting) == 2 and resting[0].detail == "limits.power is 50%"
 
 
 async def test_a_finished_round_is_whole_and_the_last() -> None:

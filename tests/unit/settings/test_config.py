@@ -19,6 +19,14 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+def test_power_is_a_share_or_in_percent_and_never_more_than_all() -> None:
+    for text, share in (("60%", 0.6), ("0.6", 0.6), ("100%", 1.0), ("1", 1.0)):
+        assert load_config(assignments=[f"limits.power={text}"], environ={}).config.limits.power == share
+    for text in ("60", "101%", "0%", "%", "much%", "nan%"):
+        with pytest.raises(ConfigError, match=r"limits\.power"):
+            load_config(assignments=[f"limits.power={text}"], environ={})
+
+
 def test_each_layer_overrides_the_one_before_and_is_remembered(tmp_path: Path) -> None:
     layers = {
         "preset": write(tmp_path / "home.toml", "[rollout]\ngroups = 1\ngroup_size = 3\n"),

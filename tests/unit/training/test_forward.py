@@ -1,5 +1,6 @@
 """Work that runs out of memory is repeated in smaller micro-batches, and nothing of what failed is kept."""
 
+from collections.abc import Iterator, Sequence
 from weakref import ReferenceType, ref
 
 import pytest
@@ -9,6 +10,8 @@ from swarmnode.errors import ModelError
 from swarmnode.model.policy import Policy
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.forward import Forward
+from swarmnode.training.packing import MicroBatch, TrainingSample
+from swarmnode.training.trainer import rehearse
 
 LONGEST = 50
 
@@ -20,6 +23,25 @@ def forward(policy: Policy) -> Forward:
 
 def ran_out() -> torch.OutOfMemoryError:
     return torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_the_largest_batch_is_tried_and_leaves_no_gradient(
+    forward: Forward, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    batches = forward.batches
+
+    def counted(samples: Sequence[TrainingSample]) -> Iterator[MicroBatch]:
+        for batch in batches(samples):
+            seen.append(sum(sample.length for sample in batch.samples))
+            if len(seen) == 1:
+                raise ran_out()
+            yield batch
+
+    monkeypatch.setattr(forward, "batches", counted)
+    rehearse(forward, policy, LONGEST)
+    assert max(seen[1:]) > 200 - LONGEST and sum(seen[1:]) == 400 and forward.micro_batch_tokens == 200
+    assert all(parameter.grad is None for parameter in policy.parameters)
 
 
 def test_work_that_fits_is_done_once(forward: Forward) -> None:

@@ -147,7 +147,7 @@ async function ask(request) {
 }
 
 function showHelp(found) {
-  const {network, sharing, library, training, exchange, help} = found.status;
+  const {network, sharing, library, training, exchange, help, receipts, health} = found.status;
   const effect = sharing.agreement === null ? "not known yet"
     : `${number(sharing.agreement, 2)} ± ${number(sharing.error, 2)}: ${{helps: "it helps", harms: "it works against us"}[sharing.verdict] || "not clear"}`;
   const book = training.book
@@ -155,7 +155,16 @@ function showHelp(found) {
     : "empty";
   const borrowed = library.answers
     ? `; learnt ${library.answers} answers from ${counted(library.lenders, "peer", "peers")}` : "";
+  const tried = health.reached + health.out_of_reach;
+  const nodesOf = (names) => names.map((one) => `${one.name} (${one.nodes})`).join(", ");
   facts($("shared"), [
+    ["Swarm", health.nodes ? [
+      `${counted(health.nodes, "other node", "other nodes")} heard`,
+      tried ? `${health.reached} of ${tried} in reach` : "",
+      health.headers_per_s === null ? "" : `${number(health.headers_per_s, 1)} headers/s`,
+      health.tasks.length ? `on ${nodesOf(health.tasks)}` : "",
+      health.versions.length ? `of version ${nodesOf(health.versions)}` : "",
+    ].filter(Boolean).join(", ") : ""],
     ["Reach", [network.reach.text, ...network.reach.steps].join("; ")],
     ["Network", `${counted(network.peers, "peer", "peers")}, ${network.state} ${network.detail}`],
     ["Gauge", sharing.groups_most ? `${effect}; takes ${sharing.groups} of ${sharing.groups_most} groups of others a round` : ""],
@@ -163,6 +172,8 @@ function showHelp(found) {
     ["Library", `${counted(library.kept, "group", "groups")} kept for others${borrowed}`],
     ["Given", `${counted(exchange.published, "group", "groups")} announced, ${exchange.served} fetched by others, ${(exchange.bytes_out / 1e6).toFixed(2)} MB`],
     ["Got", `${exchange.headers} heard, ${exchange.fetched} fetched, ${exchange.accepted} accepted, ${(exchange.bytes_in / 1e6).toFixed(2)} MB`],
+    ["This week", found.week],
+    ["Thanked", receipts.nodes ? `${counted(receipts.nodes, "node", "nodes")} learnt from groups of ours, ${counted(receipts.groups, "time", "times")} in all` : ""],
     ["Not used", found.dropped],
     ["Help", help.asked || help.heard ? `asked others ${help.asked} times, was asked ${help.heard} times` : ""],
   ]);

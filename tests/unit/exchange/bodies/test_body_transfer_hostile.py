@@ -72,6 +72,27 @@ async def a_lie(peer: str, request: bytes) -> bytes:
     return b"this is what you asked for"
 
 
+# ---- the cap of our download ----
+
+
+async def test_who_has_used_up_its_download_fetches_nothing_until_time_made_up_for_it(clock) -> None:
+    settings = ExchangeSettings(download_bytes_per_s=1000.0)
+    bodies = BodyTransfer(
+        MemoryNetwork().host(key(1).peer_id),
+        settings,
+        Ledger(Reputation(), clock),
+        clock=clock,
+        rng=random.Random(0),
+    )
+    assert bodies.may_fetch
+    bodies.fetched(10_000)
+    assert not bodies.may_fetch and await bodies._pull(key(2).peer_id, b"h" * 32, 10) is None
+    clock.advance(5.9)
+    assert not bodies.may_fetch
+    clock.advance(0.2)
+    assert bodies.may_fetch
+
+
 # ---- holders ----
 
 

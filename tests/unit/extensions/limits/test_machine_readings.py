@@ -101,6 +101,14 @@ def test_the_card_in_use_is_asked_and_nothing_that_no_limit_needs() -> None:
     assert driver.asked == []
 
 
+def test_a_run_that_somebody_waits_for_is_not_held_back_by_the_card_unless_it_is_set() -> None:
+    short = Config.model_validate({"node": {"rounds": 3}})
+    driver = Driver(PMON_470)
+    assert read_machine(short, "GPU-1", driver).card_users is None and driver.asked == []
+    asked_for = Config.model_validate({"node": {"rounds": 3}, "limits": {"card": True}})
+    assert read_machine(asked_for, "GPU-1", driver).card_users is not None
+
+
 @pytest.mark.parametrize("printed", ["", "[N/A]", "N/A\n83", "-3"])
 def test_a_temperature_that_is_no_number_is_unknown(printed: str) -> None:
     assert read_machine(limited(temperature=80), "0", Driver(temperature=printed)).temperature_c is None

@@ -49,11 +49,10 @@ def test_a_machine_that_tells_nothing_is_never_held_back() -> None:
     assert after(LimitsConfig(temperature=50, programs=("obs",)), Readings(NOON)) == {}
 
 
-def test_a_battery_holds_unless_it_is_allowed() -> None:
+def test_a_battery_holds_until_it_is_one_no_more() -> None:
     seen = Readings(NOON, on_battery=True)
     assert after(LimitsConfig(), seen) == {"battery": "on battery"}
     assert after(LimitsConfig(), seen, Readings(NOON, on_battery=False)) == {}
-    assert after(LimitsConfig(battery=False), seen) == {}
 
 
 def test_heat_holds_until_it_is_eight_degrees_cooler() -> None:
@@ -76,7 +75,6 @@ def test_whoever_uses_the_card_once_does_not_hold_a_run_and_twice_does() -> None
     assert after(LimitsConfig(), BUSY) == {}
     assert after(LimitsConfig(), BUSY, FREE, BUSY) == {}
     assert after(LimitsConfig(), BUSY, BUSY) == {"card": "blender uses the card"}
-    assert after(LimitsConfig(card=False), BUSY, BUSY) == {}
 
 
 def test_a_card_has_to_be_free_for_a_minute_before_a_run_goes_on() -> None:

@@ -1,15 +1,20 @@
 """A seed connects others and keeps nothing of theirs."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.exchange.gossip.receipts import receipts_topic_of
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
@@ -18,6 +23,7 @@ from swarmnode.node.showing.node_status import measurements
 from swarmnode.node.showing.panel import render
 from swarmnode.settings.config import NetworkConfig
 from swarmnode.settings.config_layers import load_config
+from tests.unit.exchange.conftest import make_group
 
 
 def seed_on(host: MemoryHost, *assignments: str) -> SeedNode:
@@ -60,17 +66,36 @@ async def test_members_who_know_only_the_seed_hear_each_other_through_it() -> No
         assert seed.status.network.peers == 2
 
 
-async def test_requests_for_help_pass_through_a_seed_too() -> None:
+@pytest.mark.parametrize("topic_of_swarm", [help_topic_of, receipts_topic_of])
+async def test_requests_for_help_and_receipts_pass_through_a_seed_too(
+    topic_of_swarm: Callable[[str], str],
+) -> None:
     network = MemoryNetwork(seed=1)
     host = network.host()
     async with at_work(seed_on(host)), network.host() as alice, network.host() as bob:
-        topic = help_topic_of("commons")
+        topic = topic_of_swarm("commons")
         hearing = await bob.subscribe(topic)
         for member in (alice, bob):
             await member.connect((await host.addresses())[0])
         await alice.publish(topic, b"a request")
         async with asyncio.timeout(30):
             assert (await anext(hearing)).data == b"a request"
+
+
+async def test_a_seed_counts_the_swarm_that_it_hears() -> None:
+    network, key = MemoryNetwork(seed=1), NodeKey(b"\1" * 32)
+    seed = seed_on(host := network.host())
+    group = make_group(key.peer_id)
+    sent = compose(group, key, swarm="commons", model=ModelLabel("tiny", None), now=time.time())
+    async with at_work(seed), network.host(key.peer_id) as alice, network.host() as liar:
+        for member in (alice, liar):
+            await member.connect((await host.addresses())[0])
+            await member.publish(topic_of("commons"), sent.sealed)
+        await until(lambda: seed.status.exchange.headers == 2)
+        seed._health._shown_at = float("-inf")
+        await until(lambda: seed.status.health.nodes == 1)
+        assert [one.name for one in seed.status.health.tasks] == ["addition"]
+        assert measurements(seed.status)["health.nodes"] == 1
 
 
 async def test_who_asks_a_seed_for_a_body_that_nobody_announced_is_answered_at_once_with_nothing() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from rich.console import Console, ConsoleDimensions
 
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.exchange.exchange_stats import HelpStats
+from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
 from swarmnode.node.learner import Generation
 from swarmnode.node.showing.live_panel import LivePanel, room_below
 from swarmnode.node.showing.node_status import (
@@ -19,7 +19,9 @@ from swarmnode.node.showing.node_status import (
     NodeStatus,
     Sharing,
     SharingEffect,
+    WeekContribution,
     invitation,
+    measurements,
 )
 from swarmnode.node.showing.panel import render
 from swarmnode.node.showing.panel_layout import RowLayout, fit_rows
@@ -250,3 +252,29 @@ def test_the_panel_says_who_teaches_and_who_waits(teaching: int, waiting: int, w
     assert words in " ".join(" ".join(drawn(replace(BUSY, training=training), 200, None)).split())
     nobody = replace(training, teaching=0, waiting=0)
     assert "teach" not in "\n".join(drawn(replace(BUSY, training=nobody), 200, None))
+
+
+def test_the_panel_says_what_was_given_and_who_said_thanks() -> None:
+    assert not {"given", "thanked"} & set(" ".join(drawn(BUSY, 120, None)).split())
+    week, thanks = WeekContribution(31.4, 4.2, 412, 220, 9), ReceiptStats(groups=412, nodes=9)
+    text = "\n".join(drawn(replace(BUSY, week=week, receipts=thanks), 120, None))
+    assert "this week: 31 h, 4.2 kWh, 412 groups given, learnt from by 9 nodes, 220 learnt from" in text
+    assert "9 nodes learnt from groups of ours, 412 times in all" in text
+    once = replace(BUSY, week=WeekContribution(0.5), receipts=ReceiptStats(groups=1, nodes=1))
+    text = "\n".join(drawn(once, 120, None))
+    assert "this week: 0.5 h, 0 groups given, 0 learnt from" in text
+    assert "1 node learnt from groups of ours, once in all" in text
+
+
+def test_a_crowd_with_nasty_names_has_few_words_in_the_panel_and_none_in_the_metrics() -> None:
+    assert "headers/s" not in "\n".join(drawn(BUSY, 120, None))
+    names = tuple(NodesOf(f"\x1b[2J{number}", 9 - number) for number in range(8))
+    health = HealthStats(
+        nodes=11, reached=8, out_of_reach=2, headers_per_s=12.34, different_tasks=8, tasks=names
+    )
+    status = replace(BUSY, health=health)
+    text = " ".join("\n".join(drawn(status, 160, None)).split())
+    assert "11 other nodes heard, 8 of 10 in reach, 12.3 headers/s; on \\x1b[2J0 (9)" in text
+    assert "and 4 more" in text and "\\x1b[2J4" not in text
+    found = measurements(status)
+    assert found["health.nodes"] == 11 and not any("\x1b" in name for name in found)

@@ -1,0 +1,111 @@
+"""The swarm as one node hears it: how many others there are, on which tasks, in reach or not, how busy.
+
+Inbox (headers), receipts.py (versions), BodyRoutes (reach) -> [SwarmHealth] -> status, page, metrics
+
+Nothing is asked of anybody for it, and nobody's view is the true one: what is counted are names, which cost
+nothing, and what they say. So it is shown, and nothing is decided by it. Names of tasks and versions are
+words of strangers and stay out of the names of metrics.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from swarmnode.exchange.exchange_stats import HealthStats, NodesOf
+from swarmnode.exchange.limits import PROTOCOL
+from swarmnode.exchange.messages import Header
+from swarmnode.exchange.peers.bounded_dict import BoundedDict
+
+HEARD_S = 900.0
+"""Who was not heard for so long is not counted: a round of a large model takes minutes."""
+
+RATE_S = 60.0
+"""Time over which the rate of headers is a mean, the last ones counting most."""
+
+MAX_NODES = 4096
+MAX_TASKS_OF_NODE = 8
+"""Names of tasks, the last ones, that are remembered of one node: 2 MiB for all."""
+
+MOST_NAMES = 16
+"""Tasks and versions that are named, those of most nodes first."""
+
+AGAIN_S = 5.0
+"""So long one count is shown: names may come by the thousand."""
+
+
+@dataclass(slots=True)
+class HeardNode:
+    """The last words of one node."""
+
+    at: float
+    tasks: tuple[str, ...] = ()
+    software: str = ""
+    """Its version of swarmnode. Empty: it did not say."""
+
+
+class SwarmHealth:
+    """Counts whom a node hears. Pure: names and times go in, figures come out."""
+
+    def __init__(self, swarm: str, clock: Callable[[], float]) -> None:
+        self._swarm, self._clock = swarm, clock
+        self._nodes = BoundedDict[str, HeardNode](MAX_NODES)
+        self._begun_at = self._rated_at = clock()
+        self._headers = 0.0
+        self._shown, self._shown_at = HealthStats(), float("-inf")
+
+    def heard(self, author: str, header: Header) -> None:
+        """Take note of a header that its author signed, in time, whatever its task is."""
+        if (header.protocol, header.swarm) != (PROTOCOL, self._swarm):
+            return
+        node = self._heard(author)
+        node.tasks = tuple(dict.fromkeys((header.task, *node.tasks)))[:MAX_TASKS_OF_NODE]
+        self._headers = self._decayed() + 1
+
+    def told(self, node: str, software: str) -> None:
+        """Take note of a node's own word on its version of swarmnode."""
+        self._heard(node).software = software
+
+    def figures(self, known: Collection[str], reaches: Callable[[str], bool | None]) -> HealthStats:
+        """Returns what is heard now. `known`: authors of groups that passed all checks; `reaches`: whether we
+        are connected to a node, None if nobody tried to be."""
+        now = self._clock()
+        if 0 <= now - self._shown_at < AGAIN_S:
+            return self._shown
+        present = {name: node for name, node in self._nodes.items() if 0 <= now - node.at <= HEARD_S}
+        tasks = Counter(task for node in present.values() for task in node.tasks)
+        versions = Counter(node.software for node in present.values() if node.software)
+        reach = Counter(map(reaches, present))
+        tried = reach[True] + reach[False]
+        lasted_s = now - self._begun_at
+        self._shown_at = now
+        self._shown = HealthStats(
+            nodes=len(present),
+            known=len(present.keys() & set(known)),
+            reached=reach[True],
+            out_of_reach=reach[False],
+            reachable_share=reach[True] / tried if tried else None,
+            headers_per_s=None
+            if lasted_s < AGAIN_S
+            else self._decayed() / (RATE_S * (1 - math.exp(-lasted_s / RATE_S))),
+            different_tasks=len(tasks),
+            different_versions=len(versions),
+            tasks=_named(tasks),
+            versions=_named(versions),
+        )
+        return self._shown
+
+    def _heard(self, name: str) -> HeardNode:
+        self._nodes[name] = node = self._nodes.get(name) or HeardNode(0.0)
+        node.at = self._clock()
+        return node
+
+    def _decayed(self) -> float:
+        now = self._clock()
+        left = self._headers * math.exp(-max(0.0, now - self._rated_at) / RATE_S)
+        self._headers, self._rated_at = left, now
+        return left
+
+
+def _named(counts: "Counter[str]") -> tuple[NodesOf, ...]:
+    return tuple(NodesOf(name, nodes) for name, nodes in counts.most_common(MOST_NAMES))

@@ -1,0 +1,5 @@
+"""What a machine gave and got: hours, energy and groups by day, kept over restarts."""
+
+from swarmnode.registry import Parts
+
+PARTS: Parts = {"contribution": {"days": "swarmnode.extensions.contribution.contribution_days:open_days"}}

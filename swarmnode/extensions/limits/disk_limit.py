@@ -1,0 +1,64 @@
+"""Keeps a node's home below limits.disk_gb: what is oldest goes first, what a run goes on with never does.
+
+machine_guard.py -> [make_room] -> checkpoint_store.py: CheckpointStore.prune, rollout_log.py: FILE
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from swarmnode.machine.memory_plan import size_text
+from swarmnode.machine.storage import Paths
+from swarmnode.node.showing.rollout_log import FILE
+from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoints.run_folders import TrainingRun, runs_in
+
+logger = logging.getLogger(__name__)
+
+
+def make_room(paths: Paths, most_bytes: float, running: str) -> str:
+    """Deletes old checkpoints, the least recent runs first, then the rollouts shown of runs that are not
+    `running`, until the home takes no more than this. Returns what is wrong where that is not enough."""
+    before = size = home_bytes(paths)
+    homes = [place.checkpoints for place in paths.policies()]
+    known = sorted((run for root in homes for run in runs_in(root)), key=lambda run: run.written_at)
+    for step in (_only_what_it_needs, _nothing_shown):
+        for run in known:
+            if size <= most_bytes:
+                break
+            if step is _only_what_it_needs or run.name != running:
+                step(run)
+            size = home_bytes(paths)
+    if size < before:
+        logger.info("limits.disk_gb: %s of old checkpoints and rollouts went", size_text(before - size))
+    return "" if size <= most_bytes else f"its home takes {size_text(size)} of {size_text(most_bytes)}"
+
+
+def home_bytes(paths: Paths) -> int:
+    """Returns the bytes that a home takes on the disk."""
+    folders = {paths.config, paths.data, paths.state, paths.cache}
+    return sum(_file_bytes(name) for folder in folders for name in _files(folder))
+
+
+def _only_what_it_needs(run: TrainingRun) -> None:
+    """Leaves a run its newest checkpoint and its best one."""
+    CheckpointStore(run.folder.parent, "", "", run=run.name).prune(1)
+
+
+def _nothing_shown(run: TrainingRun) -> None:
+    with suppress(OSError):
+        (run.folder / FILE).unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for place, _, names in os.walk(folder):
+        yield from (os.path.join(place, name) for name in names)
+
+
+def _file_bytes(name: str) -> int:
+    """A running node may be deleting it."""
+    with suppress(OSError):
+        return os.lstat(name).st_size
+    return 0

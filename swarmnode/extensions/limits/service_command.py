@@ -1,0 +1,133 @@
+"""`swarmnode service install`: has the system start a node at boot, with the settings given.
+
+command line -> [install] -> service_texts.py -> a unit of the user's systemd, or text to copy
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from swarmnode.cli.join import join
+from swarmnode.cli.output import Json, tell
+from swarmnode.errors import ConfigError, StorageError, SwarmnodeError
+from swarmnode.extensions.limits.service_texts import TEXTS, Started
+from swarmnode.machine.storage import replace_file
+from swarmnode.settings.config_layers import load_settings
+
+app = typer.Typer(help="Have the system start a node at boot.", no_args_is_help=True)
+
+SYSTEMCTL_TIMEOUT_S = 30.0
+
+PACKAGED = Started(("/opt/swarmnode/bin/swarmnode", "join"), "/var/lib/swarmnode")
+"""The command of docker/swarmnode.service."""
+
+LINGER = "`loginctl enable-linger` keeps it running while nobody is logged in"
+
+
+@app.callback()
+def service() -> None:
+    """Have the system start a node at boot."""
+
+
+@app.command()
+def install(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- OPTIONS", help="Behind --: what `join` is to be called with."),
+    ] = None,
+    kind: Annotated[
+        str,
+        typer.Option("--for", metavar="SYSTEM", help="user (systemd), system (systemd), launchd, windows."),
+    ] = "user",
+    print_: Annotated[bool, typer.Option("--print", help="Print the text and change nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Start a node now and whenever this machine boots.
+
+    \b
+    swarmnode service install -- --hours 22-7 --max-disk 20
+    swarmnode service install --for launchd --print
+    """
+    if kind not in TEXTS:
+        raise ConfigError(f"--for {kind}: no such system", hint=f"there are {', '.join(TEXTS)}")
+    text = TEXTS[kind](_packaged(arguments) if kind == "system" else started_with(arguments or ()))
+    if print_:
+        tell(json, {"for": kind, "text": text}, [text.rstrip("\n")])
+        return
+    if kind != "user":
+        raise ConfigError(f"--for {kind} is installed by hand", hint=f"see it by `--for {kind} --print`")
+    unit = Path.home() / ".config" / "systemd" / "user" / "swarmnode.service"
+    try:
+        replace_file(unit, text.encode())
+    except OSError as error:
+        raise StorageError(f"cannot write {unit}: {error.strerror}", hint="see --print") from error
+    for command in (("daemon-reload",), ("enable", "swarmnode"), ("restart", "swarmnode")):
+        _systemctl(*command)
+    lines = [f"{unit} is written, and the node runs: `systemctl --user status swarmnode`", LINGER]
+    tell(json, {"for": kind, "text": text, "path": str(unit)}, lines)
+
+
+def started_with(arguments: Sequence[str]) -> Started:
+    """Returns the command of a node with these arguments of `join`. Raises ConfigError, and what else is said
+    of settings that are none: a service that cannot start helps nobody."""
+    given = _read(arguments)
+    settings = load_settings(
+        home=given["home"],
+        preset=given["preset"],
+        config_file=given["config"],
+        assignments=given["set_"],
+        flags={
+            "limits.hours": given["hours"],
+            "limits.power": given["power"],
+            "limits.memory_gb": given["max_memory"],
+        },
+    )
+    on_card = settings.config.policy.device != "cpu" and shutil.which("nvidia-smi") is not None
+    memory_gb = None if on_card else settings.config.limits.memory_gb
+    home = settings.paths.home if given["home"] is None else None
+    named = () if home is None else ("--home", str(home))
+    command = (sys.executable, "-m", "swarmnode", "join", *arguments, *named)
+    return Started(command, os.getcwd(), memory_gb)
+
+
+def _packaged(arguments: Sequence[str] | None) -> Started:
+    if arguments:
+        raise ConfigError(
+            "a unit for all of a machine has its settings in the environment", hint="see --print"
+        )
+    return PACKAGED
+
+
+def _read(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns what `join` would make of these arguments. Raises click's UsageError."""
+    holder = typer.Typer(rich_markup_mode=None)
+    holder.command()(join)
+    return get_command(holder).make_context("join", list(arguments)).params
+
+
+def _systemctl(*command: str) -> None:
+    program, words = shutil.which("systemctl"), " ".join(command)
+    if program is None:
+        raise SwarmnodeError("there is no systemctl here", hint="copy what --print shows to where units are")
+    try:
+        done = subprocess.run(
+            (program, "--user", *command),
+            capture_output=True,
+            text=True,
+            timeout=SYSTEMCTL_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SwarmnodeError(f"systemctl --user {words} does not answer: {error}") from error
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        raise SwarmnodeError(
+            f"systemctl --user {words}: {said[0]}", hint="the unit is written; see it by --print"
+        )

@@ -1,0 +1,49 @@
+"""What a node gave and got, as the heart knows it: who keeps it, and whom it asks.
+
+members.py -> [open_contribution] -> registry.py -> extensions/contribution/ -> WeekContribution -> status
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
+from swarmnode.registry import find, names
+from swarmnode.settings.config import Config
+
+USUAL = "days"
+"""That of extensions/contribution/; a node does without where it is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionSource:
+    """A node as the keeper of its contribution sees it."""
+
+    folder: Path
+    """The folder for its file."""
+    device: str
+    """The setting policy.device."""
+
+
+class ContributionKeeper(Protocol):
+    """Keeps what a machine gave and got."""
+
+    def see(self, status: NodeStatus) -> WeekContribution:
+        """Called often, with the status of each policy; returns at once, with what all of them came to."""
+        ...
+
+
+def open_contribution(
+    stack: ExitStack, config: Config, folder: Path
+) -> Callable[[NodeStatus], WeekContribution]:
+    """Returns what tells of the contribution, until the stack is closed."""
+    name = config.node.contribution
+    if name == "off" or (name == USUAL and name not in names("contribution")):
+        return lambda status: WeekContribution()
+    make = cast(
+        Callable[[ContributionSource], AbstractContextManager[ContributionKeeper]],
+        find("contribution", name),
+    )
+    return stack.enter_context(make(ContributionSource(folder, config.policy.device))).see

@@ -1,0 +1,129 @@
+"""A node as a service: the texts, and what is done with the one of systemd."""
+
+import json
+import os
+import plistlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from swarmnode.cli.app import app
+from swarmnode.errors import ConfigError, SwarmnodeError
+from swarmnode.extensions.limits.service_texts import Started, unit_word, user_unit
+
+ROOT = Path(__file__).parents[4]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["service", "install", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A systemctl that notes its calls in `called`, and fails while there is a file `broken`."""
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n'
+        f'[ -e {tmp_path}/broken ] && echo "Failed to connect to bus" >&2 && exit 1\nexit 0\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SWARMNODE_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_unit_of_the_images_folder_is_what_the_command_prints() -> None:
+    assert run("--for", "system", "--print") == (ROOT / "docker" / "swarmnode.service").read_text()
+
+
+def test_a_service_is_written_enabled_and_started_with_the_settings_given(systemctl: Path) -> None:
+    told = run("--", "--home", "a home", "--hours", "22-7", "--max-memory", "2", "--set", "policy.device=cpu")
+    unit = systemctl / ".config/systemd/user/swarmnode.service"
+    assert str(unit) in told and "enable-linger" in told
+    text = unit.read_text()
+    command = '-m swarmnode join --home "a home" --hours 22-7 --max-memory 2 --set "policy.device=cpu"'
+    assert f"ExecStart={unit_word(sys.executable)} {command}\n" in text
+    assert f"WorkingDirectory={systemctl}\n" in text and f"MemoryMax={2 * 2**30}\n" in text
+    called = (systemctl / "called").read_text().splitlines()
+    assert called == ["--user daemon-reload", "--user enable swarmnode", "--user restart swarmnode"]
+
+
+def test_a_home_of_the_environment_goes_into_the_unit(
+    systemctl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARMNODE_HOME", "there")
+    assert f"join --home {systemctl}/there" in run("--print")
+    assert "/there" not in run("--print", "--", "--home", "here")
+
+
+def test_printing_changes_nothing(systemctl: Path) -> None:
+    told = json.loads(run("--print", "--json"))
+    assert told["for"] == "user" and told["text"] == run("--print")
+    assert not (systemctl / ".config").exists() and not (systemctl / "called").exists()
+
+
+def test_settings_that_are_none_are_refused_before_anything_is_written(systemctl: Path) -> None:
+    with pytest.raises(ConfigError, match=r"limits\.hours"):
+        run("--", "--hours", "night")
+    refused = CliRunner().invoke(app, ["service", "install", "--", "--houres", "22-7"])
+    assert refused.exit_code == 2 and "houres" in refused.output
+    with pytest.raises(ConfigError, match="no such system"):
+        run("--for", "openrc")
+    assert not (systemctl / ".config").exists()
+
+
+@pytest.mark.parametrize("kind", ["system", "launchd", "windows"])
+def test_what_was_not_tried_is_only_printed(kind: str, systemctl: Path) -> None:
+    with pytest.raises(ConfigError, match="by hand"):
+        run("--for", kind)
+
+
+def test_a_systemctl_that_fails_or_is_missing_is_said(
+    systemctl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (systemctl / "broken").touch()
+    with pytest.raises(SwarmnodeError, match="daemon-reload: Failed to connect to bus"):
+        run()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SwarmnodeError, match="there is no systemctl"):
+        run()
+
+
+def test_words_of_a_unit_are_no_more_than_words() -> None:
+    odd = 'a "b" \\ 100% $HOME ${X}\n[Install]'
+    assert unit_word(odd) == '"a \\"b\\" \\\\ 100%% $$HOME $${X}\\n[Install]"'
+    assert unit_word("") == '""' and unit_word("--hours") == "--hours" and unit_word(";") == '";"'
+
+
+def test_the_texts_of_other_systems_can_be_read(systemctl: Path) -> None:
+    agent = plistlib.loads(run("--for", "launchd", "--print", "--", "--run", "a & b").encode())
+    assert agent["ProgramArguments"] == [sys.executable, "-m", "swarmnode", "join", "--run", "a & b"]
+    task = run("--for", "windows", "--print", "--", "--run", "a & b").partition("\n")[2]
+    words = [one.text for one in ElementTree.fromstring(task).iter() if one.tag.endswith("Arguments")]
+    assert words == [f'--cd {systemctl} --exec {sys.executable} -m swarmnode join --run "a & b"']
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "swarmnode.service"
+    unit.write_text(user_unit(Started(("/bin/true", 'a "b" 100%'), "/tmp", 2.5)))
+    done = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(unit)],
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "swarmnode.service" not in done.stderr, done.stderr

@@ -1,0 +1,155 @@
+"""Machines are asked side by side: one that is dead, slow, endless or strange holds up nobody."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from swarmnode.errors import ConfigError, SwarmnodeError
+from swarmnode.extensions.watch.watch_command import table
+from swarmnode.extensions.watch.watched_machine import (
+    MOST_BYTES,
+    Seen,
+    WatchedMachine,
+    WatchedPage,
+    ask,
+    page_at,
+    watched,
+)
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import RunningNode, write_running
+from swarmnode.node.showing.node_status import WeekContribution
+from tests.shown_page import STATUS, shown_page
+
+
+@contextmanager
+def answering(write: Callable[[socket.socket], None]) -> Iterator[WatchedPage]:
+    """Something that listens and answers whatever it likes, once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                try:
+                    write(connection)
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield WatchedPage("127.0.0.1", listener.getsockname()[1])
+        thread.join()
+
+
+def picture(*machines: tuple[str, Seen]) -> str:
+    console = Console(width=140, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table(machines, 1012.0))
+    return captured.get()
+
+
+def test_a_home_is_asked_with_its_token_and_an_address_with_its_password(tmp_path: Path) -> None:
+    with shown_page(lambda: STATUS, node={"http_password": "correct horse"}) as page:
+        note = RunningNode(1, "peer", "127.0.0.1", page.port, (), page.token)
+        write_running(resolve_paths(tmp_path).running, note)
+        home = watched(str(tmp_path), "", 60)
+        home.look()
+        assert (home.seen.statuses, home.seen.problem) == ((STATUS,), "")
+        assert ask(page_at(f"127.0.0.1:{page.port}", "correct horse")) == STATUS
+        assert ask(page_at(f"http://me:correct%20horse@127.0.0.1:{page.port}/")) == STATUS
+        with pytest.raises(SwarmnodeError, match="another password"):
+            ask(page_at(f"127.0.0.1:{page.port}", "wrong horse"))
+
+
+def test_what_was_seen_last_stays_when_a_machine_goes_away(tmp_path: Path) -> None:
+    with shown_page(lambda: STATUS) as page:
+        machine = watched(f"127.0.0.1:{page.port}", "", 60)
+        machine.look()
+    machine.look()
+    assert machine.seen.statuses == (STATUS,) and "no answer" in machine.seen.problem
+    alone = watched(str(tmp_path), "", 60)
+    alone.look()
+    assert alone.seen.problem == "no node runs here"
+
+
+def test_a_machine_that_hangs_holds_up_no_other() -> None:
+    released = threading.Event()
+
+    def hang() -> list[WatchedPage]:
+        released.wait()
+        return []
+
+    with shown_page(lambda: STATUS) as page:
+        machines = [WatchedMachine("dead", hang, 60), watched(f"127.0.0.1:{page.port}", "", 60)]
+        for machine in machines:
+            machine.start()
+        assert machines[1].asked.wait(30) and machines[1].seen.statuses
+        assert not machines[0].asked.is_set()
+        for machine in machines:
+            machine.end()
+    released.set()
+
+
+def endless(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    for _ in range(2 * MOST_BYTES // 2**16):
+        connection.sendall(b"x" * 2**16)
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (endless, "too long"),
+        (
+            lambda it: it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
+            "no node, or one of another",
+        ),
+        (
+            lambda it: it.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n"),
+            "answers 302",
+        ),
+        (lambda it: it.sendall(b"\xff" * 99), "no answer"),
+        (lambda it: it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"), "no node, or"),
+        (lambda it: it.sendall(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 999), "no answer"),
+    ],
+    ids=["endless", "other", "elsewhere", "garbage", "cut", "headers"],
+)
+def test_whatever_answers_is_bounded_and_no_fault_of_ours(
+    write: Callable[[socket.socket], None], problem: str
+) -> None:
+    with answering(write) as page, pytest.raises(SwarmnodeError, match=problem):
+        ask(page)
+
+
+@pytest.mark.parametrize("word", ["nowhere", "ftp://a:1", "http://", "a:b", "http://[::1", ":80", "a:99999"])
+def test_what_is_no_machine_is_said_at_once(word: str) -> None:
+    with pytest.raises(ConfigError, match="neither a home"):
+        page_at(word)
+
+
+def test_the_table_shows_what_each_does_and_what_is_wrong_with_which() -> None:
+    fine = Seen((replace(STATUS, week=WeekContribution(31.4, 4.2)),), 1000.0)
+    text = picture(("attic", fine), ("cellar", Seen((STATUS,), 1000.0, "no answer")), ("new", Seen()))
+    attic = next(line for line in text.splitlines() if line.strip().startswith("attic"))
+    assert attic.split() == [
+        "attic", "calm-blue-otter", "generating", "12", "s", "12/60", "0.250", "0.200", "900", "2",
+        "31.4", "h,", "4.2", "kWh",
+    ]  # fmt: skip
+    assert "cellar: no answer (heard 12 s ago)" in text and "asking" in text
+
+
+def test_words_of_others_steer_no_terminal() -> None:
+    nasty = replace(STATUS, name="\x1b[2Jotter [red]", advice="\x07do\nthis")
+    text = picture(("\x1b]0;title\x07", Seen((nasty,), 1000.0)))
+    assert not {"\x1b", "\x07"} & set(text) and "[red]" in text
+
+
+def test_a_status_from_the_future_is_shown_all_the_same() -> None:
+    assert "0 s" in picture(("ahead", Seen((STATUS,), time.time() + 1e6, "no answer")))
