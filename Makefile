@@ -41,7 +41,8 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
-# Every example as it stands, to its end. make examples-check ARGS="own_task watched": these only.
+# Every example as it stands, to its end, and what runs of the pages' shell blocks.
+# make examples-check ARGS="own_task pages": these only.
 examples-check: $(VENV)/.train
 	@$(BIN)/python checks/examples_check.py $(ARGS)
 

@@ -3,7 +3,8 @@
 make examples-check -> [examples_check] -> steps.py (a command), report.py (what is printed)
 
 The suite runs them for two rounds (tests/test_examples.py); here nothing is changed. What an example needs
-that is not installed is told. Names as arguments: these only.
+that is not installed is told. Behind them come the shell blocks of the pages (pages_check.py). Names as
+arguments: these only, `pages` for the latter.
 """
 
 import re
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from os import environ
 from pathlib import Path
 
+from pages_check import run_pages
 from report import Report
 from steps import StepFailed, run, step
 
@@ -38,6 +40,8 @@ def main() -> int:
                 continue
             home = Path(folder) / path.stem
             step(report, path.stem, lambda path=path, home=home: checked(path, home, model))
+        if not wanted or "pages" in wanted:
+            run_pages(report, Path(folder) / "pages", model)
     return report.finish()
 
 

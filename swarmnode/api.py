@@ -27,7 +27,7 @@ from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline,
 from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.monitors import Monitor, checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, Summary
-from swarmnode.node.showing.screen import Screen
+from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings, advice_for_argument, load_settings
@@ -224,7 +224,7 @@ class Node:
         if not self._running.acquire(blocking=False):
             raise ConfigError("this node runs already", hint="a second one needs a home of its own")
         given = self._settings
-        screen = Screen(given.paths.logs / "node.log", terminal=False, shows=self._log)
+        screen = Screen(given.paths.logs / LOG_FILE, terminal=False, shows=self._log)
         try:
             with ExitStack() as stack:
                 stack.enter_context(_interrupts(self.stop, signals))

@@ -20,7 +20,7 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "monitor", "command",
-    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution",
+    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -91,6 +91,8 @@ SEAMS: Mapping[Kind, Seam] = {
             "resume": "swarmnode.cli.control:resume",
             "finish": "swarmnode.cli.control:finish",
             "stop": "swarmnode.cli.control:stop",
+            "logs": "swarmnode.cli.logs:logs",
+            "peers": "swarmnode.cli.peers:peers",
             "doctor": "swarmnode.cli.doctor:doctor",
             "eval": "swarmnode.cli.evaluate:evaluate",
             "export": "swarmnode.cli.home.export:export",
@@ -110,6 +112,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "evaluation": Seam("eval --suite", {}),
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
+    "push": Seam("export --push", {}),
 }
 
 

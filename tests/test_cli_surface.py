@@ -30,10 +30,15 @@ SURFACE = {
     "resume": "--home --json",
     "finish": "--home --json",
     "stop": "--home --json",
+    "logs": "--errors --follow --home --json --number",
+    "peers": "--home --json --policy",
     "doctor": "--config --home --json --preset --set",
     "eval": "--base --best --config --greedy --home --json --limit --model --passing-reward --policy"
     " --preset --run --samples --set --shots --suite --task",
-    "export": "folder --best --config --home --json --merged --model --policy --preset --run --set",
+    "export": "folder --best --config --home --json --merged --model --policy --preset --public --push --run"
+    " --set",
+    "report": "--home --json --out --policy --run",
+    "pull": "repo --home --json --policy --run",
     "service install": "arguments --for --json --print",
     "runs": "--home --json",
     "runs remove": "name --home --json --policy",

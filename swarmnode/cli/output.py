@@ -4,7 +4,7 @@ command -> [tell] -> stdout; its error -> app.py: main -> [complain] -> stderr, 
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -28,6 +28,18 @@ def tell(json: bool, value: object, lines: Iterable[Any]) -> None:
             from rich.console import Console
 
             Console().print(line)
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields a line a row, with the columns below each other. Its texts may be of strangers.
+
+    >>> list(table([("name", "n"), ("b", "12")]))
+    ['name  n', 'b     12']
+    """
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def json_is_asked() -> bool:

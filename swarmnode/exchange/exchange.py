@@ -244,6 +244,7 @@ class Exchange:
             buffered=len(self._buffer),
             accepted_by_peer=reputation.accepted_by_peer(),
             banned_peers=reputation.banned_peers(),
+            peers=reputation.figures(self._clock()),
             pulled=self._bodies.holder.pulled,
             upload_bytes_per_s=self._settings.upload_bytes_per_s,
             judgements_stuck=self._fetcher.judgements_stuck,

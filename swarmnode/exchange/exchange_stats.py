@@ -26,6 +26,22 @@ class HelpStats(msgspec.Struct, frozen=True):
     """Requests of others that were not heard: too many, too old, or not of our swarm or tasks."""
 
 
+class PeerFigures(msgspec.Struct, frozen=True):
+    """A peer as the exchange knows it."""
+
+    peer: str
+    """Its peer id."""
+    accepted: int
+    """Groups of it that passed all checks."""
+    dropped: int
+    """Things of it that were not used by its fault, since the start."""
+    score: float
+    """100 for who never did wrong; below 20 it is not listened to."""
+    banned: bool
+    trust: str
+    """proven, slow or newcomer."""
+
+
 class ReceiptStats(msgspec.Struct, frozen=True):
     """Thanks of others to us (receipts.py): what they say, which nobody can prove."""
 
@@ -119,6 +135,8 @@ class ExchangeStats(ExchangeCounts):
     buffered: int
     accepted_by_peer: Mapping[str, int]
     banned_peers: tuple[str, ...]
+    peers: tuple[PeerFigures, ...]
+    """Those there is most to say of."""
     pulled: int
     """Bodies of others that we fetched because somebody asked us for them."""
     upload_bytes_per_s: float

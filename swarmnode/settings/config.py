@@ -570,6 +570,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_member_of_a_pipeline_does_not_let_others_wait(self) -> "Config":
+        if self.pipeline.name and self.limits != LimitsConfig():
+            raise ValueError(
+                "limits are those of a node of its own: in a pipeline all members would wait"
+                " (pipeline.memory_gb bounds what a stage takes)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _enough_groups_to_train_on(self) -> "Config":
         wanted = self.exchange.local_groups + self.exchange.external_groups
         if self.exchange.enabled and wanted == 0:

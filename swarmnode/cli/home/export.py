@@ -1,6 +1,7 @@
 """`swarmnode export`: take what was learnt elsewhere."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -17,14 +18,33 @@ from swarmnode.cli.settings import (
     RunName,
     of_policy,
 )
+from swarmnode.errors import ConfigError
 from swarmnode.node.commands.offline import export_offline
+from swarmnode.registry import find
 from swarmnode.settings.config_layers import load_settings
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Where to write; must not exist yet.")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where to write; must not exist yet. Not needed with --push.")
+    ] = None,
     merged: Annotated[
-        bool, typer.Option("--merged", help="The whole model with the adapter merged in.")
+        bool,
+        typer.Option(
+            "--merged",
+            help="The whole model with the adapter in it; convert_hf_to_gguf.py of llama.cpp makes it GGUF.",
+        ),
+    ] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--push",
+            metavar="OWNER/NAME",
+            help="Push it to this repository of the hub, with a card of figures, by the token in HF_TOKEN.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Everybody may read a repository that --push makes.")
     ] = False,
     best: Best = False,
     model: Model = None,
@@ -36,7 +56,11 @@ def export(
     set_: Assignments = None,
     json: Json = False,
 ) -> None:
-    """Write the adapter of the newest (or best) checkpoint as a PEFT folder, or the merged model."""
+    """Write the adapter of the newest (or best) checkpoint as a PEFT folder, or the merged model; or push it
+    to a hub, where `swarmnode pull` fetches it to go on."""
+    if folder is None and to is None:
+        raise ConfigError("nowhere to write", hint="name a folder, or --push OWNER/NAME")
+    push = None if to is None else find("push", "hub")(to, public=public)
     settings = load_settings(
         home=home,
         preset=preset,
@@ -45,5 +69,16 @@ def export(
         flags={"policy.model": model, "node.run": run},
     )
     settings = of_policy(settings, policy)
-    what = export_offline(settings.config, settings.model, settings.paths, folder, merged=merged, best=best)
-    tell(json, {"wrote": what, "folder": str(folder)}, [f"wrote {what} to {folder}"])
+    with TemporaryDirectory() as aside:
+        place = folder or Path(aside) / "export"
+        done = export_offline(
+            settings.config, settings.model, settings.paths, place, merged=merged, best=best
+        )
+        found = {"wrote": done.what, "folder": None if folder is None else str(folder), "pushed": None}
+        told = [] if folder is None else [f"wrote {done.what} to {folder}"]
+        if push is not None:
+            pushed = push(done)
+            seen = "only you can read it" if pushed.private else "everybody can read it"
+            found |= {"pushed": pushed}
+            told.append(f"pushed {done.what} to {pushed.url}; {seen}")
+    tell(json, found, told)

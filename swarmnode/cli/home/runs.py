@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmnode.cli.output import Json, tell
+from swarmnode.cli.output import Json, table, tell
 from swarmnode.cli.settings import Home, Policy
 from swarmnode.errors import IdentityInUse
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
-from swarmnode.printable import printable
 from swarmnode.training.checkpoints.run_folders import remove_run, runs_in
 
 app = typer.Typer(
@@ -51,10 +50,7 @@ def _table(found: Sequence[dict[str, Any]], paths: Paths) -> Iterator[str]:
         rows.append((one["name"], number, model, rounds, reward, age, size, tasks))
     if len(paths.policies()) == 1:
         rows = [(row[0], *row[2:]) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield printable("  ".join(cells).rstrip())
+    yield from table(rows)
 
 
 @app.command()

@@ -12,8 +12,10 @@ displace each other.
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Literal
 
+from swarmnode.exchange.exchange_stats import PeerFigures
 from swarmnode.exchange.limits import (
     AUTHOR_JUDGE_BURST_S,
     AUTHOR_JUDGE_S_PER_S,
@@ -51,6 +53,9 @@ hands on its groups, is no reason for a swarm of two to stay apart for many roun
 
 LONGEST_PAUSE_S = 300.0
 
+MOST_SHOWN = 64
+"""Peers that are told one by one."""
+
 
 @dataclass(slots=True)
 class Standing:
@@ -67,6 +72,8 @@ class Standing:
     judge_s: float = 0.0
     """Seconds that judging one of its groups takes, the last ones counting most."""
     accepted: int = 0
+    dropped: int = 0
+    """Things of it that were not used by its fault, since the start."""
     headers: TokenBucket = field(default_factory=lambda: TokenBucket(HEADERS_PER_S, HEADERS_BURST))
     requests: TokenBucket = field(default_factory=lambda: TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
     """Requests that it may still make of us."""
@@ -127,6 +134,7 @@ class Reputation:
     def punish(self, peer: str, penalty: float, now: float) -> bool:
         """Lower a peer's score; True when this one gets it banned."""
         standing = self._of(peer)
+        standing.dropped += 1
         standing.score = max(0.0, self._recover(standing, now) - penalty)
         newly_banned = not standing.banned and standing.score < BAN_BELOW
         standing.banned = standing.banned or newly_banned
@@ -226,6 +234,17 @@ class Reputation:
     def accepted_by_peer(self) -> dict[str, int]:
         """Groups accepted from each peer that is still remembered."""
         return {peer: standing.accepted for peer, standing in self._givers.items()}
+
+    def figures(self, now: float) -> tuple[PeerFigures, ...]:
+        """Returns those peers that there is most to say of, at most MOST_SHOWN."""
+        found = nlargest(MOST_SHOWN, self.standings(), key=lambda one: (one[1].accepted, one[1].dropped))
+        return tuple(
+            PeerFigures(
+                *(peer, one.accepted, one.dropped, self._recover(one, now), one.banned, self.trust_of(peer))
+            )
+            for peer, one in found
+            if one.accepted or one.dropped
+        )
 
     # ---- memory ----
 

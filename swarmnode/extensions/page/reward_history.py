@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.extensions.page.growing_file import GrowingFile
+from swarmnode.machine.growing_file import GrowingFile
 from swarmnode.node.showing.rollout_log import thinned
 from swarmnode.types import mean_or_none
 
@@ -31,13 +31,18 @@ class RoundRewards:
     external: float | None = None
     tasks: Mapping[str, float] = field(default_factory=dict[str, float])
     engine_gap: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Times of the round by name: generate_s, train_s, round_s."""
 
 
 class RewardHistory:
     """The rewards of one run of one node. `read` takes in what was written since."""
 
-    def __init__(self, folder: Path, run: str, peer: str) -> None:
-        self._whose = run, peer
+    def __init__(self, folder: Path, run: str, peer: str | None = None) -> None:
+        """`peer`: None: of whoever trained the run."""
+        self._run, self._peer = run, peer
+        self.newest: Mapping[str, Any] | None = None
+        """All of the newest line."""
         self._files = [GrowingFile(folder / name) for name in ("metrics.1.jsonl", "metrics.jsonl")]
         self.rounds: list[RoundRewards] = []
         self.evaluations: list[RoundRewards] = []
@@ -58,8 +63,9 @@ class RewardHistory:
             number = int(values["progress.round"])
         except (msgspec.DecodeError, KeyError, ValueError):
             return
-        if (values.get("run"), values.get("peer")) != self._whose:
+        if values.get("run") != self._run or self._peer not in (None, values.get("peer")):
             return
+        self.newest = values
         is_round = values.get("event") == "round"
         # After a crash rounds are done again.
         kept = self.rounds if is_round else self.evaluations
@@ -75,10 +81,11 @@ class RewardHistory:
             "rounds": [one.round for one in rounds],
             "own": [one.own for one in rounds],
             "external": [one.external for one in rounds],
-            "tasks": _of_tasks(rounds),
+            "tasks": _by_name([one.tasks for one in rounds]),
+            "seconds": _by_name([one.seconds for one in rounds]),
             "held_out_rounds": [one.round for one in held_out],
             "held_out": [one.own for one in held_out],
-            "held_out_tasks": _of_tasks(held_out),
+            "held_out_tasks": _by_name([one.tasks for one in held_out]),
         }
 
 
@@ -93,7 +100,7 @@ def _round(number: int, values: Mapping[str, Any]) -> RoundRewards:
     tasks = _below("reward.own_tasks.", values)
     return RoundRewards(
         number, _number(values, "reward.own"), _number(values, "reward.external"), tasks,
-        _number(values, "training.engine_gap"),
+        _number(values, "training.engine_gap"), _below("speed.", values),
     )  # fmt: skip
 
 
@@ -114,9 +121,9 @@ def _below(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _of_tasks(found: Sequence[RoundRewards]) -> dict[str, list[float | None]]:
-    names = sorted({name for one in found for name in one.tasks})[:MOST_TASKS]
-    return {name: [one.tasks.get(name) for one in found] for name in names}
+def _by_name(found: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    names = sorted({name for one in found for name in one})[:MOST_TASKS]
+    return {name: [one.get(name) for one in found] for name in names}
 
 
 def _means(found: Sequence[RoundRewards]) -> Iterable[RoundRewards]:
@@ -124,13 +131,18 @@ def _means(found: Sequence[RoundRewards]) -> Iterable[RoundRewards]:
     together = -(-len(found) // MOST_POINTS)
     for begin in range(0, len(found), max(together, 1)):
         part = found[begin : begin + together]
-        names = {name for one in part for name in one.tasks}
         yield RoundRewards(
             part[-1].round,
             _mean(one.own for one in part),
             _mean(one.external for one in part),
-            {name: fmean(one.tasks[name] for one in part if name in one.tasks) for name in names},
+            _mean_by_name([one.tasks for one in part]),
+            seconds=_mean_by_name([one.seconds for one in part]),
         )
+
+
+def _mean_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for one in found for name in one}
+    return {name: fmean(one[name] for one in found if name in one) for name in names}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -25,12 +25,13 @@ from starlette.routing import Route
 
 from swarmnode.extensions.page.access import MOST_BODY_BYTES
 from swarmnode.extensions.page.event_stream import EVERY_S, EventStream, OpenStreams
-from swarmnode.extensions.page.overview import overview, settings
+from swarmnode.extensions.page.overview import overview
 from swarmnode.extensions.page.prometheus_metrics import metrics_of
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.rollout_reader import RolloutReader
 from swarmnode.node.run_control import Request
 from swarmnode.node.showing.page import PageSource
+from swarmnode.node.showing.used_settings import used_settings
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class PageRoutes:
         return _json(self._source.status())
 
     async def _settings(self, request: HttpRequest) -> Response:
-        return _json(settings(self._source.config, self._source.origins))
+        return _json(used_settings(self._source.config, self._source.origins))
 
     async def _metrics(self, request: HttpRequest) -> Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"

@@ -52,7 +52,8 @@ from swarmnode.node.showing.monitors import Monitor, make_monitors
 from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, joins_from, swarm_of
 from swarmnode.node.showing.page import Page, PageSource, open_page
 from swarmnode.node.showing.rollout_log import FILE
-from swarmnode.node.showing.screen import Screen
+from swarmnode.node.showing.screen import LOG_FILE, Screen
+from swarmnode.node.showing.used_settings import keep_settings
 from swarmnode.settings.config import Config
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task
@@ -95,7 +96,7 @@ def run_node(
 ) -> Ending:
     """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print. `origins`:
     where each setting comes from."""
-    screen = Screen(paths.logs / "node.log")
+    screen = Screen(paths.logs / LOG_FILE)
     with prepared(config, model, model_reason, paths, screen, fresh=fresh, origins=origins) as members:
         seats = [member.seat for member in members]
         if len(members) > 1:
@@ -217,6 +218,8 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
                 open_guards(stack, guarded)
                 node.serves(page.address)
                 _announce(node, page, member.seat, company)
+                if run := node.status.run:
+                    keep_settings(paths.checkpoints / run, member.seat.config, member.seat.origins)
             if company.takes_signals:
                 stop_on_signals(member.request_stop)
             try:

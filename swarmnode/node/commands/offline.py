@@ -24,7 +24,7 @@ from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.run_folders import is_trained, runs_in
 from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
-from swarmnode.training.records import Evaluation
+from swarmnode.training.records import Evaluation, State
 
 if TYPE_CHECKING:
     from swarmnode.model.demonstration.tiny import Progress
@@ -208,13 +208,23 @@ def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksCon
     return tasks.model_copy(update={"names": specs, **said})
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """An adapter or a merged model that was written to a folder."""
+
+    what: str
+    """What it is, in words."""
+    merged: bool
+    state: State
+    """The state of its checkpoint."""
+    run: str
+    folder: Path
+
+
 def export_offline(
     config: Config, model: str, paths: Paths, folder: Path, *, merged: bool, best: bool = False
-) -> str:
-    """Write the adapter of the newest or the best checkpoint, or the merged model, to `folder`.
-
-    Returns what was written.
-    """
+) -> Exported:
+    """Write the adapter of the newest or the best checkpoint, or the merged model, to `folder`."""
     from safetensors import SafetensorError
 
     if folder.exists():
@@ -239,7 +249,8 @@ def export_offline(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     what = "the merged model" if merged else "the adapter (PEFT)"
-    return f"{what} {of_round(checkpoint)}"
+    run = checkpoint.folder.parent.name
+    return Exported(f"{what} {of_round(checkpoint)}", merged, checkpoint.state, run, folder)
 
 
 def of_round(checkpoint: "Checkpoint") -> str:

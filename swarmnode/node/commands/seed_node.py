@@ -44,7 +44,7 @@ from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard
 from swarmnode.node.showing.node_status import NodeStatus, Sharing, invitation, joins_from, swarm_of
 from swarmnode.node.showing.page import PageSource, open_page
-from swarmnode.node.showing.screen import Screen
+from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.node.workers import supervise
 from swarmnode.settings.config import Config, NetworkConfig
 
@@ -184,7 +184,7 @@ class SeedNode:
 def run_seed(config: Config, paths: Paths, tell: Callable[[str], None]) -> None:
     """Run until stopped (SIGINT, SIGTERM). `tell` is given the address that others join with, once."""
     with ExitStack() as stack:
-        stack.enter_context(Screen(paths.logs / "node.log"))
+        stack.enter_context(Screen(paths.logs / LOG_FILE))
         stack.enter_context(IdentityLock(paths.identity))
         forget_earlier_runs(paths)
         check_addresses(config.network)

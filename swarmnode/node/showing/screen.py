@@ -14,13 +14,17 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from swarmnode.node.showing.board import PlainWatcher, Watcher, Watchers, policy_label
+from swarmnode.node.showing.board import Occasion, PlainWatcher, Watcher, Watchers, policy_label, round_line
 from swarmnode.node.showing.live_panel import LivePanel
 from swarmnode.node.showing.monitors import MOST_LOG_BYTES
 from swarmnode.node.showing.monitors import logger as monitors_logger
+from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.printable import printable, printable_lines
 
 logger = logging.getLogger(__name__)
+
+LOG_FILE = "node.log"
+"""Its name in the folder of the logs. One that is full becomes node.log.1."""
 
 CHATTER = ("bitsandbytes.backends.cpu.ops",)
 """Loggers of libraries whose warnings are about what we do not use (a kernel from the hub)."""
@@ -46,6 +50,7 @@ class Screen:
         self._least = self._level or logging.INFO
         self._handlers: list[logging.Handler] = []
         self._lines: logging.Handler | None = None
+        self._file: logging.Handler | None = None
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -82,7 +87,8 @@ class Screen:
         except OSError as error:
             logger.warning("no log file: cannot write %s (%s)", path, error.strerror)
         else:
-            self._add(handler, "%(asctime)s %(levelname)s %(name)s: %(policy)s%(message)s")
+            line = "%(asctime)s %(levelname)s %(name)s: %(policy)s%(message)s"
+            self._file = self._add(handler, line, "%Y-%m-%d %H:%M:%S")
 
     def progress(self, done: int, total: int, what: str) -> None:
         """Show how far a preparation is: a bar on a terminal, a few lines elsewhere."""
@@ -100,27 +106,44 @@ class Screen:
             self._end_bar()
 
     def start_watcher(self) -> Watcher:
-        """Returns the live panel, which takes over the log lines, or plain lines: one for all policies."""
+        """Returns the live panel, which takes over the log lines, or plain lines: one for all policies. The
+        log file has a line of each round in any case."""
+        kept = [] if self._file is None else [FileWatcher(self._file)]
         if not self._shows or self._least > logging.INFO:
-            return Watchers([])
+            return Watchers(kept)
         if not self._terminal or self._lines is None:
-            return PlainWatcher(sys.stderr)
+            return Watchers([PlainWatcher(sys.stderr), *kept])
         self._logger.removeHandler(self._lines)
         panel = LivePanel(self._console)
         self._add(panel, "%(message)s")
-        return panel
+        return Watchers([panel, *kept])
 
     def _end_bar(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    def _add(self, handler: logging.Handler, line: str) -> logging.Handler:
-        handler.setFormatter(PrintableFormatter(line, datefmt="%H:%M:%S"))
+    def _add(self, handler: logging.Handler, line: str, clock: str = "%H:%M:%S") -> logging.Handler:
+        handler.setFormatter(PrintableFormatter(line, datefmt=clock))
         handler.addFilter(_with_policy)
         self._logger.addHandler(handler)
         self._handlers.append(handler)
         return handler
+
+
+class FileWatcher:
+    """A line of each round in the log file, whatever the screen shows."""
+
+    def __init__(self, file: logging.Handler) -> None:
+        self._file = file
+
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        if event == "round":
+            said = round_line(status)
+            self._file.handle(logging.LogRecord("swarmnode.node", logging.INFO, "", 0, said, None, None))
+
+    def close(self) -> None:
+        self._file.flush()
 
 
 class PrintableFormatter(logging.Formatter):

@@ -27,6 +27,12 @@ def test_power_is_a_share_or_in_percent_and_never_more_than_all() -> None:
             load_config(assignments=[f"limits.power={text}"], environ={})
 
 
+def test_a_member_of_a_pipeline_has_no_limits_that_others_would_wait_for() -> None:
+    with pytest.raises(ConfigError, match="all members would wait"):
+        load_config(assignments=["pipeline.name=ours", "limits.hours=22-7"], environ={})
+    assert load_config(assignments=["pipeline.name=ours"], environ={}).config.pipeline.name == "ours"
+
+
 def test_each_layer_overrides_the_one_before_and_is_remembered(tmp_path: Path) -> None:
     layers = {
         "preset": write(tmp_path / "home.toml", "[rollout]\ngroups = 1\ngroup_size = 3\n"),

@@ -51,7 +51,7 @@ from swarmnode.node.showing.board import Watchers
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info
 from swarmnode.node.showing.node_status import Summary, invitation
 from swarmnode.node.showing.page import Page, PageSource, open_page
-from swarmnode.node.showing.screen import Screen
+from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.settings.config import Config
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
@@ -72,7 +72,7 @@ def run_pipeline(
     check(config)
     check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
     with ExitStack() as stack:
-        screen = stack.enter_context(Screen(paths.logs / "node.log"))
+        screen = stack.enter_context(Screen(paths.logs / LOG_FILE))
         key = take_identity(stack, paths)
         tasks = start_tasks(stack, config.tasks, paths.home)
         seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks, origins)

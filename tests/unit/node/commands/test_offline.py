@@ -44,7 +44,7 @@ def test_the_newest_checkpoint_is_exported_or_the_best(
     save(config, model, tmp_path / "home", [0.9, 0.1])
     newest = export_offline(config, model, paths, tmp_path / "newest", merged=False)
     best = export_offline(config, model, paths, tmp_path / "best", merged=False, best=True)
-    assert (newest, best) == ("the adapter (PEFT) of round 2", "the adapter (PEFT) of round 1")
+    assert (newest.what, best.what) == ("the adapter (PEFT) of round 2", "the adapter (PEFT) of round 1")
     assert (tmp_path / "best" / "adapter_model.safetensors").exists()
 
 
@@ -118,7 +118,8 @@ def test_a_merged_model_is_written_in_float32_also_where_the_node_trained_in_bfl
     in_half = config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "bfloat16"})})
     save(in_half, model, tmp_path / "home", [0.5])
     assert for_merging(in_half) is in_half, "as set"
-    assert export_offline(config, model, paths, tmp_path / "merged", merged=True).startswith("the merged")
+    done = export_offline(config, model, paths, tmp_path / "merged", merged=True)
+    assert done.what.startswith("the merged")
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     assert {tensor.dtype for tensor in merged.values()} == {torch.float32}
 

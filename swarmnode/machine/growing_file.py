@@ -1,6 +1,6 @@
 """The lines of a file that another thread appends to, and may replace by another one.
 
-metrics.jsonl -> [GrowingFile] -> reward_history.py; rollouts.jsonl -> rollout_reader.py
+metrics.jsonl, rollouts.jsonl -> [GrowingFile] -> extensions/page/; node.log -> cli/logs.py
 """
 
 from collections.abc import Iterator
