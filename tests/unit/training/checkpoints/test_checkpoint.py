@@ -390,13 +390,13 @@ def test_what_cannot_be_deleted_is_deleted_after_a_later_save(
     class Killed(BaseException):
         """The process ends here."""
 
-    def killed(self: CheckpointStore) -> None:
+    def killed(self: CheckpointStore, keep: int) -> None:
         raise Killed
 
     save(store, make(), 1)
     save(store, make(), 2)
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStore, "_prune", killed)
+        patch.setattr(CheckpointStore, "prune", killed)
         with pytest.raises(Killed):
             save(store, make(), 3)
     assert found(store.tidy()).state.counters.round == 3
