@@ -59,6 +59,10 @@ docker-check: $(VENV)/.train
 docs: $(VENV)/docs/.made
 	@$(VENV)/docs/bin/python checks/docs_site.py
 
+# The page of three nodes in chromium: pictures for eyes, the console, the keyboard. ARGS="--axe axe.min.js": contrast.
+page-check: $(VENV)/.train
+	@$(BIN)/python checks/page_check.py $(ARGS)
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

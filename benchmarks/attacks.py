@@ -21,12 +21,11 @@ too, and the exit status is 3.
 """
 
 import argparse
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -35,7 +34,7 @@ from typing import Any, NoReturn
 from attackers.handle import Attacker
 from attacks_reward import Drop, RewardRuns
 from attacks_swarm import ATTACKERS_PREFIX, Swarm, Window, busy_share
-from common import MODELS, elapsed_s, machine, parts, report
+from common import MODELS, TimeIsOver, at_most, elapsed_s, machine, parts, report
 
 from swarmnode.model.demonstration.tiny import build_tiny
 from tests.warm_start import WarmStart
@@ -47,6 +46,7 @@ ATTACKS = (
     "slow_bodies",
     "bodies_that_never_come",
     "crowd",
+    "page_flood",
     "finish_lies",
     "too_long_bodies",
     "longer_bodies",
@@ -134,10 +134,6 @@ class Under:
     connected_after: bool | None = None
 
 
-class TimeIsOver(Exception):
-    """OVER_AFTER_S have passed."""
-
-
 @dataclass
 class Findings:
     """What was measured so far."""
@@ -182,7 +178,10 @@ class Measuring:
     def _attacked(self, name: str, *, last: bool) -> Under:
         timing = self._timing
         seconds = timing.lead_s + timing.attack_s
-        with Attacker(name, self._swarm.addresses, seconds=seconds, prefix=ATTACKERS_PREFIX) as attacker:
+        page = str(self._swarm.victim.running().http_port) if name == "page_flood" else ""
+        with Attacker(
+            name, self._swarm.addresses, seconds=seconds, about=page, prefix=ATTACKERS_PREFIX
+        ) as attacker:
             with self._swarm.honest_held():
                 attacker.wait_for("ready")
             time.sleep(timing.lead_s)
@@ -438,21 +437,6 @@ def find(found: Findings, folder: Path, names: Sequence[str], timing: Timing, *,
             )
         found.extra[KILLED] = replay_after_kill(swarm, warm)
         print(f"of 40 old groups, {found.extra[KILLED]} were taken again after SIGKILL")
-
-
-@contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeIsOver in the block once it has taken so long."""
-
-    def ring(*_: object) -> None:
-        raise TimeIsOver
-
-    signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(1.0, seconds))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def give_up(why: str) -> NoReturn:

@@ -11,8 +11,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import argparse
 import json
 import platform
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, TypeVar
@@ -22,6 +24,11 @@ import torch
 from swarmnode.machine.hardware import cpu_flags
 
 T = TypeVar("T")
+
+
+class TimeIsOver(Exception):
+    """The time that a benchmark may take has passed."""
+
 
 torch.set_num_threads(1)
 
@@ -113,6 +120,21 @@ def rounds(most: int, share: float = 1.0) -> Iterator[int]:
             return
         yield number
         longest_s = max(longest_s, time.monotonic() - started_s)
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeIsOver in the block once it has taken so long."""
+
+    def ring(*_: object) -> None:
+        raise TimeIsOver
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(1.0, seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def parts(of: Sequence[T]) -> Iterator[tuple[T, float]]:

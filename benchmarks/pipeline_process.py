@@ -47,7 +47,7 @@ HOP_OVERHEAD_S = 0.35
 """Time of a hop in the published instances, whatever its size."""
 LAYERS = 12
 WIDTH = 64
-TEXT = TextSettings(sequence_tokens=64, batch_sequences=4, heldout_share=0.0)
+TEXT = TextSettings(sequence_tokens=64, batch_sequences=4)
 MICRO_BATCH_TOKENS = TEXT.sequence_tokens * TEXT.batch_sequences
 LEARNING_RATE = 3e-3
 MESSAGE_BYTES = MICRO_BATCH_TOKENS * WIDTH * 2 + 400

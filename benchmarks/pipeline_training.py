@@ -24,6 +24,7 @@ that is what "full, in time" is for.
 """
 
 import copy
+import hashlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from itertools import combinations, islice
 from math import exp
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from common import arguments, middle, report
@@ -48,6 +50,7 @@ from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
 from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
+from swarmnode.training.packing import MicroBatch
 
 INSTANCE = Path(__file__).parent / "instances" / "geo20_skip33.json"
 STAGES = 6
@@ -61,6 +64,7 @@ DECAY_SHARE = 0.3
 """Of the steps, the last ones: the rate goes down linearly. Before that it is constant, so that curves can be
 compared at any time, and "full, in time" is a branch of "full"."""
 MAX_NORM = 1.0
+HELD_OUT_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +135,29 @@ def main() -> None:
     report("pipeline_training", claims, spread, options.json, extra=figures)
 
 
+class DividedText(TextSource):
+    """A text of which a share is never learned from: of two equal sequences never one only."""
+
+    def __init__(self, *text: Any) -> None:
+        super().__init__(*text)
+        digests = [hashlib.sha256(self._sequence(number)).digest() for number in self._learned]
+        last = sorted(digests)[round(HELD_OUT_SHARE * len(digests)) - 1]
+        self._heldout = [number for number, digest in enumerate(digests) if digest <= last]
+        self._learned = [number for number, digest in enumerate(digests) if digest > last]
+
+    def heldout(self) -> list[MicroBatch]:
+        size = self.settings.batch_sequences
+        return [self._batch(self._heldout[at : at + size]) for at in range(0, len(self._heldout), size)]
+
+
 class Bench:
     """The text, the plans and the seeds' first models: what all variants share."""
 
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
-        settings = TextSettings(effort.sequence_tokens, effort.sequences, heldout_share=0.05)
-        self.source = TextSource(documents(effort.documents), encode, END_TOKEN_ID, settings)
-        self._heldout = list(self.source.heldout(effort.evaluated))
+        settings = TextSettings(effort.sequence_tokens, effort.sequences)
+        self.source = DividedText(documents(effort.documents), encode, END_TOKEN_ID, settings)
+        self._heldout = self.source.heldout()[: effort.evaluated]
         self.plans = plans(SearchBudget(steps=effort.plan_steps))
         self.iteration_s = {length: seconds_for(plan, MICRO_BATCHES) for length, plan in self.plans.items()}
         for length, plan in self.plans.items():

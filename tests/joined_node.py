@@ -37,8 +37,8 @@ class JoinedNode:
         warm: WarmStart | None = None,
         data_bytes: int | None = None,
     ) -> None:
-        """`prefix`: what the command is started with; `warm`: what starts it instead, after the imports.
-        `data_bytes`: what a warm one may write to beside its code."""
+        """`prefix`: what the command is started with; `warm`: what starts it after the imports, with a script
+        and what that takes as the prefix. `data_bytes`: what a warm one may write to beside its code."""
         self.home = home
         self.paths = resolve_paths(home)
         home.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class JoinedNode:
         command = ["join", "--home", str(home), *arguments]
         with self._out.open("w") as out, self._err.open("w") as err:
             if warm is not None:
-                self.process = warm.start(command, out=out, err=err, data_bytes=data_bytes)
+                self.process = warm.start([*prefix, *command], out=out, err=err, data_bytes=data_bytes)
                 return
             program = [*prefix, sys.executable, "-m", "swarmnode", *command]
             self.process = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=out, stderr=err)

@@ -6,6 +6,8 @@ The first target is the victim. An attack that needs to be told when to go on re
 """
 
 import asyncio
+import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
@@ -44,6 +46,9 @@ TOPICS_PER_RPC = 35_000
 STREAMS_EACH = 34
 PROVIDER_KEY_BYTES = 80
 """The longest that Kademlia takes."""
+
+HELD_CLIENTS = 300
+"""Clients of a page at once."""
 
 Attack = Callable[[Stage], Awaitable[bool | None]]
 """Returns whether the attacker is still connected to the victim afterwards; None: nobody should mind it."""
@@ -367,6 +372,33 @@ def _peer(stage: Stage) -> str:
     return split_peer(stage.targets[0])[1]
 
 
+# ---- clients of the page ----
+
+
+async def page_flood(stage: Stage) -> bool | None:
+    """Clients of the page at port `about` that say nothing, half a request, nonsense or far too much."""
+    host = b"Host: 127.0.0.1\r\n"
+    begun = (
+        b"",
+        b"GET /events HTTP/1.1\r\n" + host + b"\r\n",
+        b"GET /state HTTP/1.1\r\n" + host + b"\r\n",
+        b"POST /control HTTP/1.1\r\n" + host + b"Content-Length: 900\r\n\r\n{",
+        b"\x16\x03\x01\x00\xff" * 100,
+    )
+    stage.say("ready")
+    held: deque[socket.socket] = deque()
+    async for number in stage.pace(1000.0):
+        if len(held) == HELD_CLIENTS:
+            held.popleft().close()
+        with suppress(OSError):
+            held.append(socket.create_connection(("127.0.0.1", int(stage.about)), timeout=1.0))
+            held[-1].sendall(begun[number % len(begun)])
+            stage.sent["clients"] += 1
+    for client in held:
+        client.close()
+    return None
+
+
 ATTACKS: dict[str, Attack] = {
     attack.__name__: attack
     for attack in (
@@ -390,5 +422,6 @@ ATTACKS: dict[str, Attack] = {
         replay_victim,
         half_open,
         steering_member,
+        page_flood,
     )
 }

@@ -202,10 +202,6 @@ class JudgeConfig(Section):
     timeout_s: float = Field(default=60.0, gt=0)
     """Longest that the answers to one example may take, attempts and waits included. Past it they have no
     reward. Strangers' answers have 14 seconds at most."""
-    tries: int = Field(default=5, ge=1, le=20)
-    """Attempts at one request that finds the judge busy, broken or unclear."""
-    cached: int = Field(default=100_000, ge=0)
-    """Judgements kept on disk, so that no question is asked twice. 0: none."""
     exchangeable: bool = False
     """True if every node with this judge gets the same scores of it, so that rollouts may leave this one."""
 

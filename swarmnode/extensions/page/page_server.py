@@ -1,6 +1,6 @@
 """The server of a node's page, in a thread of its own.
 
-node/showing/page.py: open_page -> [PageServer] -> uvicorn -> bounded_protocol.py -> access.py -> routes.py
+node/showing/page.py: open_page -> [PageServer] -> bounded_server.py -> access.py -> routes.py
 """
 
 import secrets
@@ -11,13 +11,15 @@ from typing import Self
 
 from swarmnode.errors import PortInUse
 from swarmnode.extensions.page.access import AccessGuard
-from swarmnode.extensions.page.bounded_protocol import MOST_CONNECTIONS, bounded_server
+from swarmnode.extensions.page.bounded_server import BoundedListener, bounded_server, listen_on
 from swarmnode.extensions.page.event_stream import OpenStreams
 from swarmnode.extensions.page.routes import application
 from swarmnode.node.showing.page import PageSource
 
 IDLE_S = 5
 """Seconds that a connection is kept for another request."""
+CORE_SHARE = 0.05
+"""It runs in the process that trains."""
 
 
 class PageServer:
@@ -49,7 +51,7 @@ class PageServer:
             password=self._source.config.node.http_password.get_secret_value(),
             token=self.token,
         )
-        self._server = bounded_server(guard, idle_s=IDLE_S)
+        self._server = bounded_server(guard, idle_s=IDLE_S, core_share=CORE_SHARE)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name="page", daemon=True
         )
@@ -63,21 +65,12 @@ class PageServer:
         self._thread.join()
         self._socket.close()
 
-    def _listen(self) -> socket.socket:
+    def _listen(self) -> BoundedListener:
         host, port = self._where
         try:
-            family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listening = socket.socket(family, kind)
-            try:
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listening.bind(place)
-                listening.listen(MOST_CONNECTIONS)
-            except OSError:
-                listening.close()
-                raise
+            return listen_on(host, port)
         except OSError as error:
             raise PortInUse(
                 f"the page cannot listen on {host}:{port}: {error.strerror}",
                 hint="choose another --set node.http_port=..., or 0 for any free one",
             ) from error
-        return listening

@@ -9,16 +9,13 @@ GET /rewards   the curves                    POST /control  {"request": "pause",
 GET /rollouts  those of a round              GET /settings  with origins
 """
 
-import threading
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from importlib.resources import files
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -32,8 +29,6 @@ from swarmnode.extensions.page.rollout_reader import RolloutReader
 from swarmnode.node.run_control import Request
 from swarmnode.node.showing.page import PageSource
 from swarmnode.node.showing.used_settings import used_settings
-
-T = TypeVar("T")
 
 LONGEST_PAUSE_S = 366 * 86400.0
 
@@ -54,14 +49,13 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PageRoutes:
-    """The answers of one page. What is read from the disk is read in threads, by one of them at a time."""
+    """The answers of one page."""
 
     def __init__(self, source: PageSource, token: str, streams: OpenStreams) -> None:
         self._source, self._token, self._streams = source, token, streams
         status = source.status()
         self._history = RewardHistory(source.logs, status.run, status.peer_id)
         self._rollouts = RolloutReader(source.rollouts)
-        self._reading = threading.Lock()
         self._made, self._made_s = b"", float("-inf")
 
     def routes(self) -> list[Route]:
@@ -91,27 +85,26 @@ class PageRoutes:
         return Response(metrics_of(self._source.status()), media_type=kind)
 
     async def _state(self, request: HttpRequest) -> Response:
-        await self._read(self._history.read)
+        self._history.read()
         return _json({**overview(self._source, self._history), "token": self._token})
 
     async def _events(self, request: HttpRequest) -> Response:
         if self._streams.full:
             return PlainTextResponse("too many look on; ask /state\n", 503, {"Retry-After": "10"})
-        await self._read(self._history.read)
+        self._history.read()
         return EventStream(self._newest, self._streams)
 
     def _newest(self) -> bytes:
         """Returns the state, made once for all who look on."""
         now_s = time.monotonic()
         if now_s >= self._made_s + EVERY_S:
-            with self._reading:
-                self._history.read()
+            self._history.read()
             self._made_s = now_s
             self._made = msgspec.json.encode(overview(self._source, self._history))
         return self._made
 
     async def _rewards(self, request: HttpRequest) -> Response:
-        await self._read(self._history.read)
+        self._history.read()
         return _json(self._history.curves())
 
     async def _rollouts_of(self, request: HttpRequest) -> Response:
@@ -119,7 +112,7 @@ class PageRoutes:
         if asked is not None and not (asked.isascii() and asked.isdecimal() and len(asked) < 16):
             return PlainTextResponse("round is a whole number\n", 400)
         wanted = None if asked is None else int(asked)
-        return _json(await self._read(partial(self._rollouts.at, wanted)))
+        return _json(self._rollouts.at(wanted))
 
     async def _control(self, request: HttpRequest) -> Response:
         content = b""
@@ -132,13 +125,6 @@ class PageRoutes:
             return _json({"answer": self._source.control.ask(asked.request, asked.for_s)})
         except (msgspec.DecodeError, ValueError) as error:
             return PlainTextResponse(f"{error}\n", 400)
-
-    async def _read(self, read: Callable[[], T]) -> T:
-        def alone() -> T:
-            with self._reading:
-                return read()
-
-        return await run_in_threadpool(alone)
 
 
 def application(source: PageSource, token: str, streams: OpenStreams) -> Starlette:

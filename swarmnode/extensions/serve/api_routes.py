@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -24,6 +25,8 @@ from swarmnode.extensions.serve.questions import AnswerBegan, Event, NoAnswer, Q
 MOST_BODY_BYTES = 1 << 20
 MODEL_HEADER = "X-Swarmnode-Model"
 """The version that writes an answer, as in the field `model`."""
+
+LEFT = NoAnswer(499, "nobody waits for this answer", "client_left")
 
 FindService = Callable[[], str | None]
 
@@ -104,12 +107,15 @@ def refused_response(refused: NoAnswer) -> Response:
 
 async def _content(request: HttpRequest) -> bytes:
     content = bytearray()
-    async for piece in request.stream():
-        content += piece
-        if len(content) > MOST_BODY_BYTES:
-            raise QuestionRefused(
-                NoAnswer(413, f"a request has {MOST_BODY_BYTES} bytes or less", "too_large")
-            )
+    try:
+        async for piece in request.stream():
+            content += piece
+            if len(content) > MOST_BODY_BYTES:
+                raise QuestionRefused(
+                    NoAnswer(413, f"a request has {MOST_BODY_BYTES} bytes or less", "too_large")
+                )
+    except ClientDisconnect:
+        raise QuestionRefused(LEFT) from None
     return bytes(content)
 
 
@@ -138,7 +144,7 @@ async def _unless_left(
         writing.cancel()
         leaving.cancel()
     if writing.cancelled():
-        raise QuestionRefused(NoAnswer(499, "nobody waits for this answer", "client_left"))
+        raise QuestionRefused(LEFT)
     found = writing.result()
     if isinstance(found, NoAnswer):
         raise QuestionRefused(found)

@@ -4,7 +4,6 @@ import socket
 from typing import Annotated
 
 import typer
-import uvicorn
 
 from swarmnode.cli.settings import (
     Assignments,
@@ -19,7 +18,7 @@ from swarmnode.cli.settings import (
     of_policy,
 )
 from swarmnode.errors import ConfigError, PortInUse
-from swarmnode.extensions.page.bounded_protocol import MOST_CONNECTIONS, bounded_server
+from swarmnode.extensions.page.bounded_server import BoundedListener, BoundedServer, bounded_server, listen_on
 from swarmnode.extensions.serve.api_guard import ApiGuard
 from swarmnode.extensions.serve.api_routes import FindService, application
 from swarmnode.extensions.serve.standing_alone import answering
@@ -28,6 +27,8 @@ from swarmnode.settings.config_layers import load_settings
 
 IDLE_S = 30
 """Seconds that a connection is kept for another request."""
+CORE_SHARE = 0.5
+"""Some two hundred questions a second, or three thousand tokens one by one."""
 
 
 def serve(
@@ -78,16 +79,15 @@ def serve(
             typer.echo("stopped serving")
 
 
-def api_server(find: FindService, host: str, key: str) -> uvicorn.Server:
+def api_server(find: FindService, host: str, key: str) -> BoundedServer:
     """Returns the server of the endpoints, not yet running."""
     guard = ApiGuard(application(find), bound=host, own_name=socket.gethostname(), key=key)
-    return bounded_server(guard, idle_s=IDLE_S)
+    return bounded_server(guard, idle_s=IDLE_S, core_share=CORE_SHARE)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int) -> BoundedListener:
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        return listen_on(host, port)
     except OSError as error:
         raise PortInUse(
             f"cannot listen on {host}:{port}: {error.strerror}",

@@ -45,6 +45,12 @@ logger = logging.getLogger(__name__)
 MAX_REPLY_BYTES = 1 << 20
 READ_BYTES = 1 << 16
 
+TRIES = 5
+"""Attempts at one request that finds the judge busy, broken or unclear."""
+
+MOST_KEPT = 100_000
+"""Judgements kept on disk."""
+
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 """Seconds before the second attempt, and most seconds before any; each wait is twice the last one."""
 
@@ -112,7 +118,7 @@ class HttpJudge:
         if not self.config.url:
             raise TaskError("the judge has no URL", hint="set tasks.judge.url")
         path = self.cache or resolve_paths().cache / "judgements.sqlite"
-        self._cache = JudgementCache(path, self.config.cached)
+        self._cache = JudgementCache(path, MOST_KEPT)
         self._opener = build_opener(_NoRedirects)
 
     @property
@@ -219,7 +225,7 @@ class HttpJudge:
         key = hashlib.blake2b(self.version.encode() + body, digest_size=16).digest()
         if (kept := self._cache.get(key)) is not None:
             return msgspec.json.decode(kept, type=list[float | None])
-        for attempt in range(self.config.tries):
+        for attempt in range(TRIES):
             try:
                 scores = read(self._posted(body, deadline))
             except Unanswered as unanswered:
@@ -235,7 +241,7 @@ class HttpJudge:
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) * random.uniform(0.5, 1.0)
         if unanswered.wait_s is not None:
             wait_s = max(wait_s, unanswered.wait_s)
-        last = attempt + 1 >= self.config.tries or self.clock() + wait_s >= deadline
+        last = attempt + 1 >= TRIES or self.clock() + wait_s >= deadline
         if last:
             logger.warning("the judge at %s gave no score: %s", self._shown_url, unanswered)
         else:

@@ -37,7 +37,7 @@ class JudgementCache:
         clock: Callable[[], float] = time.monotonic,
         busy_s: float = BUSY_S,
     ) -> None:
-        """`most`: most answers that are kept. 0: keep none."""
+        """`most`: most answers that are kept."""
         self._path = path
         self._most = most
         self._clock = clock
@@ -69,7 +69,7 @@ class JudgementCache:
     def _with_file(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         """Returns the result of `work` on the file. None: the cache does without the file for now."""
         with self._lock:
-            if not self._most or self._clock() < self._without_until:
+            if self._clock() < self._without_until:
                 return None
             try:
                 return work(self._opened())

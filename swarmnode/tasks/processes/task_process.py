@@ -123,8 +123,8 @@ class TaskProcess:
         with self._turn:
             if self._interrupts != interrupts:
                 raise self._stopped()
-            self._ready()
-            return self._asked(request, self._limit_s(request))
+            # What is drawn depends on nothing that died with a process.
+            return self._asked(request, self._limit_s(request), again=isinstance(request, wire.Draw))
 
     @property
     def resident_bytes(self) -> int:
@@ -154,7 +154,7 @@ class TaskProcess:
     def _ready(self) -> wire.Loaded:
         if self._closed:
             raise self._stopped()
-        if self._killed:
+        if self._killed or (self._child is not None and self._child.poll() is not None):
             self._end()
         if self._loaded is None:
             if self._child is None:
@@ -197,7 +197,9 @@ class TaskProcess:
         self._known.loaded = reply
         return reply
 
-    def _asked(self, request: wire.Request, timeout_s: float) -> wire.Reply:
+    def _asked(self, request: wire.Request, timeout_s: float, *, again: bool) -> wire.Reply:
+        """`again`: a process that died of the request, or with it, is followed by another one."""
+        self._ready()
         began, interrupts = time.monotonic(), self._interrupts
         deadline = began + timeout_s + GRACE_S
         self._send(wire.Order(request, timeout_s), deadline)
@@ -209,6 +211,9 @@ class TaskProcess:
             stopped = self._interrupts != interrupts
             lost = self._stopped() if stopped else self._lost(request, time.monotonic() - began)
             self._end()
+            if again and not (stopped or isinstance(lost, JudgementOverran)):
+                logger.warning("%s; it is asked once more", lost)
+                return self._asked(request, timeout_s, again=False)
             raise lost
         if isinstance(reply, wire.Failure):
             if reply.lost:

@@ -6,9 +6,6 @@ All documents, each with an end token behind it, make one row of tokens, which i
 length. Which of them a micro-batch holds is decided by its name alone: seed, data node, iteration, agent and
 wave. So a micro-batch that is started again has the same tokens, no two data nodes need to agree on who reads
 what, and a pipeline that was planned anew goes on without a place in the text to be kept.
-
-Sequences are held out by their content: whoever has the same text under the same settings holds out the same
-ones, and of two equal sequences never one only.
 """
 
 import hashlib
@@ -42,15 +39,13 @@ class TextSettings:
     """Tokens of a sequence; all but the first are predicted."""
     batch_sequences: int = 8
     """Sequences of a micro-batch."""
-    heldout_share: float = 0.02
-    """Share of the sequences that are never learned from; at least one if it is more than 0."""
     seed: int = 0
 
 
 class TextSource:
-    """Sequences of equal length, some of them held out.
+    """Sequences of equal length.
 
-    >>> source = TextSource(["ab" * 40], lambda text: list(text.encode()), 0, TextSettings(9, 2, 0.0))
+    >>> source = TextSource(["ab" * 40], lambda text: list(text.encode()), 0, TextSettings(9, 2))
     >>> source.sequences
     9
     >>> source.batch("this node", iteration=0, agent=0, wave=0).input_ids_BT.shape
@@ -78,7 +73,14 @@ class TextSource:
             if document:
                 self._tokens.extend(encode(document))
                 self._tokens.append(end_token_id)
-        self._learned, self._heldout = self._divided(named)
+        self._learned: Sequence[int] = range(len(self._tokens) // settings.sequence_tokens)
+        """Numbers of the sequences that are learned from."""
+        if len(self._learned) < settings.batch_sequences:
+            raise ConfigError(
+                f"{named} has {len(self._tokens)} tokens, which are {len(self._learned)} sequences of "
+                f"{settings.sequence_tokens}; a micro-batch needs {settings.batch_sequences}",
+                hint="give more text, or shorter sequences, or fewer of them per micro-batch",
+            )
 
     @classmethod
     def read(
@@ -111,30 +113,6 @@ class TextSource:
         chance = Random(hashlib.sha256(name.encode()).digest())
         return self._batch(chance.sample(self._learned, self.settings.batch_sequences))
 
-    def heldout(self, most_batches: int | None = None) -> Iterator[MicroBatch]:
-        """Return the held-out sequences in micro-batches of the usual size; the last may have fewer."""
-        size = self.settings.batch_sequences
-        starts = range(0, len(self._heldout), size)[:most_batches]
-        return (self._batch(self._heldout[start : start + size]) for start in starts)
-
-    def _divided(self, named: str) -> tuple[list[int], list[int]]:
-        """Return (numbers of the sequences to learn from, numbers of those held out)."""
-        settings = self.settings
-        count = len(self._tokens) // settings.sequence_tokens
-        digests = [hashlib.sha256(self._sequence(number)).digest() for number in range(count)]
-        heldout_count = max(1, round(settings.heldout_share * count)) if settings.heldout_share else 0
-        # Ties stay together: all sequences up to the last digest's are held out, equal ones with it.
-        last = sorted(digests)[heldout_count - 1] if 0 < heldout_count <= count else b""
-        learned = [number for number in range(count) if digests[number] > last]
-        if len(learned) < settings.batch_sequences:
-            raise ConfigError(
-                f"{named} has {len(self._tokens)} tokens, which leaves {len(learned)} sequences of "
-                f"{settings.sequence_tokens} to learn from and {count - len(learned)} held out; a "
-                f"micro-batch needs {settings.batch_sequences}",
-                hint="give more text, or shorter sequences, or fewer of them per micro-batch",
-            )
-        return learned, [number for number in range(count) if digests[number] <= last]
-
     def _sequence(self, number: int) -> "array[int]":
         length = self.settings.sequence_tokens
         return self._tokens[number * length : (number + 1) * length]
@@ -151,7 +129,7 @@ class TextSource:
 class TextFeed:
     """The text that one data node learns from in one iteration: a `Feed` of member_records.py.
 
-    >>> source = TextSource(["ab" * 40], lambda text: list(text.encode()), 0, TextSettings(9, 2, 0.0))
+    >>> source = TextSource(["ab" * 40], lambda text: list(text.encode()), 0, TextSettings(9, 2))
     >>> TextFeed(source, "this node", iteration=3).take(agent=0, wave=1, path=(0, 2)).tokens
     16
     """

@@ -7,7 +7,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from swarmnode.extensions.page.bounded_protocol import MOST_CONNECTIONS, BoundedProtocol
+from swarmnode.extensions.page.bounded_protocol import BoundedProtocol
+from swarmnode.extensions.page.bounded_server import MOST_CONNECTIONS
 from swarmnode.extensions.page.event_stream import MOST_STREAMS
 from tests.shown_page import STATUS, shown_page
 

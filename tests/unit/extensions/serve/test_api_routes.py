@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
@@ -174,3 +175,15 @@ def test_a_key_is_asked_for_where_there_is_one(given: str) -> None:
         assert status == 401 and json.loads(content)["error"]["type"] == "authentication_error"
         with openai.OpenAI(base_url=url, api_key=KEY) as client:
             assert client.models.retrieve("policy").id == "policy"
+
+
+def test_whoever_leaves_within_a_request_leaves_no_trace_in_the_log(
+    url: str, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = urlsplit(url)
+    with socket.create_connection((str(where.hostname), where.port or 0), timeout=30) as leaving:
+        leaving.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
+        leaving.shutdown(socket.SHUT_WR)
+        leaving.makefile("rb").read()
+    client.models.list()
+    assert not caplog.records

@@ -273,6 +273,29 @@ def test_a_process_that_takes_no_more_orders_is_given_up_too(start: Start) -> No
     assert once_in_time(lambda: task.score(example, ["?"])) == [{"reward": 0.0}]
 
 
+def test_a_process_that_was_killed_between_two_requests_costs_no_answer(start: Start) -> None:
+    task = start(with_reward(RIGHT))
+    example = first(task)[0]
+    child = task._process._slots[0].runner._child  # type: ignore[attr-defined]
+    assert child is not None
+    child.kill()
+    child.wait()
+    assert task.score(example, ["?"]) == [{"reward": 0.0}]
+
+
+def test_examples_of_a_process_that_dies_are_drawn_once_more(start: Start, tmp_path: Path) -> None:
+    died = tmp_path / "died"
+    dies = f"    import os, pathlib\n    died = pathlib.Path({str(died)!r})\n"
+    dies += "    if not died.exists():\n        died.touch()\n        os.kill(os.getpid(), 9)\n"
+    task = start(f"def examples(seed):\n{dies}    yield '1+1=', '2'\n")
+    assert first(task)[0].prompt == "1+1=" and died.exists()
+    always = start(
+        "import os\n\ndef examples(seed):\n    os.kill(os.getpid(), 9)\n    yield\n", name="dies.py"
+    )
+    with pytest.raises(JudgementLost, match="signal 9"):
+        first(always)
+
+
 def test_parts_of_a_large_group_are_judged_apart_where_the_file_says_so(start: Start) -> None:
     body = "    return [float(len(completions)) for _ in completions]\n"
     whole = start(with_reward(body), workers=2)

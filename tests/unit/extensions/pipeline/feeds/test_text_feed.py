@@ -1,4 +1,4 @@
-"""Text to micro-batches: the same for the same name, held-out text never learned from, errors that help."""
+"""Text to micro-batches: the same for the same name, errors that help."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from tests.unit.extensions.pipeline.tiny_models import CPU, VOCABULARY, saved, t
 END = 1
 UNREADABLE = Path("/proc/self/mem")
 """Its first page is not there."""
-SETTINGS = TextSettings(sequence_tokens=6, batch_sequences=3, heldout_share=0.2, seed=0)
+SETTINGS = TextSettings(sequence_tokens=6, batch_sequences=3, seed=0)
 Sequences = list[tuple[int, ...]]
 
 
@@ -44,10 +44,6 @@ def sequences(batch: MicroBatch) -> Sequences:
     return [sample.prompt_ids + sample.completion_ids for sample in batch.samples]
 
 
-def heldout(found: TextSource) -> Sequences:
-    return [sequence for batch in found.heldout() for sequence in sequences(batch)]
-
-
 def learned(found: TextSource, data_node: str = "a", iterations: int = 60) -> Sequences:
     return [
         sequence
@@ -64,12 +60,12 @@ def fake_tokenizer(end: int | None = END) -> Any:
 
 
 def read(folder: Path, **settings: Any) -> TextSource:
-    found = TextSettings(**{"sequence_tokens": 6, "batch_sequences": 1, "heldout_share": 0.0, **settings})
+    found = TextSettings(**{"sequence_tokens": 6, "batch_sequences": 1, **settings})
     return TextSource.read(folder, fake_tokenizer(), found, device=CPU, packed=False)
 
 
 def test_documents_follow_each_other_with_an_end_token_behind_each() -> None:
-    settings = TextSettings(sequence_tokens=4, batch_sequences=3, heldout_share=0.0)
+    settings = TextSettings(sequence_tokens=4, batch_sequences=3)
     found = source(["ab", "cdefg", "", "hij"], settings)
     in_order = [[*encode("ab"), END, *encode("c")], [*encode("defg")], [END, *encode("hij")]]
     assert sorted(sequences(found.batch("a", iteration=0, agent=0, wave=0))) == sorted(map(tuple, in_order))
@@ -85,7 +81,7 @@ def test_all_tokens_but_the_first_of_a_sequence_are_predicted() -> None:
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_micro_batch_has_its_number_of_sequences_also_where_they_begin_alike(packed: bool) -> None:
     documents = ["a" * 3 + "bcdefghijklm"[n] + "nopqrstuvwxyz"[n] for n in range(12)]
-    found = source(documents, TextSettings(6, 8, 0.0), packed=packed)
+    found = source(documents, TextSettings(6, 8), packed=packed)
     batch = found.batch("a", iteration=0, agent=0, wave=0)
     assert len(batch.targets_N) == 8 * 5
     assert (batch.layout is not None) is packed
@@ -99,7 +95,7 @@ def test_the_same_name_gives_the_same_micro_batch_on_another_machine_too() -> No
 
 
 def test_what_is_drawn_depends_on_nothing_of_this_process() -> None:
-    found = source([chr(97 + n) * 5 for n in range(20)], TextSettings(6, 4, 0.0))
+    found = source([chr(97 + n) * 5 for n in range(20)], TextSettings(6, 4))
     batch = found.batch("a", iteration=0, agent=0, wave=0)
     assert [sequence[0] - 3 for sequence in sequences(batch)] == [17, 10, 2, 15]
 
@@ -111,40 +107,19 @@ def test_every_part_of_the_name_decides(other: dict[str, Any]) -> None:
     assert sequences(found.batch(**name)) != sequences(found.batch(**{**name, **other}))
 
 
-def test_another_seed_draws_other_text_and_holds_out_the_same() -> None:
-    one, other = source(), source(settings=TextSettings(6, 3, 0.2, seed=1))
+def test_another_seed_draws_other_text() -> None:
+    one, other = source(), source(settings=TextSettings(6, 3, seed=1))
     assert learned(one, iterations=3) != learned(other, iterations=3)
-    assert heldout(one) == heldout(other)
 
 
-def test_what_is_held_out_is_never_learned_from() -> None:
+def test_all_of_the_text_is_learned_from() -> None:
     found = source()
-    assert len(heldout(found)) == 12
-    assert found.sequences == 48
-    assert set(learned(found)) == set(learned(found, "b")) == everything() - set(heldout(found))
-
-
-def everything() -> set[tuple[int, ...]]:
-    return {(*encode(word), END) for word in words(60)}
-
-
-def test_whoever_has_the_same_text_in_another_order_holds_out_the_same() -> None:
-    assert set(heldout(source())) == set(heldout(source(words(60)[::-1])))
-
-
-def test_of_equal_sequences_all_are_held_out_or_none() -> None:
-    found = source(words(20) * 3)
-    assert not set(learned(found)) & set(heldout(found))
-    assert all(heldout(found).count(sequence) == 3 for sequence in heldout(found))
-
-
-def test_the_smallest_share_holds_out_one_and_no_share_none() -> None:
-    assert len(heldout(source(settings=TextSettings(6, 3, 0.001)))) == 1
-    assert heldout(source(settings=TextSettings(6, 3, 0.0))) == []
-
-
-def test_only_so_many_held_out_batches_are_made_as_are_wanted() -> None:
-    assert [len(batch.samples) for batch in source().heldout(2)] == [3, 3]
+    assert found.sequences == 60
+    assert (
+        set(learned(found, iterations=300))
+        == set(learned(found, "b", iterations=300))
+        == {(*encode(word), END) for word in words(60)}
+    )
 
 
 def test_a_feed_gives_the_same_inputs_when_a_path_is_repaired() -> None:
@@ -193,7 +168,7 @@ def test_a_models_own_tokenizer_reads_the_text(tmp_path: Path, caplog: pytest.Lo
 
     tokenizer = AutoTokenizer.from_pretrained(build_quick_tiny(tmp_path / "models"))
     (tmp_path / "a.txt").write_text("<|end|>\u00e4" * 200)
-    settings = TextSettings(sequence_tokens=9, batch_sequences=1, heldout_share=0.0)
+    settings = TextSettings(sequence_tokens=9, batch_sequences=1)
     found = TextSource.read(tmp_path / "a.txt", tokenizer, settings, device=CPU, packed=False)
     batch = found.batch("a", iteration=0, agent=0, wave=0)
     assert found.sequences == 200
@@ -238,7 +213,7 @@ def test_more_text_than_fits_is_an_error_before_it_is_read(
     assert read(tmp_path).sequences == 84
 
 
-@pytest.mark.parametrize("documents", [[], [""], ["abc"], words(3)])
+@pytest.mark.parametrize("documents", [[], [""], ["abc"], words(2)])
 def test_text_too_short_for_one_micro_batch_is_an_error(documents: list[str]) -> None:
     tokens = sum(len(document) + 1 for document in documents if document)
     with pytest.raises(ConfigError, match=f"the text has {tokens} tokens.*give more text"):
