@@ -260,15 +260,14 @@ def soak(folder: Path, rounds: int, found: dict[str, float], left_out: list[str]
         same = (address, "--seed", "1", "--rounds", str(rounds))
         # As an upgraded one is: what begins warm shows less of the libraries as its memory.
         calm = start(folder / "calm", *same, cold=True)
+        calm.until_round(FIRST_ROUNDS)
+        first_mib = memory_mib(calm)
         soaked = Soaked(folder / "disk", lambda home, **more: start(home, *same, **more))
         soaked.disk = disk
         if disk is None:
             left_out.append("a full disk: mounting a tmpfs needs root")
         memory = Memory()
         with memory.watched(lambda: {"calm": calm, "soaked": soaked.node}):
-            calm.until_round(FIRST_ROUNDS)
-            calm.until(lambda: memory.peaks["calm"] > 0)
-            first_mib = memory.peaks["calm"]
             try:
                 soaked.through(rounds)
                 rewards = [node.summary()["reward_last"] for node in (soaked.node, calm)]

@@ -27,7 +27,7 @@ from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.network.nat_lab import Lab, stop
-from swarmnode.node.showing.swarm_story import lines_of, read_story
+from swarmnode.node.commands.swarm_story import lines_of, read_story
 from swarmnode.settings.config_layers import load_config
 
 PROGRAM = (sys.executable, "-P", "-m", "swarmnode")
