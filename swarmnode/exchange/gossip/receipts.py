@@ -253,9 +253,9 @@ class Receipts:
         than the last, there is no room, or it thanks for more than we gave."""
         known = self._thanked.get(message.sender)
         goes_on = known is not None and known.since_ms == receipt.since_ms
-        if known is None:
-            self._make_room_for(message.sender)
-        elif receipt.until_ms <= known.until_ms or (not goes_on and receipt.since_ms < known.until_ms):
+        if known is not None and (
+            receipt.until_ms <= known.until_ms or (not goes_on and receipt.since_ms < known.until_ms)
+        ):
             raise Rejected(Reason.DUPLICATE, "what it counts was counted")
         total = {} if known is None else dict(known.total)
         counted = dict(known.counted) if known is not None and goes_on else dict[str, Much]()
@@ -267,6 +267,8 @@ class Receipts:
             given = self._given.get(one.task, NOTHING)
             if not (have[0] <= given[0] and have[1] <= given[1] and one.groups <= one.answers):
                 raise Rejected(Reason.FALSE_CLAIM, f"{have[0]} of {given[0]} groups")
+        if known is None:
+            self._make_room_for(message.sender)
         return Thanked(
             receipt.since_ms, receipt.until_ms, self._context.clock(), total, counted, message.data
         )
