@@ -8,7 +8,9 @@ Each look takes some 10 ms, and up to a second more where nvidia-smi is asked. N
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 
 import psutil
 
@@ -127,9 +129,12 @@ def _others_on_card(printed: str) -> tuple[str, ...] | None:
 
 
 def _is_foreign(pid: int) -> bool:
-    """Returns False for other nodes, and for numbers of processes that are another container's."""
+    """Returns False for other nodes, for what they started (vLLM's engine has a name of its own), and for
+    numbers of processes that are another container's."""
     try:
-        return not any("swarmnode" in word for word in psutil.Process(pid).cmdline())
+        process = psutil.Process(pid)
+        family = (process, *process.parents())
+        return not any(Path(word).name == "swarmnode" for one in family for word in one.cmdline())
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:
@@ -138,7 +143,9 @@ def _is_foreign(pid: int) -> bool:
 
 def _own_processes() -> set[int]:
     own = psutil.Process()
-    return {own.pid, *(child.pid for child in own.children(recursive=True))}
+    with suppress(psutil.AccessDenied):  # Where /proc hides the processes of others (hidepid=1).
+        return {own.pid, *(child.pid for child in own.children(recursive=True))}
+    return {own.pid}
 
 
 def _temperature(which: Sequence[str], ask: Ask) -> float | None:

@@ -76,18 +76,24 @@ def test_a_stranger_on_the_card_is_named_and_we_are_not() -> None:
 
 
 def test_another_node_and_what_is_no_process_here_are_no_strangers() -> None:
-    node = subprocess.Popen(["sh", "-c", "sleep 600", "swarmnode"])
+    # Of somebody else: grandchildren whose parent is gone. The second one tells its pid.
+    program = "sleep 600 >/dev/null 2>&1 & echo $$ $!; exec >/dev/null 2>&1; wait"
+    started = subprocess.Popen(
+        ["sh", "-c", 'sh -c "$1" swarmnode & exit', "", program], stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    with started.stdout as stdout:
+        family = [int(pid) for pid in stdout.readline().split()]
+    started.wait()
     gone = subprocess.Popen(["true"])
     gone.wait()
     try:
-        for pid in (node.pid, gone.pid):
+        for pid in (*family, gone.pid):
             users = read_machine(limited(), "GPU-1", Driver(PMON_580.format(pid=pid))).card_users
             assert users is not None and "blender" not in users
     finally:
-        for child in psutil.Process(node.pid).children():
-            child.kill()
-        node.kill()
-        node.wait()
+        for pid in family:
+            psutil.Process(pid).kill()
 
 
 def test_the_card_in_use_is_asked_and_nothing_that_no_limit_needs() -> None:
