@@ -1,4 +1,4 @@
-"""What this machine gave and got, day by day, and the line that tells of the last seven.
+"""The contribution of this machine, day by day, and the line that tells of the last seven.
 
 node.py: NodeStatus of each policy -> [ContributionDays.see] -> WeekContribution -> status
 power_meter.py -> a thread: hours and energy of today -> contribution.json in the node's home -> a line a week

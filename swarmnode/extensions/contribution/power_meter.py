@@ -17,7 +17,7 @@ from swarmnode.machine.hardware import NVIDIA_SMI_PLAIN, ask_nvidia_smi
 POWERCAP = Path("/sys/class/powercap")
 
 MOST_WATTS = 4000.0
-"""What is more is no measurement: of a card, or of a processor."""
+"""Most that a card or a processor may take; more is no measurement."""
 
 MOST_S = 60.0
 """Longest time that a card's power is taken to have lasted: a machine may have slept."""
@@ -34,7 +34,7 @@ class PowerMeter:
         watts_of: Callable[[str], float | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`card`: the card in use, as nvidia-smi names it; empty without one. `watts_of`: asks for its power."""
+        """`card`: the card in use, as nvidia-smi names it; empty without one. `watts_of`: asks for power."""
         self._card, self._watts_of, self._clock = card, watts_of or card_watts, clock
         # Zones within a package, and that of the whole platform, would count the same energy again.
         zones = powercap.glob("intel-rapl:*")

@@ -23,7 +23,7 @@ LOOK_S = 5.0
 """Seconds between two looks."""
 
 LOOKS_A_MINUTE = 12
-"""What takes longer to look at, or changes slowly, is looked at once a minute."""
+"""Looks between two at the disk and at trouble, which take longer or change slowly."""
 
 DISK_HINT = "set more (--max-disk), or remove a run: `swarmnode runs` lists them with their sizes"
 

@@ -1,4 +1,4 @@
-"""What a machine tells of itself and of whoever else uses it: processes, battery, heat.
+"""Readings of a machine: what it tells of itself and of whoever else uses it: processes, battery, heat.
 
 psutil, nvidia-smi -> [read_machine] -> Readings -> reasons_to_pause.py
 

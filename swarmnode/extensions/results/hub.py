@@ -42,7 +42,7 @@ class HubError(SwarmnodeError):
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What was pushed, and who can see it."""
+    """A push that is done, and who can see it."""
 
     url: str
     private: bool

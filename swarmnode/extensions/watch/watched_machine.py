@@ -42,7 +42,7 @@ class WatchedPage:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of a machine now."""
+    """The knowledge of a machine at a moment."""
 
     statuses: tuple[NodeStatus, ...] = ()
     """Of each policy, as they were told last."""
