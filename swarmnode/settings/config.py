@@ -406,7 +406,7 @@ CLOCK = r"(?:(?:[01]?\d|2[0-3])(?::[0-5]\d)?|24)"
 
 
 class LimitsConfig(Section):
-    """How far a node may go on a machine that somebody needs for other things, too (extensions/limits/)."""
+    """Limits of a node on a machine that somebody needs for other things, too (extensions/limits/)."""
 
     hours: str = Field(default="", pattern=f"^({CLOCK}-{CLOCK})?$")
     """Hours of the day, by this machine's clock, in which rounds may begin: 22-7, or 8:30-17. Empty: all."""

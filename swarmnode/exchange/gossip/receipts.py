@@ -72,7 +72,7 @@ Much = tuple[int, int]
 
 
 class Thanks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was learnt of one author in one task."""
+    """Groups of one author in one task that were learnt from."""
 
     author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
     task: Name
@@ -100,15 +100,15 @@ class Thanked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     until_ms: Count
     heard_at: float
     total: dict[str, Much]
-    """What it learnt of ours by task, over all its starts."""
+    """Groups of ours that it learnt from, by task, over all its starts."""
     counted: dict[str, Much]
-    """The same since its last start, as its receipts have it."""
+    """Groups since its last start, as its receipts have it."""
     sealed: Annotated[bytes, Meta(max_length=MAX_RECEIPT_BYTES)]
     """Its newest receipt, as it signed it."""
 
 
 class SavedReceipts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is kept over restarts."""
+    """Receipts as they are kept over restarts."""
 
     given: dict[str, Much] = {}
     thanked: dict[str, Thanked] = {}
@@ -253,9 +253,9 @@ class Receipts:
         than the last, there is no room, or it thanks for more than we gave."""
         known = self._thanked.get(message.sender)
         goes_on = known is not None and known.since_ms == receipt.since_ms
-        if known is None:
-            self._make_room_for(message.sender)
-        elif receipt.until_ms <= known.until_ms or (not goes_on and receipt.since_ms < known.until_ms):
+        if known is not None and (
+            receipt.until_ms <= known.until_ms or (not goes_on and receipt.since_ms < known.until_ms)
+        ):
             raise Rejected(Reason.DUPLICATE, "what it counts was counted")
         total = {} if known is None else dict(known.total)
         counted = dict(known.counted) if known is not None and goes_on else dict[str, Much]()
@@ -267,6 +267,8 @@ class Receipts:
             given = self._given.get(one.task, NOTHING)
             if not (have[0] <= given[0] and have[1] <= given[1] and one.groups <= one.answers):
                 raise Rejected(Reason.FALSE_CLAIM, f"{have[0]} of {given[0]} groups")
+        if known is None:
+            self._make_room_for(message.sender)
         return Thanked(
             receipt.since_ms, receipt.until_ms, self._context.clock(), total, counted, message.data
         )
