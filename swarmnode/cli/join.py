@@ -4,7 +4,8 @@ import atexit
 import logging
 import os
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Mapping
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -22,8 +23,32 @@ from swarmnode.node.building.policies import Ending
 from swarmnode.registry import find
 from swarmnode.settings.config_layers import load_settings
 
+OPTIONS = {
+    "port": "network.port",
+    "model": "policy.model",
+    "engine": "rollout.engine",
+    "policies": "node.policies",
+    "pipeline": "pipeline.name",
+    "hours": "limits.hours",
+    "power": "limits.power",
+    "max_memory": "limits.memory_gb",
+    "max_disk": "limits.disk_gb",
+    "max_upload": "exchange.upload_mb_per_s",
+    "max_download": "exchange.download_mb_per_s",
+    "rounds": "node.rounds",
+    "run": "node.run",
+    "seed": "node.seed",
+}
+"""Options of `join` that are a setting each; `options_given` reads them."""
+
+
+def options_given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that the options of a command line are; None: not given."""
+    return {key: given[name] for name, key in OPTIONS.items()}
+
 
 def join(
+    context: typer.Context,
     addresses: Annotated[
         list[str] | None,
         typer.Argument(
@@ -101,23 +126,10 @@ def join(
         assignments=set_,
         flags={
             "swarm.name": swarm,
-            "network.port": port,
             "network.seeds": tuple(addresses) if addresses else None,
-            "policy.model": model,
-            "rollout.engine": engine,
             "rollout.overlap": None if overlap is None else "on" if overlap else "off",
             "tasks.names": tuple(task) if task else None,
-            "node.policies": policies,
-            "pipeline.name": pipeline,
-            "limits.hours": hours,
-            "limits.power": power,
-            "limits.memory_gb": max_memory,
-            "limits.disk_gb": max_disk,
-            "exchange.upload_mb_per_s": max_upload,
-            "exchange.download_mb_per_s": max_download,
-            "node.rounds": rounds,
-            "node.run": run,
-            "node.seed": seed,
+            **options_given(context.params),
         },
     )
     run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")

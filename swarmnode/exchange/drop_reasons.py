@@ -67,7 +67,7 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"
     """The body did not come in time."""
     WRONG_BODY = "wrong_body"
-    """What came does not have the hash that the header names."""
+    """The bytes that came do not have the hash that the header names."""
 
     # A body was had and not accepted.
     BAD_COMPRESSION = "bad_compression"

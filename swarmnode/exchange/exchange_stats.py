@@ -136,7 +136,7 @@ class ExchangeStats(ExchangeCounts):
     accepted_by_peer: Mapping[str, int]
     banned_peers: tuple[str, ...]
     peers: tuple[PeerFigures, ...]
-    """Those there is most to say of."""
+    """Peers that there is most to say of."""
     pulled: int
     """Bodies of others that we fetched because somebody asked us for them."""
     upload_bytes_per_s: float

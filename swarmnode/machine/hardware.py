@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +17,8 @@ from swarmnode.machine.installing import how_to_install
 
 GIB = 2**30
 NVIDIA_SMI_TIMEOUT_S = 5.0
+NVIDIA_SMI_MOST_CHARS = 1 << 16
+NVIDIA_SMI_PLAIN = ("--format=csv,noheader,nounits",)
 NVIDIA_SMI_COLUMNS = (
     "memory.total,memory.free,compute_cap,uuid,driver_version,name",
     "memory.total,memory.free,index,uuid,driver_version,name",
@@ -93,19 +96,26 @@ def memory_bytes() -> tuple[int, int]:
 
 def nvidia_gpus() -> tuple[Gpu, ...]:
     """Returns the NVIDIA cards that the driver reports; none without a driver."""
-    if shutil.which("nvidia-smi") is None:
-        return ()
     for columns in NVIDIA_SMI_COLUMNS:
-        query = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
-        try:
-            done = subprocess.run(
-                query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return ()
-        if done.returncode == 0:
-            return parse_nvidia_smi(done.stdout)
+        if printed := ask_nvidia_smi((f"--query-gpu={columns}", *NVIDIA_SMI_PLAIN)):
+            return parse_nvidia_smi(printed)
     return ()
+
+
+def ask_nvidia_smi(arguments: Sequence[str]) -> str:
+    """Returns what nvidia-smi prints; empty where it is not here, refuses, or takes too long."""
+    try:
+        done = subprocess.run(
+            ("nvidia-smi", *arguments),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout[:NVIDIA_SMI_MOST_CHARS] if done.returncode == 0 else ""
 
 
 def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
@@ -125,6 +135,12 @@ def usable_gpu(device: str) -> Gpu | None:
     """Returns the card that torch will use for `policy.device`. None: there is no card, none was asked for,
     or torch cannot use it."""
     return find_card(device).gpu
+
+
+def card_in_use(device: str) -> str:
+    """Returns the name by which nvidia-smi finds the card of `policy.device`. Empty: there is none."""
+    gpu = find_card(device).gpu
+    return "" if gpu is None else gpu.uuid or "0"
 
 
 def find_card(device: str) -> Card:

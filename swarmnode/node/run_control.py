@@ -53,7 +53,7 @@ class RunControl:
 
     @property
     def held(self) -> str:
-        """What holds the run back, in words; empty: nothing, or a person went on in spite of it."""
+        """Reasons that hold the run back, in words; empty: nothing, or a person went on in spite of it."""
         with self._changing:
             return ", ".join(why for guard, why in self._reasons.items() if guard not in self._overruled)
 

@@ -424,7 +424,7 @@ def _share(value: Any) -> Any:
 
 
 class LimitsConfig(Section):
-    """How far a node may go on a machine that somebody needs for other things, too (extensions/limits/)."""
+    """Limits of a node on a machine that somebody needs for other things, too (extensions/limits/)."""
 
     hours: Annotated[str, AfterValidator(_hours)] = ""
     """Hours of the day, by this machine's clock, in which rounds may begin: 22-7, or 8:30-17. Empty: all."""

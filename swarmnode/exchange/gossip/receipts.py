@@ -72,7 +72,7 @@ Much = tuple[int, int]
 
 
 class Thanks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was learnt of one author in one task."""
+    """Groups of one author in one task that were learnt from."""
 
     author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
     task: Name
@@ -100,15 +100,15 @@ class Thanked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     until_ms: Count
     heard_at: float
     total: dict[str, Much]
-    """What it learnt of ours by task, over all its starts."""
+    """Groups of ours that it learnt from, by task, over all its starts."""
     counted: dict[str, Much]
-    """The same since its last start, as its receipts have it."""
+    """Groups since its last start, as its receipts have it."""
     sealed: Annotated[bytes, Meta(max_length=MAX_RECEIPT_BYTES)]
     """Its newest receipt, as it signed it."""
 
 
 class SavedReceipts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is kept over restarts."""
+    """Receipts as they are kept over restarts."""
 
     given: dict[str, Much] = {}
     thanked: dict[str, Thanked] = {}

@@ -1,4 +1,4 @@
-"""What a machine gave and got: hours, energy and groups by day, kept over restarts."""
+"""The contribution of a machine: hours, energy and groups by day, kept over restarts."""
 
 from swarmnode.registry import Parts
 

@@ -1,4 +1,4 @@
-"""What this machine gave and got, day by day, and the line that tells of the last seven.
+"""The contribution of this machine, day by day, and the line that tells of the last seven.
 
 node.py: NodeStatus of each policy -> [ContributionDays.see] -> WeekContribution -> status
 power_meter.py -> a thread: hours and energy of today -> contribution.json in the node's home -> a line a week
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.extensions.contribution.power_meter import PowerMeter
-from swarmnode.extensions.limits.machine_readings import card_of
+from swarmnode.machine.hardware import card_in_use
 from swarmnode.machine.storage import replace_file, set_aside
 from swarmnode.node.showing.contribution import ContributionSource
 from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
@@ -195,5 +195,4 @@ class ContributionDays:
 
 def open_days(source: ContributionSource) -> ContributionDays:
     """Returns the days of a node, to be entered."""
-
-    return ContributionDays(source.folder / FILE, lambda: PowerMeter(card_of(source.device) or ""))
+    return ContributionDays(source.folder / FILE, lambda: PowerMeter(card_in_use(source.device)))

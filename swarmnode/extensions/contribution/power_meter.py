@@ -12,12 +12,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from swarmnode.extensions.limits.machine_readings import ask_nvidia_smi
+from swarmnode.machine.hardware import NVIDIA_SMI_PLAIN, ask_nvidia_smi
 
 POWERCAP = Path("/sys/class/powercap")
 
 MOST_WATTS = 4000.0
-"""What is more is no measurement: of a card, or of a processor."""
+"""Most that a card or a processor may take; more is no measurement."""
 
 MOST_S = 60.0
 """Longest time that a card's power is taken to have lasted: a machine may have slept."""
@@ -34,7 +34,7 @@ class PowerMeter:
         watts_of: Callable[[str], float | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`card`: the uuid of the card in use. Empty: none is. `watts_of`: asks for a card's power."""
+        """`card`: the card in use, as nvidia-smi names it; empty without one. `watts_of`: asks for power."""
         self._card, self._watts_of, self._clock = card, watts_of or card_watts, clock
         # Zones within a package, and that of the whole platform, would count the same energy again.
         zones = powercap.glob("intel-rapl:*")
@@ -72,7 +72,7 @@ class PowerMeter:
 
 def card_watts(card: str) -> float | None:
     """Returns the power that a card takes now, by nvidia-smi. None: it does not tell."""
-    return watts_in(ask_nvidia_smi(("-i", card, "--query-gpu=power.draw", "--format=csv,noheader,nounits")))
+    return watts_in(ask_nvidia_smi((f"--id={card}", "--query-gpu=power.draw", *NVIDIA_SMI_PLAIN)))
 
 
 def watts_in(text: str) -> float | None:

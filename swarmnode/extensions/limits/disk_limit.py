@@ -11,6 +11,7 @@ from pathlib import Path
 
 from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
+from swarmnode.node.building.node_process import read_running
 from swarmnode.node.showing.rollout_log import FILE
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.checkpoints.run_folders import TrainingRun, runs_in
@@ -19,17 +20,20 @@ logger = logging.getLogger(__name__)
 
 
 def make_room(paths: Paths, most_bytes: float, running: str) -> str:
-    """Deletes old checkpoints, the least recent runs first, then the rollouts shown of runs that are not
-    `running`, until the home takes no more than this. Returns what is wrong where that is not enough."""
+    """Deletes old checkpoints, the least recent runs first, then the rollouts shown of runs that are neither
+    `running` nor another policy's that runs, until the home takes no more than this. Returns what is wrong
+    where that is not enough."""
     before = size = home_bytes(paths)
-    homes = [place.checkpoints for place in paths.policies()]
+    first, *others = paths.policies()
+    homes = [place.checkpoints for place in (first, *others)]
+    in_use = {place.checkpoints for place in others if read_running(place.running) is not None}
     known = sorted((run for root in homes for run in runs_in(root)), key=lambda run: run.written_at)
-    for step in (_only_what_it_needs, _nothing_shown):
-        for run in known:
+    idle = [run for run in known if run.folder.parent not in in_use and run.folder != homes[0] / running]
+    for step, runs in ((_only_what_it_needs, known), (_nothing_shown, idle)):
+        for run in runs:
             if size <= most_bytes:
                 break
-            if step is _only_what_it_needs or run.name != running:
-                step(run)
+            step(run)
             size = home_bytes(paths)
     if size < before:
         logger.info("limits.disk_gb: %s of old checkpoints and rollouts went", size_text(before - size))

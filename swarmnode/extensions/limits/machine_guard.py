@@ -12,18 +12,18 @@ from itertools import count
 
 from swarmnode.errors import StorageError
 from swarmnode.extensions.limits.disk_limit import make_room
-from swarmnode.extensions.limits.machine_readings import card_of, read_machine
+from swarmnode.extensions.limits.machine_readings import read_machine
 from swarmnode.extensions.limits.notices import send_notice
 from swarmnode.extensions.limits.reasons_to_pause import Readings, Reasons, reasons_to_pause
 from swarmnode.extensions.limits.trouble_watch import TroubleWatch, ended_by
-from swarmnode.machine.hardware import GIB
+from swarmnode.machine.hardware import GIB, card_in_use
 from swarmnode.node.building.guards import GuardSource
 
 LOOK_S = 5.0
 """Seconds between two looks."""
 
 LOOKS_A_MINUTE = 12
-"""What takes longer to look at, or changes slowly, is looked at once a minute."""
+"""Looks between two at the disk and at trouble, which take longer or change slowly."""
 
 DISK_HINT = "set more (--max-disk), or remove a run: `swarmnode runs` lists them with their sizes"
 
@@ -60,7 +60,7 @@ def guard_machine(source: GuardSource) -> Generator[None]:
     ended, notify = threading.Event(), source.config.node.notify.get_secret_value()
 
     def keep_looking() -> None:
-        card = card_of(source.config.policy.device)
+        card = card_in_use(source.config.policy.device)
         watch = PauseWatch(source, lambda: read_machine(source.config, card))
         trouble = TroubleWatch(source.status, partial(send_notice, notify))
         for number in count():

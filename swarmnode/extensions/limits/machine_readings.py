@@ -1,27 +1,24 @@
-"""What a machine tells of itself and of whoever else uses it: processes, battery, heat.
+"""Readings of a machine: what it tells of itself and of whoever else uses it: processes, battery, heat.
 
 psutil, nvidia-smi -> [read_machine] -> Readings -> reasons_to_pause.py
 
 Each look takes some 10 ms, and up to a second more where nvidia-smi is asked. Nothing here needs rights.
 """
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 
 import psutil
 
 from swarmnode.extensions.limits.reasons_to_pause import Readings
-from swarmnode.machine.hardware import NVIDIA_SMI_TIMEOUT_S, find_card
+from swarmnode.machine.hardware import NVIDIA_SMI_PLAIN, ask_nvidia_smi
 from swarmnode.printable import printable
 from swarmnode.settings.config import Config, LimitsConfig
 
 BUSY_PERCENT = 10
 """Share of the card's time from which on a program uses it. Drawing a desktop takes some percent."""
-
-MOST_PRINTED = 1 << 16
-"""Most characters of an answer of nvidia-smi that are read."""
 
 CPU_SENSORS = frozenset({"coretemp", "k10temp", "zenpower", "cpu_thermal", "x86_pkg_temp"})
 """Names that Linux has for the sensors of a CPU."""
@@ -30,12 +27,12 @@ Ask = Callable[[Sequence[str]], str]
 """Runs nvidia-smi with these arguments and returns what it prints; empty where it cannot."""
 
 
-def read_machine(config: Config, card: str | None, ask: Ask | None = None) -> Readings:
-    """Returns what the limits have to know now. `card`: the UUID of the card that this node uses, if it uses
-    one; what no limit asks for is not looked at."""
-    limits, ask, endless = config.limits, ask or ask_nvidia_smi, config.node.rounds is None
+def read_machine(config: Config, card: str, ask: Ask = ask_nvidia_smi) -> Readings:
+    """Returns what the limits have to know now. `card`: the card that this node uses, as nvidia-smi names
+    it, or empty; what no limit asks for is not looked at."""
+    limits, endless = config.limits, config.node.rounds is None
     battery, watches_card = (endless if one is None else one for one in (limits.battery, limits.card))
-    which = () if card is None else (f"--id={card}",)
+    which = (f"--id={card}",) if card else ()
     return Readings(
         datetime.now().time(),
         on_battery=on_battery() if battery else None,
@@ -45,28 +42,6 @@ def read_machine(config: Config, card: str | None, ask: Ask | None = None) -> Re
         else None,
         temperature_c=None if limits.temperature is None else _temperature(which, ask),
     )
-
-
-def card_of(device: str) -> str | None:
-    """Returns the UUID of the NVIDIA card that a node with this `policy.device` uses; None: it uses none."""
-    gpu = find_card(device).gpu if shutil.which("nvidia-smi") else None
-    return None if gpu is None else gpu.uuid or "0"
-
-
-def ask_nvidia_smi(arguments: Sequence[str]) -> str:
-    """Returns what nvidia-smi prints; empty where it refuses, or takes too long."""
-    try:
-        done = subprocess.run(
-            ("nvidia-smi", *arguments),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=NVIDIA_SMI_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout[:MOST_PRINTED] if done.returncode == 0 else ""
 
 
 def busy_processes(text: str) -> dict[int, str]:
@@ -127,9 +102,12 @@ def _others_on_card(printed: str) -> tuple[str, ...] | None:
 
 
 def _is_foreign(pid: int) -> bool:
-    """Returns False for other nodes, and for numbers of processes that are another container's."""
+    """Returns False for other nodes, for what they started (vLLM's engine has a name of its own), and for
+    numbers of processes that are another container's."""
     try:
-        return not any("swarmnode" in word for word in psutil.Process(pid).cmdline())
+        process = psutil.Process(pid)
+        family = (process, *process.parents())
+        return not any(Path(word).name == "swarmnode" for one in family for word in one.cmdline())
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:
@@ -138,13 +116,15 @@ def _is_foreign(pid: int) -> bool:
 
 def _own_processes() -> set[int]:
     own = psutil.Process()
-    return {own.pid, *(child.pid for child in own.children(recursive=True))}
+    with suppress(psutil.AccessDenied):  # Where /proc hides the processes of others (hidepid=1).
+        return {own.pid, *(child.pid for child in own.children(recursive=True))}
+    return {own.pid}
 
 
 def _temperature(which: Sequence[str], ask: Ask) -> float | None:
     """Returns that of the card in use, or of the hottest sensor of the CPU."""
     if which:
-        printed = ask(("--query-gpu=temperature.gpu", "--format=csv,noheader,nounits", *which)).strip()
+        printed = ask(("--query-gpu=temperature.gpu", *NVIDIA_SMI_PLAIN, *which)).strip()
         return float(printed) if printed.isdecimal() else None
     sensors = psutil.sensors_temperatures() if psutil.LINUX else {}
     found = [one.current for name, ones in sensors.items() if name in CPU_SENSORS for one in ones]

@@ -1,4 +1,4 @@
-"""Whether a run is held back, decided from what is seen of the machine: pure.
+"""The decision to hold a run back, from what is seen of the machine: pure.
 
 machine_readings.py: Readings -> [reasons_to_pause] -> Reasons -> machine_guard.py -> RunControl.hold
 """
@@ -35,7 +35,7 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """What holds the run back, and what the next decision has to know of this one."""
+    """The reasons of one decision, and what the next one has to know of it."""
 
     words: Mapping[str, str] = field(default_factory=dict[str, str])
     """Reasons in words, by the setting that makes them some."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from swarmnode.cli.join import join
+from swarmnode.cli.join import join, options_given
 from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError, StorageError, SwarmnodeError
 from swarmnode.extensions.limits.service_texts import TEXTS, Started
@@ -83,11 +83,7 @@ def started_with(arguments: Sequence[str]) -> Started:
         preset=given["preset"],
         config_file=given["config"],
         assignments=given["set_"],
-        flags={
-            "limits.hours": given["hours"],
-            "limits.power": given["power"],
-            "limits.memory_gb": given["max_memory"],
-        },
+        flags={"tasks.names": tuple(given["task"] or ()) or None, **options_given(given)},
     )
     on_card = settings.config.policy.device != "cpu" and shutil.which("nvidia-smi") is not None
     memory_gb = None if on_card else settings.config.limits.memory_gb

@@ -63,7 +63,7 @@ class BoundedServer(uvicorn.Server):
 
 
 class CpuAllowance:
-    """How long a thread rests after what it has used, so that it keeps to its share of a core.
+    """The rest of a thread after what it has used, so that it keeps to its share of a core.
 
     >>> allowance = CpuAllowance(0.1, now_s=0.0, used_s=0.0)
     >>> allowance.rest_s(now_s=1.0, used_s=0.4), allowance.rest_s(now_s=2.0, used_s=0.62)

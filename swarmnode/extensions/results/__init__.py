@@ -1,4 +1,4 @@
-"""What comes out of a run: a report to hand on, and the way to a hub and back."""
+"""The results of a run: a report to hand on, and the way to a hub and back."""
 
 from swarmnode.registry import Parts
 

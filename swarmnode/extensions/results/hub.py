@@ -42,7 +42,7 @@ class HubError(SwarmnodeError):
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What was pushed, and who can see it."""
+    """A push that is done, and who can see it."""
 
     url: str
     private: bool
@@ -83,9 +83,8 @@ def _push(repo: str, public: bool, exported: Exported) -> Pushed:
         return Pushed(str(done.repo_url), private)
 
 
-@contextmanager
-def fetched(repo: str, folder: Path) -> Generator[State]:
-    """Downloads the adapter and the state of a run into the folder, and yields that state. Raises HubError,
+def fetched(repo: str, folder: Path) -> State:
+    """Downloads the adapter and the state of a run into the folder, and returns that state. Raises HubError,
     CheckpointError."""
     with _asking(repo) as api:
         info = api.model_info(repo, files_metadata=True)
@@ -108,7 +107,7 @@ def fetched(repo: str, folder: Path) -> Generator[State]:
     state = read_state(folder / FOLDER)
     if not 0 <= state.counters.round < 10**8 or state.policy_version < 0:
         raise CheckpointError(f"{repo} says it is of round {state.counters.round}")
-    yield for_others(state)
+    return for_others(state)
 
 
 def for_others(state: State) -> State:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swarmnode.node.commands.offline import Exported
+from swarmnode.node.showing.panel import age
 from swarmnode.printable import printable
 from swarmnode.settings.config import Config
 from swarmnode.training.checkpoints.learning_settings import learning_settings
@@ -24,15 +25,6 @@ def base_name(name: str) -> str:
     if Path(name).is_absolute() or Path(name).is_dir():
         name = Path(name).name
     return "tiny" if name.startswith("tiny-") else name
-
-
-def hours(seconds: float) -> str:
-    """Returns a length of training in words.
-
-    >>> hours(90), hours(9000)
-    ('1.5 min', '2.5 h')
-    """
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def model_card(exported: Exported, repo: str) -> str:
@@ -61,7 +53,7 @@ def _lines(exported: Exported, repo: str, base: str) -> Iterator[str]:
     figures = {
         "Base model": base if "/" in base else f"{base} (not of a hub)",
         "Tasks": ", ".join(tasks) or "not noted",
-        "Rounds": f"{counters.round} ({counters.tokens:,} tokens, {hours(counters.seconds)})",
+        "Rounds": f"{counters.round} ({counters.tokens:,} tokens, {age(counters.seconds)})",
         "Held-out reward before the first round": _reward(counters.reward_first),
         f"Held-out reward after round {counters.evaluated_round}": _reward(counters.reward_last),
         "Measured on": per_task if state.measure.examples else "not noted",

@@ -50,7 +50,8 @@ def pull(
     paths = resolve_paths(home).policy(policy)
     if (paths.checkpoints / name).exists():
         raise CheckpointError(f"there is a run {name} in this home", hint="give it another: --run NAME")
-    with TemporaryDirectory() as folder, fetched(repo, Path(folder)) as state:
+    with TemporaryDirectory() as folder:
+        state = fetched(repo, Path(folder))
         shape = _put(Path(folder), state, paths, name)
     command = _command(name, state, shape, home)
     told = f"run {name} is here, after round {state.counters.round}; go on with:\n  {printable(command)}"

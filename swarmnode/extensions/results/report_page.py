@@ -10,10 +10,11 @@ from typing import Any
 
 from swarmnode.extensions.page.verdicts import PageVerdict, helping, learning, pace, sampler, why_little
 from swarmnode.extensions.results.html import Curve, Html, element, plot, table
-from swarmnode.extensions.results.model_card import base_name, hours
+from swarmnode.extensions.results.model_card import base_name
 from swarmnode.extensions.results.run_record import RunRecord
 from swarmnode.node.showing.known_peers import known_peers
 from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.node.showing.panel import age
 from swarmnode.node.showing.reasons import in_words
 
 TIMES = {"whole round": "round_s", "generating": "generate_s", "training": "train_s"}
@@ -88,7 +89,7 @@ def _whose(record: RunRecord) -> str:
     limit = "" if status.progress.rounds_limit is None else f" of {status.progress.rounds_limit}"
     doing = f"running, {status.phase.name}" if record.running else "last round"
     swarm = f", swarm {status.swarm}" if status.swarm else ""
-    tokens = f"{status.progress.tokens:,} tokens in {hours(status.progress.seconds)}"
+    tokens = f"{status.progress.tokens:,} tokens in {age(status.progress.seconds)}"
     return (
         f"{status.name} ({status.peer_id}){swarm}; model {base_name(status.model)};"
         f" round {status.progress.round}{limit}, {tokens}; {doing}, {at}"

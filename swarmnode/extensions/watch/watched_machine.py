@@ -43,7 +43,7 @@ class WatchedPage:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of a machine now."""
+    """The knowledge of a machine at a moment."""
 
     statuses: tuple[NodeStatus, ...] = ()
     """Of each policy, as they were told last."""
@@ -123,16 +123,17 @@ def watched(text: str, password: str, every_s: float) -> WatchedMachine:
 
 
 def pages_of(home: Path) -> list[WatchedPage]:
-    """Returns the pages of all policies that run in a home now. Raises SwarmnodeError if none does."""
+    """Returns the pages of all policies that run in a home now. Raises SwarmnodeError if there is none."""
     places = resolve_paths(home).policies()
     notes = [note for place in places if (note := read_running(place.running)) is not None]
-    if not notes:
-        raise SwarmnodeError("no node runs here")
-    return [
+    pages = [
         WatchedPage(note.http_host, note.http_port, headers={"X-Swarmnode-Token": note.token})
         for note in notes
         if note.http_port
     ]
+    if not pages:
+        raise SwarmnodeError("its page is off (node.page)" if notes else "no node runs here")
+    return pages
 
 
 def page_at(address: str, password: str = "") -> WatchedPage:

@@ -3,9 +3,11 @@
 run.py -> [open_guards] -> registry.py -> extensions/limits/machine_guard.py -> RunControl.hold
 """
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from swarmnode.machine.storage import Paths
@@ -25,8 +27,10 @@ class GuardSource:
     paths: Paths
 
 
-def open_guards(stack: AsyncExitStack, source: GuardSource) -> None:
-    """Has all guards that are registered look after this node, until the stack is closed."""
+async def open_guards(stack: AsyncExitStack, source: GuardSource) -> None:
+    """Has all guards that are registered look after this node, until the stack is closed. They begin and end
+    beside the event loop: one may read a whole home, or wait for a webhook."""
     for name in names("guard"):
         guard = cast(Callable[[GuardSource], AbstractContextManager[object]], find("guard", name))(source)
-        stack.enter_context(guard)
+        await asyncio.to_thread(guard.__enter__)
+        stack.push_async_exit(partial(asyncio.to_thread, guard.__exit__))

@@ -215,7 +215,7 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
                 await stack.enter_async_context(node)
                 page = stack.enter_context(open_page(_page_source(member.seat, node)))
                 guarded = GuardSource(lambda: node.status, node.control, member.seat.config, paths)
-                open_guards(stack, guarded)
+                await open_guards(stack, guarded)
                 node.serves(page.address)
                 _announce(node, page, member.seat, company)
                 if run := node.status.run:

@@ -213,7 +213,7 @@ class Exported:
     """An adapter or a merged model that was written to a folder."""
 
     what: str
-    """What it is, in words."""
+    """Its kind and its round, in words."""
     merged: bool
     state: State
     """The state of its checkpoint."""

@@ -1,4 +1,4 @@
-"""What a node gave and got, as the heart knows it: who keeps it, and whom it asks.
+"""The contribution of a node, as the heart knows it: who keeps it, and whom it asks.
 
 members.py -> [open_contribution] -> registry.py -> extensions/contribution/ -> WeekContribution -> status
 """

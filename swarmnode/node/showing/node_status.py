@@ -220,7 +220,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
 
 
 class WeekContribution(msgspec.Struct, frozen=True):
-    """What this machine gave and got in the last seven days, all policies of the process together."""
+    """Sums of what this machine gave and got in the last seven days, all policies of the process together."""
 
     hours: float | None = None
     """Time that it worked. None: it is not kept (node.contribution)."""
@@ -350,7 +350,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     health: HealthStats = HealthStats()
     """The swarm as it hears it."""
     week: WeekContribution = WeekContribution()
-    """What its machine gave and got."""
+    """Contribution of its machine in the last seven days."""
     pipeline: PipelineStatus = PipelineStatus()
     """Its part of a pipeline, where it has one."""
     training: TrainReport = TrainReport()

@@ -206,6 +206,10 @@ def test_a_flood_of_one_sender_and_of_many_names_is_bounded_and_displaces_nobody
         name = NodeKey(number.to_bytes(32, "big"))
         hear(author, forged(clock, name), name)
     assert len(author._thanked) == MAX_NODES and len(author._allowances) <= MAX_SENDERS
+    kept = dict(author._thanked)
+    hear(author, forged(clock, OTHER, thanks=(Thanks(AUTHOR.peer_id, "addition", 501, 501),)), OTHER)
+    assert author._thanked == kept, "false thanks displace nobody"
+    clock.advance(1)
     hear(author, forged(clock, OTHER), OTHER)
     assert {READER.peer_id, OTHER.peer_id} <= author._thanked.keys()
     assert len(author._thanked) == MAX_NODES

@@ -12,6 +12,7 @@ from swarmnode.extensions.limits.machine_guard import guard_machine
 from swarmnode.machine.hardware import GIB
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.guards import GuardSource
+from swarmnode.node.building.node_process import RunningNode, write_running
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.rollout_log import FILE
 from swarmnode.settings.config import Config
@@ -76,6 +77,16 @@ def test_the_oldest_run_loses_what_it_does_not_need_first(paths: Paths) -> None:
 def test_rollouts_of_other_runs_go_after_the_checkpoints(paths: Paths) -> None:
     assert make_room(paths, home_bytes(paths) - 2.5 * PIECE, "new") == ""
     assert left(paths) == ["new/2", "new/3", f"new/{FILE}", "old/2", "old/3"]
+
+
+def test_rollouts_of_a_policy_that_runs_stay_whatever_its_run_is_called(paths: Paths) -> None:
+    for number in (1, 2):
+        checkpoint(paths.policy(number).checkpoints / "new", 3, None, 1)
+        (paths.policy(number).checkpoints / "new" / FILE).write_bytes(bytes(PIECE))
+    write_running(paths.policy(1).running, RunningNode(os.getpid(), "peer", "127.0.0.1", 0))
+    make_room(paths, 0, "new")
+    shown = [paths.policy(number).checkpoints / "new" / FILE for number in range(3)]
+    assert [file.exists() for file in shown] == [True, True, False]
 
 
 def test_the_newest_and_the_best_of_every_run_stay_whatever_the_limit(paths: Paths) -> None:

@@ -1,13 +1,15 @@
 """A node under its guard: it pauses with the reason named, goes on, and obeys people."""
 
 import asyncio
+import threading
+from contextlib import AsyncExitStack
 from datetime import time
 from pathlib import Path
 
-from swarmnode.extensions.limits.machine_guard import PauseWatch, guard_machine
+from swarmnode.extensions.limits.machine_guard import PauseWatch
 from swarmnode.extensions.limits.reasons_to_pause import Readings
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.guards import GuardSource
+from swarmnode.node.building.guards import GuardSource, open_guards
 from swarmnode.node.run_control import RunControl
 from swarmnode.settings.config import Config
 from swarmnode.testing import FakeLearner
@@ -81,8 +83,10 @@ async def test_a_node_that_is_held_back_says_why_and_ends_its_rounds_when_it_is_
             assert (await running).rounds == 3
 
 
-def test_a_guard_looks_at_this_machine_and_ends_with_its_node() -> None:
+async def test_a_guard_looks_at_this_machine_and_ends_with_its_node() -> None:
     control = RunControl(lambda: None)
-    with guard_machine(source(control, programs=["no-such-program"])):
-        pass
+    async with AsyncExitStack() as stack:
+        await open_guards(stack, source(control, programs=["no-such-program"]))
+        assert "limits" in [thread.name for thread in threading.enumerate()]
+    assert "limits" not in [thread.name for thread in threading.enumerate()]
     assert not control.paused

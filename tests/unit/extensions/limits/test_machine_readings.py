@@ -10,13 +10,12 @@ import psutil
 import pytest
 
 from swarmnode.extensions.limits.machine_readings import (
-    ask_nvidia_smi,
     busy_processes,
-    card_of,
     listed_programs,
     on_battery,
     read_machine,
 )
+from swarmnode.machine.hardware import ask_nvidia_smi, card_in_use
 from swarmnode.settings.config import Config
 
 PMON_580 = """\
@@ -77,18 +76,24 @@ def test_a_stranger_on_the_card_is_named_and_we_are_not() -> None:
 
 
 def test_another_node_and_what_is_no_process_here_are_no_strangers() -> None:
-    node = subprocess.Popen(["sh", "-c", "sleep 600", "swarmnode"])
+    # Of somebody else: grandchildren whose parent is gone. The second one tells its pid.
+    program = "sleep 600 >/dev/null 2>&1 & echo $$ $!; exec >/dev/null 2>&1; wait"
+    started = subprocess.Popen(
+        ["sh", "-c", 'sh -c "$1" swarmnode & exit', "", program], stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    with started.stdout as stdout:
+        family = [int(pid) for pid in stdout.readline().split()]
+    started.wait()
     gone = subprocess.Popen(["true"])
     gone.wait()
     try:
-        for pid in (node.pid, gone.pid):
+        for pid in (*family, gone.pid):
             users = read_machine(limited(), "GPU-1", Driver(PMON_580.format(pid=pid))).card_users
             assert users is not None and "blender" not in users
     finally:
-        for child in psutil.Process(node.pid).children():
-            child.kill()
-        node.kill()
-        node.wait()
+        for pid in family:
+            psutil.Process(pid).kill()
 
 
 def test_the_card_in_use_is_asked_and_nothing_that_no_limit_needs() -> None:
@@ -98,7 +103,7 @@ def test_the_card_in_use_is_asked_and_nothing_that_no_limit_needs() -> None:
     assert all(question[-1] == "--id=GPU-1" for question in driver.asked) and len(driver.asked) == 2
     driver = Driver(PMON_470)
     assert read_machine(limited(card=False, battery=False), "GPU-1", driver).card_users is None
-    assert read_machine(limited(), None, driver).card_users is None
+    assert read_machine(limited(), "", driver).card_users is None
     assert driver.asked == []
 
 
@@ -116,7 +121,7 @@ def test_a_temperature_that_is_no_number_is_unknown(printed: str) -> None:
 
 
 def test_a_listed_program_is_found_by_its_name(tmp_path: Path) -> None:
-    assert read_machine(limited(programs=["a-renderer-of-mine"]), None).programs == ()
+    assert read_machine(limited(programs=["a-renderer-of-mine"]), "").programs == ()
     assert listed_programs(limited(programs=[""]).limits, ["", "sh"]) == ()
     program = tmp_path / "a-renderer-of-mine"
     shutil.copy(shutil.which("sleep") or "", program)
@@ -125,14 +130,12 @@ def test_a_listed_program_is_found_by_its_name(tmp_path: Path) -> None:
         ["sh", "-c", f"{program} 600 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
     )
     try:
-        assert read_machine(limited(programs=["A-Renderer-of-mine"]), None).programs == (
-            "A-Renderer-of-mine",
-        )
+        assert read_machine(limited(programs=["A-Renderer-of-mine"]), "").programs == ("A-Renderer-of-mine",)
     finally:
         psutil.Process(int(started.stdout)).kill()
 
 
 def test_a_machine_without_a_card_or_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert ask_nvidia_smi(("pmon",)) == "" and card_of("auto") is None
+    assert ask_nvidia_smi(("pmon",)) == "" and card_in_use("auto") == ""
     assert on_battery() in (None, True, False)

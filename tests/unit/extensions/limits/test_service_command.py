@@ -77,6 +77,8 @@ def test_printing_changes_nothing(systemctl: Path) -> None:
 def test_settings_that_are_none_are_refused_before_anything_is_written(systemctl: Path) -> None:
     with pytest.raises(ConfigError, match=r"limits\.hours"):
         run("--", "--hours", "night")
+    with pytest.raises(ConfigError, match=r"limits\.disk_gb"):
+        run("--", "--max-disk", "-1")
     refused = CliRunner().invoke(app, ["service", "install", "--", "--houres", "22-7"])
     assert refused.exit_code == 2 and "houres" in refused.output
     with pytest.raises(ConfigError, match="no such system"):
@@ -108,11 +110,11 @@ def test_words_of_a_unit_are_no_more_than_words() -> None:
 
 
 def test_the_texts_of_other_systems_can_be_read(systemctl: Path) -> None:
-    agent = plistlib.loads(run("--for", "launchd", "--print", "--", "--run", "a & b").encode())
-    assert agent["ProgramArguments"] == [sys.executable, "-m", "swarmnode", "join", "--run", "a & b"]
-    task = run("--for", "windows", "--print", "--", "--run", "a & b").partition("\n")[2]
+    agent = plistlib.loads(run("--for", "launchd", "--print", "--", "--home", "a & b").encode())
+    assert agent["ProgramArguments"] == [sys.executable, "-m", "swarmnode", "join", "--home", "a & b"]
+    task = run("--for", "windows", "--print", "--", "--home", "a & b").partition("\n")[2]
     words = [one.text for one in ElementTree.fromstring(task).iter() if one.tag.endswith("Arguments")]
-    assert words == [f'--cd {systemctl} --exec {sys.executable} -m swarmnode join --run "a & b"']
+    assert words == [f'--cd {systemctl} --exec {sys.executable} -m swarmnode join --home "a & b"']
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")

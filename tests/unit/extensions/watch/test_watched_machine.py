@@ -1,5 +1,6 @@
 """Machines are asked side by side: one that is dead, slow, endless or strange holds up nobody."""
 
+import os
 import socket
 import threading
 import time
@@ -77,6 +78,9 @@ def test_what_was_seen_last_stays_when_a_machine_goes_away(tmp_path: Path) -> No
     alone = watched(str(tmp_path), "", 60)
     alone.look()
     assert alone.seen.problem == "no node runs here"
+    write_running(resolve_paths(tmp_path).running, RunningNode(os.getpid(), "peer", "127.0.0.1", 0))
+    alone.look()
+    assert alone.seen.problem == "its page is off (node.page)"
 
 
 def test_a_machine_that_hangs_holds_up_no_other() -> None:
