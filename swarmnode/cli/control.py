@@ -1,6 +1,6 @@
 """`swarmnode pause`, `resume`, `finish` and `stop`: ask the node that runs on this machine for something.
 
-command line -> [pause, resume, finish, stop] -> node_process.py: ask_page -> the page -> RunControl
+command line -> [pause, resume, finish, stop] -> page_client.py: ask_page -> the page -> RunControl
 """
 
 import re
@@ -15,7 +15,7 @@ from swarmnode.cli.status import running_nodes
 from swarmnode.errors import ConfigError
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.node_process import ask_page
+from swarmnode.node.building.page_client import ask_page
 from swarmnode.node.run_control import Request
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
