@@ -268,7 +268,7 @@ async def lent(one: SwarmNode) -> None:
     library = None if one.exchange is None else one.exchange.library
     until = time.monotonic() + LENT_WITHIN_S
     while library is not None and time.monotonic() < until and not library.borrowed.done:
-        if library.waiting >= groups_to_borrow(one.config):
+        if library.waiting >= groups_to_borrow(one.catching_up, one.config):
             return
         await asyncio.sleep(0.01)
 

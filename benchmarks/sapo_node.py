@@ -185,7 +185,8 @@ class SwarmNode:
         wanted = self.gauge.groups(groups_wanted(self.config))
         if self.exchange is None or wanted == 0:
             return ()
-        borrowed = self.exchange.library.draw(groups_to_borrow(self.config)) if self.exchange.library else ()
+        limit = groups_to_borrow(self.catching_up, self.config)
+        borrowed = self.exchange.library.draw(limit) if self.exchange.library else ()
         found = await self.exchange.collect(wanted, self.learner.policy_version, DEADLINE_S)
         self.record.received_groups += len(found)
         self.record.received_tokens += sum(len(c.token_ids) for g in found for c in g.completions)

@@ -30,15 +30,26 @@ KNOWN_SHARE = 0.5
 OWN_SHARE = 8
 """One group is sampled of so many."""
 
-STEPS = 12
-"""Optimizer steps of a round, each with as many answers of the book as a usual round replays."""
+STEPS = 24
+"""Optimizer steps of a round, at most: no answer of the book is in two of them."""
 
-RATE = 0.6
-"""Share of the learning rate that each of these steps has: at the whole of it the reward ends lower."""
+STEP_ANSWERS = 32
+"""Answers of the book in each of these steps: half as many as a usual round replays, as more and smaller
+steps learn more of as many answers."""
+
+RATE = 1.25
+"""Share of the learning rate that the steps of the first round have. It falls from round to round: at one
+share for all, whatever it is, the reward rises later or ends lower."""
+
+RATE_HALVED_AFTER = 4
+"""Rounds after which it is half as large; a third after twice as many."""
 
 BORROWED_AT_ONCE = 8
-"""So many times the groups that a round wants of others are taken out of libraries: mending and measuring
-their authors costs less the more there is at once."""
+"""So many times the groups that a round wants of others are taken out of libraries until it begins: with 5
+the book is too small to learn from."""
+
+BORROWED_BESIDE = 2
+"""The same from then on: judging, mending and measuring more costs what steps would learn more by."""
 
 WINDOW = 6
 """Rounds over which rewards are averaged."""
@@ -58,8 +69,8 @@ class RoundMix:
     """Own groups that are sampled."""
     replayed: int
     """Answers of the book that are replayed."""
-    steps: int
-    """Optimizer steps that these are spread over."""
+    step_answers: int
+    """Replayed answers of an optimizer step."""
     rate: float
     """Share of the learning rate that is taken."""
 
@@ -152,12 +163,14 @@ def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
     if state.phase != "on":
         return None
     groups = max(1, config.rollout.groups // OWN_SHARE)
-    return RoundMix(groups, STEPS * SharingRule().book_replayed, STEPS, RATE)
+    rate = RATE / (1 + state.rounds / RATE_HALVED_AFTER)
+    return RoundMix(groups, STEPS * STEP_ANSWERS, STEP_ANSWERS, rate)
 
 
-def groups_to_borrow(config: Config) -> int:
+def groups_to_borrow(state: CatchingUp, config: Config) -> int:
     """Return how many groups of libraries a round takes."""
-    return BORROWED_AT_ONCE * groups_wanted(config)
+    times = BORROWED_AT_ONCE if state.phase == "before" else BORROWED_BESIDE
+    return times * groups_wanted(config)
 
 
 def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str:

@@ -365,7 +365,7 @@ class NodeLoop:
     def _borrow(self) -> Sequence[RolloutGroup]:
         """Groups of the libraries of others that were judged meanwhile; nothing is waited for."""
         library = self._library
-        return () if library is None else library.draw(groups_to_borrow(self._config))
+        return () if library is None else library.draw(groups_to_borrow(self._catching_up, self._config))
 
     async def _settle_library(self) -> Mapping[Origin, int]:
         """Tell the library what the book holds. Nothing is borrowed before that is known."""
@@ -387,7 +387,9 @@ class NodeLoop:
         found = library.borrowed
         if story := told_of_catching_up(before, now, found.lenders, found.authors):
             logger.info("%s", story)
-            await self._workers.learn(self._learner.catch_up, mix_of(now, self._config))
+        mix = mix_of(now, self._config)
+        if mix != mix_of(before, self._config):
+            await self._workers.learn(self._learner.catch_up, mix)
         self._board.borrowed(library, now)
 
     def _thank(self, before: Mapping[Origin, int], external: Sequence[RolloutGroup]) -> None:

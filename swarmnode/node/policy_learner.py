@@ -150,7 +150,7 @@ class PolicyLearner(RolloutLearner):
     def catch_up(self, mix: RoundMix | None) -> None:
         super().catch_up(mix)
         self._rule.replayed = None if mix is None else mix.replayed
-        self._rule.replay_steps = 1 if mix is None else mix.steps
+        self._rule.step_answers = None if mix is None else mix.step_answers
         self._trainer.rate_share = 1.0 if mix is None else mix.rate
 
     def origins(self) -> Mapping[Origin, int]:

@@ -81,7 +81,7 @@ class BookRule(Rule):
             own=as_they_are(own),
             external=(),
             replayed=tuple(self._replay(entry) for entry in drawn),
-            replay_steps=min(self.replay_steps, max(1, len(drawn) // max(1, self._settings.book_replayed))),
+            replay_steps=1 if self.step_answers is None else max(1, len(drawn) // self.step_answers),
             shaped=self._settings.shaped,
             report=TrainReport(
                 book=len(self.book),

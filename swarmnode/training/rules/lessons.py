@@ -120,8 +120,8 @@ class Rule(ABC):
     answers that our judge gives full marks may teach."""
     replayed: int | None = None
     """Answers that a round replays, in place of the setting. None: as it is set."""
-    replay_steps: int = 1
-    """Optimizer steps that they are spread over at least, where that leaves each what is set for a round."""
+    step_answers: int | None = None
+    """Replayed answers that an optimizer step has. None: they stand in the steps of the own groups."""
 
     def __init__(
         self,

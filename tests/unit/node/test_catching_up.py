@@ -23,12 +23,15 @@ from swarmnode.node.catching_up import (
     MOST_ROUNDS,
     PATIENCE,
     RATE,
+    RATE_HALVED_AFTER,
+    STEP_ANSWERS,
     STEPS,
     WINDOW,
     CatchingUp,
     LibraryRound,
     RoundMix,
     after_round,
+    groups_to_borrow,
     mix_of,
     rises,
     told,
@@ -99,7 +102,21 @@ def test_a_single_lucky_round_does_not_carry_it_on() -> None:
 
 def test_a_round_has_few_own_groups_and_several_steps_of_the_book() -> None:
     config = load_config(environ={}, assignments=["rollout.groups=16"]).config
-    assert mix_of(begun(), config) == RoundMix(groups=2, replayed=64 * STEPS, steps=STEPS, rate=RATE)
+    first = RoundMix(groups=2, replayed=STEPS * STEP_ANSWERS, step_answers=STEP_ANSWERS, rate=RATE)
+    assert mix_of(begun(), config) == first
+
+
+def test_steps_become_smaller_round_by_round() -> None:
+    rising = [0.01 * number for number in range(MOST_ROUNDS - 1)]
+    mixes = [mix_of(after(begun(), *rising[:rounds]), Config()) for rounds in range(MOST_ROUNDS)]
+    rates = [mix.rate for mix in mixes if mix is not None]
+    assert len(rates) == MOST_ROUNDS and rates == sorted(set(rates), reverse=True)
+    assert rates[RATE_HALVED_AFTER] == rates[0] / 2
+
+
+def test_much_is_borrowed_until_it_begins_and_little_beside_it() -> None:
+    wanted = [groups_to_borrow(state, Config()) for state in (CatchingUp(), begun())]
+    assert wanted[0] > wanted[1] > 0
 
 
 def test_the_log_says_what_it_brought() -> None:
@@ -199,12 +216,13 @@ async def test_a_newcomer_borrows_says_so_and_ends_with_usual_rounds() -> None:
         loop = node(learner, "node.rounds=400", "exchange.external_groups=4", network=parts, monitor=seen)
         async with asyncio.timeout(60), loop:
             running = asyncio.create_task(loop.run())
-            while not (len(learner.mixes) == 2 or running.done()):  # noqa: ASYNC110  no event
+            while not (None in learner.mixes or running.done()):  # noqa: ASYNC110  no event
                 await asyncio.sleep(0.01)
             loop.request_stop()
             await running
-    first, last = learner.mixes
-    assert first is not None and first.groups == 1 and first.steps == STEPS and last is None
+    first, second, *_, last = learner.mixes
+    assert first is not None and first.groups == 1 and last is None
+    assert second is not None and first.rate > second.rate
     taught = {group.example.key for _, others in learner.trained for group in others}
     assert len(taught) == 60
     status: NodeStatus = seen.rounds[-1]

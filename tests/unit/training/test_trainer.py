@@ -337,12 +337,12 @@ def test_replayed_answers_may_have_steps_of_their_own_at_a_part_of_the_learning_
 ) -> None:
     trainer = trainer_for(policy)
     rule = BookRule(SharingRule(book_replayed=1))
-    rule.replayed, rule.replay_steps = 4, 3
+    rule.replayed, rule.step_answers = 4, 1
     trainer.rule, trainer.rate_share = rule, 0.5
     report = trainer.train([group(ANSWERS, [1.0, 1.0, 1.0, 0.0])], [])
     assert (report.optimizer_steps, report.replayed) == (3, 3)
     assert report.learning_rate == pytest.approx(0.5e-2)
-    rule.replay_steps, trainer.rate_share = 1, 1.0
+    rule.step_answers, trainer.rate_share = None, 1.0
     usual = trainer.train([group(ANSWERS, [1.0, 0.0, 0.0, 0.0])], [])
     assert (usual.optimizer_steps, usual.learning_rate) == (1, pytest.approx(1e-2))
 
@@ -352,7 +352,7 @@ def test_the_ratio_bounds_own_samples_while_the_book_is_replayed_over_many_steps
 ) -> None:
     trainer = trainer_for(policy)
     rule = BookRule(SharingRule(book_replayed=1))
-    rule.replayed, rule.replay_steps = 4, 2
+    rule.replayed, rule.step_answers = 4, 1
     trainer.rule = rule
     recorded_ = recorded(policy, DRIFTED)
     one = trainer.prepare([group(ANSWERS, [1.0, 1.0, 1.0, 0.0], logprobs=recorded_)], [])

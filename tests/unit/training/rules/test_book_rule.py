@@ -232,15 +232,16 @@ def test_the_state_above_is_damaged_by_nothing_else() -> None:
     assert len(one.book) == 1
 
 
-def test_who_catches_up_replays_more_in_several_steps_of_no_fewer_answers_than_are_set() -> None:
-    one = rule(book_replayed=5)
-    one.replayed, one.replay_steps = 20, 4
+def test_who_catches_up_replays_more_in_several_steps_of_so_many_answers() -> None:
+    one = rule(book_replayed=6)
+    one.replayed, one.step_answers = 20, 5
     few = one.lessons([own(([10 + n], 1.0), WRONG, index=n) for n in range(12)], [], version=0)
     assert (len(few.replayed), few.replay_steps) == (12, 2)
     many = one.lessons([own(([50 + n], 1.0), WRONG, index=50 + n) for n in range(12)], [], version=1)
     assert (len(many.replayed), many.replay_steps) == (20, 4)
-    one.replayed, one.replay_steps = None, 1
-    assert len(one.lessons([], [], version=2).replayed) == 5
+    one.replayed, one.step_answers = None, None
+    usual = one.lessons([], [], version=2)
+    assert (len(usual.replayed), usual.replay_steps) == (6, 1)
 
 
 def test_the_book_tells_whose_answers_to_which_examples_it_holds() -> None:
