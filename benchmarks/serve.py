@@ -33,7 +33,7 @@ import openai
 from common import MODELS, arguments, report
 
 from swarmnode.model.demonstration.tiny import build_tiny
-from swarmnode.node.building.node_process import ask_page
+from swarmnode.node.building.page_client import ask_page
 from tests.joined_node import JoinedNode
 
 QUESTIONS = [f"reverse {word}" for word in ("abcde", "swarm", "nodes", "learn", "token", "serve", "policy")]

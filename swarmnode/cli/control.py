@@ -1,6 +1,6 @@
 """`swarmnode pause`, `resume`, `finish` and `stop`: ask the node that runs on this machine for something.
 
-command line -> [pause, resume, finish, stop] -> node_process.py: ask_page -> the page -> RunControl
+command line -> [pause, resume, finish, stop] -> page_client.py: ask_page -> the page -> RunControl
 """
 
 import re
@@ -15,7 +15,7 @@ from swarmnode.cli.status import running_nodes
 from swarmnode.errors import ConfigError
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.node_process import ask_page
+from swarmnode.node.building.page_client import ask_page
 from swarmnode.node.run_control import LONGEST_PAUSE_S, Request
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -60,7 +60,7 @@ def seconds_of(duration: str) -> float:
     """
     found = DURATION.fullmatch(duration)
     seconds = 0.0 if found is None else float(found[1]) * SECONDS[found[2]]
-    if found is None or not 0 < seconds <= LONGEST_PAUSE_S:
+    if not 0 < seconds <= LONGEST_PAUSE_S:
         raise ConfigError(f"{duration!r} is no duration", hint="write 90s, 30m, 2h or 1d, at most 366d")
     return seconds
 

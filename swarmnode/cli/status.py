@@ -9,7 +9,8 @@ from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Home
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.machine.storage import Paths, resolve_paths
-from swarmnode.node.building.node_process import IdentityLock, RunningNode, ask_status, read_running
+from swarmnode.node.building.node_process import IdentityLock, RunningNode, read_running
+from swarmnode.node.building.page_client import ask_status
 from swarmnode.node.showing.at_work import at_work
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.node.showing.panel import render

@@ -13,7 +13,8 @@ from swarmnode.errors import CheckpointError, SwarmnodeError
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.rollout_reader import RolloutReader
 from swarmnode.machine.storage import Paths
-from swarmnode.node.building.node_process import ask_page, ask_status, read_running
+from swarmnode.node.building.node_process import read_running
+from swarmnode.node.building.page_client import ask_page, ask_status
 from swarmnode.node.showing.node_status import NodeStatus, printable_status, status_of
 from swarmnode.node.showing.rollout_log import FILE
 from swarmnode.node.showing.used_settings import SETTINGS_FILE

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.watch.watched_machine import ASK_S, Seen, WatchedMachine, watched
+from swarmnode.extensions.watch.watched_machine import Seen, WatchedMachine, watched
+from swarmnode.node.building.page_client import ANSWER_S
 from swarmnode.node.showing.board import shown
 from swarmnode.node.showing.node_status import NodeStatus, printable_status
 from swarmnode.node.showing.panel import age
@@ -61,7 +62,7 @@ def watch(
 
 def _show(machines: Sequence[WatchedMachine], console: Console, once: bool, json: bool) -> None:
     if once or json or not console.is_terminal:
-        until = time.monotonic() + ASK_S
+        until = time.monotonic() + ANSWER_S
         for machine in machines:
             machine.asked.wait(max(0.0, until - time.monotonic()))
         tell(json, {machine.name: machine.seen for machine in machines}, [_table_of(machines)])

@@ -3,17 +3,15 @@
 watch_command.py -> [WatchedMachine] -> the page of each policy there: GET /status
                            `-> [Seen] -> watch_command.py: the table
 
-What answers may be anything: its time and its size are bounded, it is not followed elsewhere, and whoever
-shows it has its text made printable.
+What answers may be anything: page_client.py bounds it, and whoever shows it has its text made printable.
 """
 
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -22,23 +20,8 @@ import msgspec
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import read_running
+from swarmnode.node.building.page_client import PageAddress, fetch, page_of
 from swarmnode.node.showing.node_status import NodeStatus
-
-ASK_S = 5.0
-"""Longest time for one answer."""
-MOST_BYTES = 2**20
-"""A status has some ten thousand bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedPage:
-    """A page that is asked."""
-
-    host: str
-    port: int
-    path: str = "/status"
-    is_tls: bool = False
-    headers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +39,7 @@ class Seen:
 class WatchedMachine:
     """Asks a machine again and again, until `end`."""
 
-    def __init__(self, name: str, pages: Callable[[], Sequence[WatchedPage]], every_s: float) -> None:
+    def __init__(self, name: str, pages: Callable[[], Sequence[PageAddress]], every_s: float) -> None:
         self.name, self._pages, self._every_s = name, pages, every_s
         self.seen = Seen()
         self.asked = threading.Event()
@@ -87,24 +70,15 @@ class WatchedMachine:
             self.look()
 
 
-def ask(page: WatchedPage) -> NodeStatus:
+def ask(page: PageAddress) -> NodeStatus:
     """Returns the status that a page tells. Raises SwarmnodeError."""
-    until = time.monotonic() + ASK_S
-    kind = HTTPSConnection if page.is_tls else HTTPConnection
     try:
-        with closing(kind(page.host, page.port, timeout=ASK_S)) as connection:
-            connection.request("GET", page.path, headers=dict(page.headers or {}))
-            answer = connection.getresponse()
-            if answer.status in (401, 403):
-                raise SwarmnodeError("it wants another password")
-            if answer.status != 200:
-                raise SwarmnodeError(f"it answers {answer.status} {answer.reason}")
-            content = bytearray()
-            while piece := answer.read1(2**16):
-                content += piece
-                if len(content) > MOST_BYTES or time.monotonic() > until:
-                    raise SwarmnodeError("its answer is too long, or takes too long")
-            return msgspec.json.decode(content, type=NodeStatus)
+        code, content = fetch(page, "/status")
+        if code in (401, 403):
+            raise SwarmnodeError("it wants another password")
+        if code != 200:
+            raise SwarmnodeError(f"it answers {code}")
+        return msgspec.json.decode(content, type=NodeStatus)
     except msgspec.DecodeError:
         raise SwarmnodeError("it is no node, or one of another version") from None
     except (OSError, HTTPException, ValueError) as error:
@@ -118,29 +92,24 @@ def watched(text: str, password: str, every_s: float) -> WatchedMachine:
     if home.is_dir():
         return WatchedMachine(text, lambda: pages_of(home), every_s)
     page = page_at(text, password)
-    name = f"{page.host}:{page.port}{page.path.removesuffix('/status')}"
-    return WatchedMachine(name, lambda: [page], every_s)
+    return WatchedMachine(f"{page.host}:{page.port}{page.path}", lambda: [page], every_s)
 
 
-def pages_of(home: Path) -> list[WatchedPage]:
+def pages_of(home: Path) -> list[PageAddress]:
     """Returns the pages of all policies that run in a home now. Raises SwarmnodeError if there is none."""
     places = resolve_paths(home).policies()
     notes = [note for place in places if (note := read_running(place.running)) is not None]
-    pages = [
-        WatchedPage(note.http_host, note.http_port, headers={"X-Swarmnode-Token": note.token})
-        for note in notes
-        if note.http_port
-    ]
+    pages = [page_of(note) for note in notes if note.http_port]
     if not pages:
         raise SwarmnodeError("its page is off (node.page)" if notes else "no node runs here")
     return pages
 
 
-def page_at(address: str, password: str = "") -> WatchedPage:
+def page_at(address: str, password: str = "") -> PageAddress:
     """Returns the page at an address. A password in it goes before the other. Raises ConfigError.
 
     >>> page_at("otter.lan:8080"), page_at("https://[2001:db8::1]/node/").path
-    (WatchedPage(host='otter.lan', port=8080, path='/status', is_tls=False, headers=None), '/node/status')
+    (PageAddress(host='otter.lan', port=8080, path='', is_tls=False, headers=None), '/node')
     """
     try:
         url = urlsplit(address if "://" in address else f"http://{address}")
@@ -156,6 +125,4 @@ def page_at(address: str, password: str = "") -> WatchedPage:
     secret = unquote(url.password or "") or password
     known = b64encode(f"watch:{secret}".encode()).decode()
     headers = {"Authorization": f"Basic {known}"} if secret else None
-    return WatchedPage(
-        host, port or (443 if is_tls else 80), f"{url.path.rstrip('/')}/status", is_tls, headers
-    )
+    return PageAddress(host, port or (443 if is_tls else 80), url.path.rstrip("/"), is_tls, headers)

@@ -21,23 +21,17 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Self
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import msgspec
 import psutil
 
-from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse, SwarmnodeError
-from swarmnode.machine.storage import Paths, replace_file
-from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse
+from swarmnode.machine.storage import replace_file
 
 logger = logging.getLogger(__name__)
-
-STATUS_TIMEOUT_S = 5.0
 
 SAME_REQUEST_S = 1.0
 """Signals this close together are one request: a terminal and a supervisor often both send one."""
@@ -117,37 +111,6 @@ def read_running(path: Path) -> RunningNode | None:
     except (OSError, msgspec.DecodeError):
         return None
     return note if psutil.pid_exists(note.pid) else None
-
-
-def ask_status(note: RunningNode, paths: Paths) -> "NodeStatus | SwarmnodeError":
-    """Return what the status page of a running node says, or why it says nothing: it may just have ended."""
-    try:
-        return msgspec.json.decode(ask_page(note, "/status", paths), type=NodeStatus)
-    except SwarmnodeError as error:
-        return error
-    except msgspec.DecodeError as error:
-        return SwarmnodeError(f"the node is of another version: {error}", hint="stop it and start it again")
-
-
-def ask_page(note: RunningNode, path: str, paths: Paths, content: object = None) -> bytes:
-    """Return what the page of a running node answers; with `content`, to a POST of it as JSON. Raises
-    SwarmnodeError if nobody answers, or the node refuses."""
-    if not note.http_port:
-        raise SwarmnodeError("this node has no page", hint=f"see {paths.logs}/node.log, and set node.page")
-    host = f"[{note.http_host}]" if ":" in note.http_host else note.http_host
-    url = f"http://{host}:{note.http_port}{path}"
-    headers = {"X-Swarmnode-Token": note.token, "Content-Type": "application/json"}
-    body = None if content is None else msgspec.json.encode(content)
-    try:
-        with urlopen(Request(url, body, headers), timeout=STATUS_TIMEOUT_S) as answer:
-            return answer.read()
-    except HTTPError as error:
-        raise SwarmnodeError(
-            f"the node refuses: {error.read(1000).decode(errors='replace').strip()}"
-        ) from None
-    except (OSError, HTTPException, ValueError) as error:
-        hint = f"see {paths.logs}/node.log"
-        raise SwarmnodeError(f"no node answers at {url}: {error}", hint=hint) from error
 
 
 def remove_running(path: Path) -> None:

@@ -24,7 +24,8 @@ from swarmnode.models import folder_of
 from swarmnode.network.daemon.hivemind_wheel import find_daemon
 from swarmnode.network.private.swarm_record import record_of
 from swarmnode.node.building.machine_memory import PlannedMemory, plan_for
-from swarmnode.node.building.node_process import ask_status, read_running
+from swarmnode.node.building.node_process import read_running
+from swarmnode.node.building.page_client import ask_status
 from swarmnode.node.building.policies import check_policies, check_status_port, config_of
 from swarmnode.registry import find, names
 from swarmnode.settings.config import Config

@@ -215,21 +215,6 @@ def test_a_flood_of_one_sender_and_of_many_names_is_bounded_and_displaces_nobody
     assert len(author._thanked) == MAX_NODES
 
 
-def test_a_false_receipt_displaces_nobody(clock: Clock) -> None:
-    author = receipts(AUTHOR, clock, 500)
-    for number in range(MAX_NODES):
-        clock.advance(1)
-        name = NodeKey(number.to_bytes(32, "big"))
-        hear(author, forged(clock, name), name)
-    for _ in range(PROVEN_AFTER):
-        author._context.ledger.reputation.was_accepted(READER.peer_id)
-    before = author._thanked.keys() | set()
-    hear(author, forged(clock, thanks=(Thanks(AUTHOR.peer_id, "addition", 501, 501),)))
-    assert author._thanked.keys() == before
-    hear(author, forged(clock))
-    assert READER.peer_id in author._thanked and len(author._thanked) == MAX_NODES
-
-
 def test_who_thanked_lately_is_told_from_who_did_once(clock: Clock) -> None:
     author = receipts(AUTHOR, clock, 5)
     hear(author, forged(clock))

@@ -15,22 +15,21 @@ from rich.console import Console
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.extensions.watch.watch_command import table
 from swarmnode.extensions.watch.watched_machine import (
-    MOST_BYTES,
     Seen,
     WatchedMachine,
-    WatchedPage,
     ask,
     page_at,
     watched,
 )
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import RunningNode, write_running
+from swarmnode.node.building.page_client import MOST_BYTES, PageAddress
 from swarmnode.node.showing.node_status import WeekContribution
 from tests.shown_page import STATUS, shown_page
 
 
 @contextmanager
-def answering(write: Callable[[socket.socket], None]) -> Iterator[WatchedPage]:
+def answering(write: Callable[[socket.socket], None]) -> Iterator[PageAddress]:
     """Something that listens and answers whatever it likes, once."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -45,7 +44,7 @@ def answering(write: Callable[[socket.socket], None]) -> Iterator[WatchedPage]:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield WatchedPage("127.0.0.1", listener.getsockname()[1])
+        yield PageAddress("127.0.0.1", listener.getsockname()[1])
         thread.join()
 
 
@@ -86,7 +85,7 @@ def test_what_was_seen_last_stays_when_a_machine_goes_away(tmp_path: Path) -> No
 def test_a_machine_that_hangs_holds_up_no_other() -> None:
     released = threading.Event()
 
-    def hang() -> list[WatchedPage]:
+    def hang() -> list[PageAddress]:
         released.wait()
         return []
 
@@ -146,7 +145,7 @@ def test_the_word_that_is_no_machine_is_named_without_its_password() -> None:
 
 def test_a_host_that_cannot_be_asked_is_said_to_be_one() -> None:
     with pytest.raises(SwarmnodeError, match="no answer"):
-        ask(WatchedPage("ot ter", 80))
+        ask(PageAddress("ot ter", 80))
 
 
 def test_two_nodes_behind_one_address_have_two_names() -> None:
