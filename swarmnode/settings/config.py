@@ -430,11 +430,10 @@ class LimitsConfig(Section):
     """Hours of the day, by this machine's clock, in which rounds may begin: 22-7, or 8:30-17. Empty: all."""
     programs: tuple[str, ...] = ()
     """Names of programs; while one of them runs, no round begins."""
-    card: bool | None = None
-    """Begin no round while a program that is not swarmnode keeps the card busy, as nvidia-smi tells. Unset:
-    if node.rounds is unset, too; somebody waits for a run that has an end."""
-    battery: bool | None = None
-    """Begin no round while this machine runs on its battery. Unset: as limits.card."""
+    give_way: bool | None = None
+    """Begin no round while a program that is not swarmnode keeps the card busy, as nvidia-smi tells, or while
+    this machine runs on its battery. Unset: if node.rounds is unset, too; somebody waits for a run that has
+    an end."""
     temperature: float | None = Field(default=None, gt=20, le=120)
     """Begin no round above so many degrees Celsius of the card, or of the CPU where no card is used; go on 8
     below. Unset: any."""

@@ -30,15 +30,15 @@ Ask = Callable[[Sequence[str]], str]
 def read_machine(config: Config, card: str, ask: Ask = ask_nvidia_smi) -> Readings:
     """Returns what the limits have to know now. `card`: the card that this node uses, as nvidia-smi names
     it, or empty; what no limit asks for is not looked at."""
-    limits, endless = config.limits, config.node.rounds is None
-    battery, watches_card = (endless if one is None else one for one in (limits.battery, limits.card))
+    limits = config.limits
+    gives_way = config.node.rounds is None if limits.give_way is None else limits.give_way
     which = (f"--id={card}",) if card else ()
     return Readings(
         datetime.now().time(),
-        on_battery=on_battery() if battery else None,
+        on_battery=on_battery() if gives_way else None,
         programs=listed_programs(limits, _names_of_others()) if limits.programs else (),
         card_users=_others_on_card(ask(("pmon", "-c", "1", "-s", "u", *which)))
-        if which and watches_card
+        if which and gives_way
         else None,
         temperature_c=None if limits.temperature is None else _temperature(which, ask),
     )

@@ -102,7 +102,7 @@ def test_the_card_in_use_is_asked_and_nothing_that_no_limit_needs() -> None:
     assert seen.temperature_c == 83.0 and seen.card_users is None, "this driver says nothing of processes"
     assert all(question[-1] == "--id=GPU-1" for question in driver.asked) and len(driver.asked) == 2
     driver = Driver(PMON_470)
-    assert read_machine(limited(card=False, battery=False), "GPU-1", driver).card_users is None
+    assert read_machine(limited(give_way=False), "GPU-1", driver).card_users is None
     assert read_machine(limited(), "", driver).card_users is None
     assert driver.asked == []
 
@@ -111,7 +111,7 @@ def test_a_run_that_somebody_waits_for_is_not_held_back_by_the_card_unless_it_is
     short = Config.model_validate({"node": {"rounds": 3}})
     driver = Driver(PMON_470)
     assert read_machine(short, "GPU-1", driver).card_users is None and driver.asked == []
-    asked_for = Config.model_validate({"node": {"rounds": 3}, "limits": {"card": True}})
+    asked_for = Config.model_validate({"node": {"rounds": 3}, "limits": {"give_way": True}})
     assert read_machine(asked_for, "GPU-1", driver).card_users is not None
 
 
