@@ -168,7 +168,7 @@ def ask_many(client: openai.OpenAI, requests: int) -> list[Reply | None]:
                 model = ("policy", names[1], names[2], "base")[number % 4]
                 return reply_of(client, model, QUESTIONS[number % len(QUESTIONS)])
             except openai.NotFoundError as error:
-                # Rounds of 0.07 s: a version is gone in 0.4. Who named it is told so, and asks for a newer one.
+                # Rounds of 0.07 s: a version is gone in 0.4. Who named it asks for a newer one.
                 print(f"request {number}: {error}")
             except openai.OpenAIError as error:
                 print(f"request {number}: {error}")
