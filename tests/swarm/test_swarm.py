@@ -27,9 +27,9 @@ def daemon_of(node: Any) -> psutil.Process:
     return daemon
 
 
-def test_three_nodes_train_on_groups_of_both_others(quick_model: Path, tmp_path: Path) -> None:
+def test_three_nodes_train_on_groups_of_both_others(tiny_model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarmnode", "swarm", "--nodes", "3", "--rounds", "30", "--seed", "0"]
-    policy = ["--model", str(quick_model), "--set", "rollout.max_tokens=10", "--set", "rollout.groups=8"]
+    policy = ["--model", str(tiny_model), "--set", "rollout.max_tokens=10", "--set", "rollout.groups=8"]
     done = subprocess.run(
         [*command, *policy, "--home", str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
     )
