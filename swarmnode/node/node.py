@@ -378,7 +378,7 @@ class NodeLoop:
     async def _catch_up(
         self, rollouts: RoundRollouts, borrowed: Sequence[RolloutGroup], report: TrainReport
     ) -> None:
-        """Keep what the book holds for others, and see whether rounds are to be of another mix now."""
+        """See whether rounds are to be of another mix now."""
         if (library := self._library) is None:
             return
         before = self._catching_up

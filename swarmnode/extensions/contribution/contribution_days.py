@@ -3,7 +3,7 @@
 node.py: NodeStatus of each policy -> [ContributionDays.see] -> WeekContribution -> status
 power_meter.py -> a thread: hours and energy of today -> contribution.json in the node's home -> a line a week
 
-A day is one of UTC. Hours and energy count while the node works: not while it starts, waits, or is paused.
+A day is one of UTC. Hours and energy count while the node works: not while it starts, waits or rests.
 """
 
 import logging
@@ -21,6 +21,7 @@ from msgspec import Meta
 from swarmnode.extensions.contribution.power_meter import PowerMeter
 from swarmnode.machine.hardware import card_in_use
 from swarmnode.machine.storage import replace_file, set_aside
+from swarmnode.node.showing.at_work import WAITS
 from swarmnode.node.showing.contribution import ContributionSource
 from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
 
@@ -35,7 +36,8 @@ DAY_S = 86400
 WEEK = 7
 MOST_DAYS = 400
 MOST_BYTES = 2**20
-IDLE = ("starting", "waiting for peers", "paused", "stopped")
+IDLE = ("starting", *WAITS)
+"""Beginnings of the phases that do not count."""
 PATIENCE_S = 8.0
 """Longest wait at the end for a look that is under way."""
 
@@ -105,7 +107,7 @@ class ContributionDays:
             status.exchange.published,
             sum(status.exchange.trained.values()),
             status.receipts.nodes_lately,
-            status.phase.name not in IDLE,
+            not status.phase.name.startswith(IDLE),
         )
         with self._lock:
             before = self._seen.get(status.policy, now)

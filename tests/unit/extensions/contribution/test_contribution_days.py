@@ -64,9 +64,10 @@ def test_what_is_older_than_a_week_is_not_in_it(path: Path, clock: Clock) -> Non
         assert kept.see(status(given=3)).given == 0
 
 
-def test_a_pause_costs_no_hours(path: Path, clock: Clock) -> None:
+@pytest.mark.parametrize("phase", ["paused", "resting", "starting", "waiting for a place in the pipeline"])
+def test_a_pause_or_a_wait_costs_no_hours(path: Path, clock: Clock, phase: str) -> None:
     with days(path, clock) as kept:
-        kept.see(status(phase="paused"))
+        kept.see(status(phase=phase))
         kept.look(Meter([500.0]), 60.0)
         assert (kept.see(status()).hours, kept.see(status()).kwh) == (0.0, None)
 
