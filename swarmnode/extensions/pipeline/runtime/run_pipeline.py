@@ -36,6 +36,7 @@ from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, load_to
 from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.extensions.pipeline.wire.codec import codec_for
+from swarmnode.machine.hardware import torch_threads
 from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
@@ -119,7 +120,7 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
 
 
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
-    torch.set_num_threads(config.policy.threads)
+    torch.set_num_threads(torch_threads())
     use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
     source = str(build_tiny(paths.models, progress=screen.progress)) if model == "tiny" else model
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
