@@ -127,7 +127,7 @@ class Exchange:
             encode,
             prompt_ids,
             max_prompt_tokens=settings.max_prompt_tokens,
-            max_completion_tokens=settings.max_completion_tokens,
+            max_tokens=settings.max_tokens,
             encode_turns=encode_turns,
         )
         self._fetcher = Fetcher(
