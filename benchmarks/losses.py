@@ -4,10 +4,10 @@
     python benchmarks/losses.py --golden          # writes tests/golden/losses.json anew
 
 All run the same loop (our engine, the eight built-in tasks, the real trainer) with the settings of
-`configs/tiny.toml`, but more optimizer steps a round. Only `training.loss` differs. The baseline is the policy before
-its first round, on the same held-out draws. Seeds and losses take turns. Claims: the final reward of the worst
-run of all, and of the worst seed of each loss; `curves` holds the rewards of every tenth round. --quick: seed
-0, 10 rounds.
+`configs/tiny.toml`, but more optimizer steps a round. Only `training.loss` differs. The baseline is the
+policy before its first round, on the same held-out draws. Seeds and losses take turns. Claims: the final
+reward of the worst run of all, and of the worst seed of each loss; `curves` holds the rewards of every tenth
+round. --quick: seed 0, 10 rounds.
 
 The golden curves are of another, much smaller policy (`tests/golden/tabular.py`): `make test` runs it.
 """

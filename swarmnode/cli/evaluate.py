@@ -87,7 +87,7 @@ def evaluate(
     )
     if suite:
         measured = find("evaluation", "suites")(
-            settings.config, settings.model, settings.paths, suite,
+            settings, suite,
             base=base, best=best, greedy=greedy, samples=samples, shots=shots, limit=limit,
         )  # fmt: skip
         tell(json, measured, measured.lines())
@@ -96,9 +96,7 @@ def evaluate(
         return
     here = ("--set", "command line", *([f"--config {config}"] if config else []))
     result = evaluate_offline(
-        settings.config,
-        settings.model,
-        settings.paths,
+        settings,
         base=base,
         best=best,
         greedy=greedy,

@@ -240,7 +240,6 @@ class Exchange:
         return ExchangeStats(
             **self._ledger.counted(),
             headers_waiting=len(self._pool),
-            headers_overflowed=self._gossip.overflowed,
             buffered=len(self._buffer),
             accepted_by_peer=reputation.accepted_by_peer(),
             banned_peers=reputation.banned_peers(),

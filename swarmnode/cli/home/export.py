@@ -65,9 +65,7 @@ def export(
     )
     with TemporaryDirectory() as aside:
         place = folder or Path(aside) / "export"
-        done = export_offline(
-            settings.config, settings.model, settings.paths, place, merged=merged, best=best
-        )
+        done = export_offline(settings, place, merged=merged, best=best)
         found = {"wrote": done.what, "folder": None if folder is None else str(folder), "pushed": None}
         told = [] if folder is None else [f"wrote {done.what} to {folder}"]
         if push is not None:

@@ -54,6 +54,7 @@ from swarmnode.node.showing.node_status import Summary, invitation
 from swarmnode.node.showing.page import Page, PageSource, open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.losses import loss_of
@@ -65,18 +66,17 @@ CACHE_SHARE = 0.25
 KEPT_STEPS = 3
 
 
-def run_pipeline(
-    config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool, origins: Mapping[str, str]
-) -> Ending:
+def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
     """Runs a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
-    print. `origins`: where each setting comes from."""
+    print."""
+    config, model, paths = settings.config, settings.model, settings.paths
     check(config)
     check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / LOG_FILE))
         key = take_identity(stack, paths)
         tasks = start_tasks(stack, config.tasks, paths.home)
-        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks, origins)
+        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks, settings.origins)
         check_addresses(config.network)
         check_status_port(config.node)
         whole = _open(config, model, paths, screen)
