@@ -6,10 +6,10 @@ added (`add 3 4`) and says what comes out. All of it is a function of the exampl
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from swarmnode.chat import Turn, turns_of
+from swarmnode.chat import Message, Turn, turns_of
 from swarmnode.errors import JudgementLost
 from swarmnode.rollout.engine import Request
-from swarmnode.types import Example, ExampleKey, Message
+from swarmnode.types import Example, ExampleKey
 
 EOS = 0
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, Self, TypeGuard, runtime_checkable
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Prompt, Turn, written_prompt
 from swarmnode.errors import TaskError
-from swarmnode.types import Completion, Example, ExampleKey, Message, Scores
+from swarmnode.types import Completion, Example, ExampleKey, Scores
 
 MAX_INDEX = 4096
 """Examples per seed. Bounds what redrawing one costs, so that a peer cannot name an expensive one."""
@@ -211,9 +211,9 @@ MAX_ABS_REWARD = 1e6
 numbers whose squares would overflow."""
 
 
-def is_held_out(prompt: str) -> bool:
+def is_held_out(prompt: Prompt) -> bool:
     """Returns True if a prompt is held out for evaluation. Depends on its text alone."""
-    return hashlib.blake2b(prompt.encode(), digest_size=8).digest()[0] % HELD_OUT_SHARE == 0
+    return hashlib.blake2b(written_prompt(prompt).encode(), digest_size=8).digest()[0] % HELD_OUT_SHARE == 0
 
 
 def holds_out(task: Task, example: Example) -> bool:

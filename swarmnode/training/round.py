@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from swarmnode.chat import Prompt, read_prompt
 from swarmnode.model.policy import Policy
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.forward import Forward
@@ -151,7 +152,7 @@ class RoundOfPolicy:
 class SampleRules:
     """Everything that turns lessons into samples of one policy."""
 
-    render: Callable[[str], tuple[int, ...]]
+    render: Callable[[Prompt], tuple[int, ...]]
     """Token ids of a prompt."""
     config: TrainingConfig
     max_tokens: int
@@ -201,7 +202,7 @@ def replayed_samples(
         if replay.ends and len(ids) < rules.max_tokens and ids[-1] != rules.end():
             ids = (*ids, rules.end())
         yield TrainingSample(
-            rules.render(entry.prompt),
+            rules.render(read_prompt(entry.prompt)),
             ids,
             replay.advantage,
             None,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.chat import turns_of
+from swarmnode.chat import Prompt, turns_of
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import load_checkpoint, of_round
@@ -49,7 +49,7 @@ class TriedExample:
     """One question with its answers."""
 
     task: str
-    prompt: str
+    prompt: Prompt
     columns: Mapping[str, Any]
     held_out: bool
     answers: tuple[TriedAnswer, ...]

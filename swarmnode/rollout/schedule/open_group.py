@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from swarmnode.chat import Turn, transcript, turns_of
+from swarmnode.chat import Message, Turn, transcript, turns_of
 from swarmnode.rollout.engine import NOTHING, Output, Request, Sampled, SamplingParams
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.types import Completion, Example, ExampleKey, Message
+from swarmnode.types import Completion, Example, ExampleKey
 
 EndReason = Literal["stop", "length"]
 """Reason why a completion is whole; an aborted one goes on."""

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Turn
 from swarmnode.errors import (
     JudgementAbandoned,
     JudgementLost,
@@ -40,7 +40,7 @@ from swarmnode.tasks.task import (
     levels_of,
     score_strictly,
 )
-from swarmnode.types import Example, Message, Scores
+from swarmnode.types import Example, Scores
 
 logger = logging.getLogger(__name__)
 

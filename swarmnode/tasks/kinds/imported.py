@@ -16,12 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Turn
 from swarmnode.errors import SwarmnodeError, TaskError
 from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.source_file import load_source, read_source, where
 from swarmnode.tasks.task import is_environment, is_exchangeable, is_task
-from swarmnode.types import Example, ExampleKey, Message
+from swarmnode.types import Example, ExampleKey
 
 _END = object()
 

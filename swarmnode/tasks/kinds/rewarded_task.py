@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Turn
 from swarmnode.tasks.digests import judged_version
 from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations, HasDemonstrations
 from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups, score_with
@@ -20,7 +20,7 @@ from swarmnode.tasks.task import (
     is_exchangeable,
     levels_of,
 )
-from swarmnode.types import Example, Message
+from swarmnode.types import Example
 
 
 @dataclass(frozen=True, slots=True)

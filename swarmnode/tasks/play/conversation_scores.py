@@ -6,12 +6,12 @@ transcript -> [as_turns, conversation] -> completions on TRL's contract -> [scor
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarmnode.chat import Turn, turns_of
+from swarmnode.chat import Turn, tools_of, turns_of
 from swarmnode.tasks.judging.plain_rewards import final_answer
 from swarmnode.tasks.judging.rewards import Reward, score_with
 from swarmnode.tasks.play.tool_calls import read_turn
 from swarmnode.tasks.play.tools import parameters_of
-from swarmnode.types import Example, tools_of
+from swarmnode.types import Example
 
 # ---- what rewards are shown ----
 

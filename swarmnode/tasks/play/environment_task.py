@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from swarmnode.chat import Turn, chat_text, transcript
+from swarmnode.chat import Message, Turn, messages_of, prompt_of, transcript
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
 from swarmnode.tasks.file_task import FileTask
@@ -26,7 +26,7 @@ from swarmnode.tasks.play.episodes import Episode, StepEpisode, ToolEpisode, beg
 from swarmnode.tasks.play.live_episodes import EpisodeKey, LiveEpisodes, place_of
 from swarmnode.tasks.play.tools import tools_from
 from swarmnode.tasks.task import Task, evaluation_size_of, holds_out
-from swarmnode.types import Example, Message, messages_of
+from swarmnode.types import Example
 
 MAX_SCORED = 4096
 """Episodes with remembered scores: a group may be judged again with more answers beside them."""
@@ -128,7 +128,7 @@ class EnvironmentTask:
             )
         tools = [tool.schema for tool in own_tools(episode)]
         close(episode)
-        return replace(example, prompt=chat_text(messages, tools), conversational=True)
+        return replace(example, prompt=prompt_of(messages, tools), conversational=True)
 
     def _begun(self, example: Example) -> Episode:
         if not self.parts.factories:

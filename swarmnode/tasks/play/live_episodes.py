@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from swarmnode.chat import Message
 from swarmnode.tasks.play.episodes import Episode, close
-from swarmnode.types import Message
 
 MAX_LIVE = 2048
 """Most episodes that wait for the policy's next turn; the oldest are given up for new ones."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Turn, read_prompt, written_prompt
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.drawing.draw_digest import written_down
 from swarmnode.tasks.loader import load_task
@@ -26,7 +26,7 @@ from swarmnode.tasks.processes.worker_pool import WorkerPool
 from swarmnode.tasks.source_file import read_source
 from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
 from swarmnode.tasks.task import DEMONSTRATED_SEED, Isolated, Task
-from swarmnode.types import Example, ExampleKey, Message
+from swarmnode.types import Example, ExampleKey
 
 FIRST_ROWS, MOST_ROWS = 16, 256
 """Examples asked for at once: FIRST_ROWS, enough for a round's share of a task, then four times as many each
@@ -75,7 +75,7 @@ class IsolatedTask(Isolated):
             assert isinstance(drawn, wire.Drawn)
             for index, row in enumerate(drawn.rows, start):
                 key = ExampleKey(self.name, self.version, seed, index)
-                yield Example(key, row.prompt, row.columns, row.conversational)
+                yield Example(key, read_prompt(row.prompt), row.columns, row.conversational)
             if drawn.failure is not None:
                 raise TaskError(drawn.failure.message, hint=drawn.failure.hint)
             if len(drawn.rows) < count:
@@ -95,7 +95,7 @@ class IsolatedTask(Isolated):
     def _scored(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         key = example.key
         given = written_down(example) if key.seed == DEMONSTRATED_SEED else None
-        asked = wire.Score(key.seed, key.index, example.prompt, tuple(completions), given)
+        asked = wire.Score(key.seed, key.index, written_prompt(example.prompt), tuple(completions), given)
         scored = self._process.ask(asked, self._affinity(key))
         if isinstance(scored, wire.OtherExample):
             scored = self._process.first_of_all(asked, lambda reply: isinstance(reply, wire.Scored)) or scored
@@ -108,7 +108,7 @@ class IsolatedTask(Isolated):
         """Returns the answer of the file's own environment. Raises JudgementLost if the episode is gone."""
         key = example.key
         told = tuple((turn.said, tuple((m["role"], m["content"]) for m in turn.observed)) for turn in turns)
-        asked = wire.Observe(key.seed, key.index, example.prompt, told)
+        asked = wire.Observe(key.seed, key.index, written_prompt(example.prompt), told)
         observed = self._process.ask(asked, self._affinity(key))
         if isinstance(observed, wire.OtherExample):
             raise self._draws_otherwise()

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.types import Message, Scores
+from swarmnode.chat import Message
+from swarmnode.types import Scores
 
 MAX_FRAME_BYTES = 1 << 28
 """Longest message in bytes, far above a group of 64 of the longest completions or a few hundred examples."""
@@ -38,7 +39,8 @@ class Draw(msgspec.Struct, frozen=True, tag=True):
 
 
 class DrawnExample(msgspec.Struct, frozen=True):
-    """An example. `columns` are those that can be serialized; the process that judges has all of them."""
+    """An example, its prompt as chat.py writes it. `columns` are those that can be serialized; the process
+    that judges has all of them."""
 
     prompt: str
     columns: dict[str, Any]

@@ -18,6 +18,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from swarmnode.chat import written_prompt
 from swarmnode.types import Example, ExampleKey, Stretch, check_given, in_turns
 
 MAX_BOOK = 65_536
@@ -58,8 +59,8 @@ class BookCandidate:
         """The answer as the book holds it."""
         key = self.example.key
         return Entry(
-            key.task, key.version, key.seed, key.index, self.example.prompt, self.token_ids, self.reward,
-            self.author, self.own, self.ended, self.given, in_turns(self.text),
+            key.task, key.version, key.seed, key.index, written_prompt(self.example.prompt), self.token_ids,
+            self.reward, self.author, self.own, self.ended, self.given, in_turns(self.text),
         )  # fmt: skip
 
 
@@ -76,6 +77,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     seed: int
     index: int
     prompt: str
+    """Its prompt as chat.py writes it."""
     token_ids: Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
     """Its tokens without an end of text."""
     reward: float

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.chat import Turn, turns_of
+from swarmnode.chat import Message, Turn, turns_of
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.node.commands.tryout import try_tasks
@@ -21,7 +21,7 @@ from swarmnode.testing import FakeTask
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.evaluation import conversation_rules
 from swarmnode.training.records import Counters
-from swarmnode.types import Completion, Example, ExampleKey, Message
+from swarmnode.types import Completion, Example, ExampleKey
 
 SETTINGS = [
     "rollout.groups=4",

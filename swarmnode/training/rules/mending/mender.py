@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from swarmnode.chat import Prompt
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
 from swarmnode.tasks.task import Task, is_environment, score_strictly
@@ -32,7 +33,7 @@ MOST_NAMES = 1024
 class Text(Tokens, Protocol):
     """The policy's tokens and prompts (rollout/schedule/open_renderer.py)."""
 
-    def prompt_ids(self, text: str) -> tuple[int, ...]: ...
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]: ...
 
 
 class Mender:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.chat import Turn, chat_text, transcript
+from swarmnode.chat import Turn, prompt_of, transcript
 from swarmnode.node.showing import rollout_log as module
 from swarmnode.node.showing.rollout_log import FILE, RolloutLog
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span, one_span
@@ -79,7 +79,7 @@ def test_each_token_is_kept_with_its_probability_and_its_policy_version(tmp_path
 
 
 def test_a_conversation_is_kept_turn_by_turn(tmp_path: Path) -> None:
-    prompt = chat_text([{"role": "system", "content": "brief"}, {"role": "user", "content": "2+2"}])
+    prompt = prompt_of([{"role": "system", "content": "brief"}, {"role": "user", "content": "2+2"}])
     turns = transcript([Turn("ask", ({"role": "tool", "content": "\x1b[2J4"},)), Turn("4")])
     group = answered("me", 1, turns)
     example = Example(group.example.key, prompt)

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import msgspec
 import pytest
 
-from swarmnode.chat import Turn, turns_of
+from swarmnode.chat import Message, Turn, turns_of
 from swarmnode.errors import CheckpointError, JudgementLost, ModelError, TaskError
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.renderer import Renderer
@@ -24,7 +24,7 @@ from swarmnode.tasks.deadlines.work_clock import off_the_clock
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.task import is_environment, score_completions
 from swarmnode.testing.fake_engine import Answer, FakeEngine, by_turns
-from swarmnode.types import Completion, Example, ExampleKey, Message, sampled_places
+from swarmnode.types import Completion, Example, ExampleKey, sampled_places
 from tests.two_tools import Letters, TwoTools, last_words, lost, said, skilled, sum_of
 
 RENDERER = cast(Renderer, Letters())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import swarmnode as sn
-from swarmnode.chat import Turn, transcript
+from swarmnode.chat import Turn, messages_of, tools_of, transcript
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
@@ -26,7 +26,7 @@ from swarmnode.tasks.workbench.check import check_task
 from swarmnode.tasks.workbench.rehearsal import Rehearsal, difference_of
 from swarmnode.tasks.workbench.task_description import description_of
 from swarmnode.tasks.workbench.template import write_template
-from swarmnode.types import Example, messages_of, tools_of
+from swarmnode.types import Example
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 
@@ -143,10 +143,10 @@ def test_tools_stay_at_home_unless_they_say_otherwise(tmp_path: Path) -> None:
 def test_a_reward_gets_conversations_as_trl_has_them() -> None:
     call = '<tool_call>{"name": "add", "arguments": {"left": 1, "right": 2}}</tool_call>'
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    from swarmnode.chat import chat_text
+    from swarmnode.chat import prompt_of
     from swarmnode.types import ExampleKey
 
-    example = Example(ExampleKey("t", "1", 0, 0), chat_text([{"role": "user", "content": "?"}], tools))
+    example = Example(ExampleKey("t", "1", 0, 0), prompt_of([{"role": "user", "content": "?"}], tools))
     turns = [Turn(f"So: {call}", ({"role": "tool", "content": "3"},)), Turn("3")]
     function = {"name": "add", "arguments": {"left": 1, "right": 2}}
     assert conversation(example, turns) == [
