@@ -1,11 +1,9 @@
-"""What a policy is asked and what it says: messages, prompts and turns, and a prompt's one form as text."""
+"""Messages, the prompts and turns that are made of them, and a prompt's one form as text."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 Message = dict[str, str]
 """A message: {"role": ..., "content": ...}."""
@@ -22,7 +20,7 @@ class Conversation:
     """JSON schemas of the tools that may be called, in the form that chat templates take."""
 
     def __hash__(self) -> int:
-        return hash(written_prompt(self))
+        return hash(tuple(message["content"] for message in self.messages))
 
 
 Prompt = str | Conversation
@@ -77,7 +75,7 @@ def asked_of(prompt: Prompt) -> str:
 # ---- a prompt as text: in checkpoints, between processes, and where its digest decides ----
 
 _MARK = "\x02"
-"""Start of text, in ASCII. What is written of a conversation begins with it."""
+"""Start of text, in ASCII: it begins the text of a conversation, and of nothing else."""
 
 
 def written_prompt(prompt: Prompt) -> str:
@@ -101,8 +99,8 @@ def read_prompt(text: str) -> Prompt:
     """
     if not text.startswith(_MARK):
         return text
-    found = json.loads(text.removeprefix(_MARK))
-    return prompt_of(found["messages"], found["tools"]) if isinstance(found, dict) else prompt_of(found)
+    found: Any = json.loads(text.removeprefix(_MARK))
+    return prompt_of(found["messages"], found["tools"]) if "tools" in found else prompt_of(found)
 
 
 # ---- what a policy says ----
@@ -116,36 +114,30 @@ class Turn:
     observed: tuple[Message, ...] = ()
     """Messages of role `tool` or `user`. Empty: the policy's last turn, or one that is not answered yet."""
 
+    def __hash__(self) -> int:
+        return hash(self.said)
 
-def transcript(turns: Sequence[Turn]) -> str:
-    """Returns the text that encodes these turns.
 
-    >>> transcript([Turn("ask", ({"role": "tool", "content": "7"},)), Turn("It is 7.")])
-    '\\x02[["ask",[["tool","7"]]],["It is 7.",[]]]'
+Said = str | tuple[Turn, ...]
+"""A policy's answer: one text, or in an environment the turns of an episode."""
+
+
+def turns_of(said: Said) -> tuple[Turn, ...]:
+    """Returns an answer as turns; a text is a single one.
+
+    >>> turns_of("42")
+    (Turn(said='42', observed=()),)
     """
-    rows = [
-        [turn.said, [[message["role"], message["content"]] for message in turn.observed]] for turn in turns
-    ]
-    return _MARK + json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+    return (Turn(said),) if isinstance(said, str) else said or (Turn(""),)
 
 
-def turns_of(text: str) -> tuple[Turn, ...]:
-    """Returns the turns that a text encodes. Raises ValueError for one that `transcript` did not write.
+def said_in_lines(said: Said) -> str:
+    """Returns an answer for people to read: one text as it is, of an episode all that was said, in lines.
 
-    >>> turns_of(transcript([Turn("ask", ({"role": "tool", "content": "7"},))]))
-    (Turn(said='ask', observed=({'role': 'tool', 'content': '7'},)),)
+    >>> said_in_lines((Turn("ask", ({"role": "tool", "content": "7"},)), Turn("It is 7.")))
+    'ask\\n[tool] 7\\nIt is 7.'
     """
-    if not text.startswith(_MARK):
-        raise ValueError("this is no transcript")
-    try:
-        rows = msgspec.json.decode(text.removeprefix(_MARK), type=list[_Row])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"this is no transcript: {error}") from error
-    return tuple(
-        Turn(said, tuple({"role": role, "content": content} for role, content in observed))
-        for said, observed in rows
-    )
-
-
-_Row = tuple[str, list[tuple[str, str]]]
-"""A turn as it is written."""
+    lines: list[str] = []
+    for turn in turns_of(said):
+        lines += [turn.said, *(f"[{heard['role']}] {heard['content']}" for heard in turn.observed)]
+    return "\n".join(lines)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Any, Literal
 
-from swarmnode.chat import Message, Prompt, messages_of
+from swarmnode.chat import Message, Prompt, Said, messages_of, turns_of
 
 FinishReason = Literal["stop", "length", "abort"]
 """Reason for the end of a completion. stop: the policy ended its answer (EOS or a stop token); length: out of
@@ -110,8 +110,8 @@ def sampled_places(tokens: int, given: Sequence[Stretch]) -> Sequence[int]:
 class Completion:
     """One sampled answer. `token_ids` include the EOS token when `finish` is "stop"."""
 
-    text: str
-    """Text of the policy. For a conversation with an environment, it encodes the turns (chat.transcript)."""
+    said: Said
+    """One text of the policy, or in an environment the turns of both."""
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     """Log-probability of each token under the distribution it was sampled from. None: a stranger's."""
@@ -132,6 +132,11 @@ class Completion:
         check_given(self.given, len(self.token_ids))
 
     @property
+    def text(self) -> str:
+        """All that the policy said."""
+        return "".join(turn.said for turn in turns_of(self.said))
+
+    @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
         return len(self.token_ids) - sum(end - start for start, end in self.given)
@@ -140,15 +145,6 @@ class Completion:
     def oldest_version(self) -> int | None:
         """Oldest policy version that sampled a token. None: there is no token."""
         return min((span.version for span in self.spans), default=None)
-
-
-def in_turns(text: str) -> bool:
-    """Returns True if a completion's text encodes the turns of a conversation (chat.transcript).
-
-    >>> in_turns('\\x02[["7",[]]]'), in_turns("7")
-    (True, False)
-    """
-    return text.startswith("\x02")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from swarmnode.training.packing import TrainingSample, completion_tokens, credit
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.gradient_agreement import Agreement
 from swarmnode.training.rules.lessons import GroupLesson, Replay
-from swarmnode.types import RolloutGroup, in_turns, mean_or_none
+from swarmnode.types import RolloutGroup, mean_or_none
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ def lesson_samples(
     samples = credited_samples(group, rules.render(group.example.prompt), advantages, policy=rules.policy)
     if lesson.gains_only:
         samples = [sample for sample in samples if sample.advantage > 0]
-    if shaped or any(in_turns(completion.text) for completion in group.completions):
+    if shaped or not all(isinstance(completion.said, str) for completion in group.completions):
         return [_shaped(sample) for sample in samples]
     return samples
 

@@ -220,9 +220,9 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
 
 def _score(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
     # A judge that compares answers judges none of strangers: each has the score that it has alone.
-    texts = list(dict.fromkeys(completion.text for completion in completions))
+    different = list(dict.fromkeys(completion.said for completion in completions))
     try:
-        scores = dict(zip(texts, score_strictly(task, example, texts), strict=True))
-        return tuple(scores[completion.text] for completion in completions)
+        scores = dict(zip(different, score_strictly(task, example, different), strict=True))
+        return tuple(scores[completion.said] for completion in completions)
     except TaskError as error:
         raise Rejected(Reason.UNSCORABLE, error.message) from error

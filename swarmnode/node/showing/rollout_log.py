@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.chat import Prompt, asked_of, turns_of
+from swarmnode.chat import Prompt, asked_of, said_in_lines
 from swarmnode.machine.storage import replace_file
 from swarmnode.printable import printable_lines
-from swarmnode.types import Completion, RolloutGroup, in_turns, total_reward
+from swarmnode.types import Completion, RolloutGroup, total_reward
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class RolloutLog:
         shown = completion.token_ids[:SHOWN_TOKENS]
         logprobs = completion.logprobs
         found: dict[str, Any] = {
-            "completion": legible(completion.text),
+            "completion": legible(said_in_lines(completion.said)),
             "finish": completion.finish,
             "tokens": [legible(piece) for piece in self._pieces(shown)],
             "tokens_in_all": len(completion.token_ids),
@@ -117,13 +117,11 @@ class RolloutLog:
             "spans": [[span.version, span.start, span.end, span.kv] for span in completion.spans],
             "given": list(completion.given),
         }
-        with suppress(ValueError):
-            turns = turns_of(completion.text)[:SHOWN_TURNS] if in_turns(completion.text) else ()
-            if turns:
-                found["turns"] = [
-                    [legible(turn.said), [[one["role"], legible(one["content"])] for one in turn.observed]]
-                    for turn in turns
-                ]
+        if not isinstance(completion.said, str):
+            found["turns"] = [
+                [legible(turn.said), [[one["role"], legible(one["content"])] for one in turn.observed]]
+                for turn in completion.said[:SHOWN_TURNS]
+            ]
         return found
 
 
@@ -139,9 +137,7 @@ def thinned(rounds: Sequence[int]) -> set[int]:
 
 
 def legible(text: str) -> str:
-    """Returns the text with its lines, and nothing in it that steers a terminal, whoever wrote it. A
-    conversation is the JSON of its messages."""
-    text = text.removeprefix("\x02")
+    """Returns the text with its lines, and nothing in it that steers a terminal, whoever wrote it."""
     surplus = len(text) - SHOWN_CHARS
     shown = printable_lines(text[:SHOWN_CHARS], max_lines=SHOWN_CHARS)
     return f"{shown}... ({surplus} more characters)" if surplus > 0 else shown

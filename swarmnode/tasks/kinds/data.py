@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.chat import Message, messages_of
+from swarmnode.chat import Message, Prompt, messages_of
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import StableRandom
 from swarmnode.tasks.data_settings import ABOUT_DATA
@@ -142,7 +142,7 @@ def without(rows: Sequence[bytes], evaluation: Sequence[bytes]) -> Sequence[byte
     return [row for row, prompt in zip(rows, prompts_of(rows), strict=True) if prompt not in measured]
 
 
-def prompts_of(rows: Iterable[bytes]) -> Iterator[str]:
+def prompts_of(rows: Iterable[bytes]) -> Iterator[Prompt]:
     """Yields the prompts of packed rows."""
     return (user_prompt(msgspec.msgpack.decode(row)["prompt"], "a row") for row in rows)
 

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 import msgspec
 
-from swarmnode.chat import Turn, read_prompt, written_prompt
+from swarmnode.chat import read_prompt, written_prompt
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.drawing.draw_digest import draw_digest, written_down
@@ -119,15 +119,11 @@ class TaskWorker:
     def _observe(self, asked: wire.Observe) -> wire.Reply:
         if not is_environment(self._task):
             return wire.Failure(f"{self._task.name} does not answer", "")
-        turns = [
-            Turn(said, tuple({"role": role, "content": content} for role, content in observed))
-            for said, observed in asked.turns
-        ]
         example = self._example(asked)
         if example is None:
             return wire.OtherExample()
         try:
-            return wire.Observed(self._task.observe(example, turns))
+            return wire.Observed(self._task.observe(example, asked.turns))
         except JudgementLost as lost:
             return wire.Observed(None, lost.message)
 

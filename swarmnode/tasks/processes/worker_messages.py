@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.chat import Message
+from swarmnode.chat import Message, Said, Turn
 from swarmnode.types import Scores
 
 MAX_FRAME_BYTES = 1 << 28
@@ -54,18 +54,17 @@ class Score(msgspec.Struct, frozen=True, tag=True):
     seed: int
     index: int
     prompt: str
-    completions: tuple[str, ...]
+    completions: tuple[Said, ...]
     given: DrawnExample | None = None
 
 
 class Observe(msgspec.Struct, frozen=True, tag=True):
-    """Ask the environment to answer the last of these turns: each the policy's text, and the role and content
-    of every observation."""
+    """Ask the environment to answer the last of these turns."""
 
     seed: int
     index: int
     prompt: str
-    turns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    turns: tuple[Turn, ...]
 
 
 class Digest(msgspec.Struct, frozen=True, tag=True):

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.chat import written_prompt
-from swarmnode.types import Example, ExampleKey, Stretch, check_given, in_turns
+from swarmnode.types import Example, ExampleKey, Stretch, check_given
 
 MAX_BOOK = 65_536
 """Answers of the largest book (lessons.SharingRule.book_size)."""
@@ -53,6 +53,8 @@ class BookCandidate:
     """A policy of ours sampled the end of text behind it."""
     given: tuple[Stretch, ...] = ()
     """Tokens of it that an environment wrote."""
+    in_turns: bool = False
+    """It is a conversation with an environment."""
 
     @property
     def entry(self) -> "Entry":
@@ -60,7 +62,7 @@ class BookCandidate:
         key = self.example.key
         return Entry(
             key.task, key.version, key.seed, key.index, written_prompt(self.example.prompt), self.token_ids,
-            self.reward, self.author, self.own, self.ended, self.given, in_turns(self.text),
+            self.reward, self.author, self.own, self.ended, self.given, self.in_turns,
         )  # fmt: skip
 
 
