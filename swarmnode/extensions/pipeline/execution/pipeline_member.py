@@ -38,7 +38,7 @@ from swarmnode.extensions.pipeline.execution.stage_queue import (
     StageQueue,
     TaskOrder,
 )
-from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier, report_of
+from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
@@ -242,12 +242,13 @@ class PipelineMember:
                 "this member cannot train", hint="it needs an assignment, and one iteration at a time"
             )
         context, clock = active.context, asyncio.get_running_loop().time
-        iteration, ended = context.iteration, active.ended
+        ended = active.ended
         busy_s, stragglers = self._queue.busy_s, active.relay.stragglers
         self._training = True
         try:
             active.barrier.begin()
-            outcome = await active.driver.run(feed)
+            report = await active.driver.run(feed)
+            back_s = clock()
             for node in sorted(node for nodes in context.assignment.plan.instance.stages for node in nodes):
                 if node == context.own:
                     active.barrier.hear(active.driver.finished(node))
@@ -256,15 +257,12 @@ class PipelineMember:
             closed = await asyncio.shield(ended)
         finally:
             self._training = False
-        ended_s = clock()
-        return report_of(
-            iteration,
-            outcome,
-            closed,
-            ended_s=ended_s,
-            busy_s=self._queue.busy_s - busy_s,
-            stragglers=active.relay.stragglers - stragglers,
-        )
+        report.closing_s = clock() - back_s
+        whole_s = report.makespan_s + report.closing_s
+        report.busy_share = (self._queue.busy_s - busy_s) / whole_s if whole_s > 0 else 0.0
+        report.stragglers = active.relay.stragglers - stragglers
+        report.grad_norm, report.agrees = closed.grad_norm, closed.agrees
+        return report
 
     async def wait_step(self, iteration: int) -> None:
         """Wait until this number of optimizer steps is taken. Raises ModelError if this member has lost

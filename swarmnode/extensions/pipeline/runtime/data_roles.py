@@ -224,7 +224,7 @@ class TextRole:
         return TextFeed(self._source, self._data_node.peer_id, iteration_plan.iteration)
 
     def _tell(self, report: IterationReport) -> None:
-        loss = report.sums.loss / report.tokens if report.tokens else None
+        loss = report.loss / report.tokens if report.tokens else None
         seconds = report.makespan_s + report.closing_s
         logger.info(
             "iteration %d: loss %s over %d tokens in %.2f s",

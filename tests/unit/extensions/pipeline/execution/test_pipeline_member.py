@@ -117,7 +117,7 @@ async def test_members_come_to_the_weights_of_one_machine(
         assert max((moved[name] - tensor).abs().max() for name, tensor in start.items()) > 1e-3
     assert sum(report.micro_batches for report in reports) == plan.micro_batches
     assert all((report.retried, report.given_up, report.iteration) == (0, 0, 1) for report in reports)
-    assert all(report.sums.loss > 1 and 0 < report.busy_share <= 1 for report in reports)
+    assert all(report.loss > 1 and 0 < report.busy_share <= 1 for report in reports)
     assert found.lost == []
 
 
