@@ -25,7 +25,7 @@ from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import HopF
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, RoundTrip
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
-from swarmnode.extensions.pipeline.plans.recovery import deadline_s, predicted_s, repaired_path
+from swarmnode.extensions.pipeline.plans.recovery import predicted_s, repaired_path
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     MAX_ATTEMPTS,
@@ -251,9 +251,8 @@ class MicroBatchDriver:
     def _limit_s(self, attempt: MicroBatchAttempt) -> float:
         """Return the time limit of an attempt. It is long enough for a silent neighbour to be noticed
         before."""
-        settings = self._context.settings
-        limit_s = deadline_s(self._plan, attempt.agent, attempt.wave, slack=settings.slack, floor_s=0.0)
-        return limit_s + settings.hop_timeout_s + settings.grace_s
+        settings, planned_s = self._context.settings, predicted_s(self._plan)[attempt.agent][attempt.wave]
+        return planned_s * settings.slack + settings.hop_timeout_s + settings.grace_s
 
     async def _there(
         self, in_flight: InFlightMicroBatch, hidden_BTD: Tensor, inputs: LossInputs

@@ -2,7 +2,7 @@
 
 membership.py -> [Assignment] -> pipeline_member.py (relay.py, iteration_driver.py, step_barrier.py) ->
     [IterationReport] -> node
-sources.py, rollout_feed.py -> [Feed] -> iteration_driver.py
+text_feed.py, rollout_feed.py -> [Feed] -> iteration_driver.py
 """
 
 from collections import Counter

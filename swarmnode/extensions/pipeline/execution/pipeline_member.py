@@ -63,7 +63,7 @@ T = TypeVar("T")
 class PipelineMember:
     """Serves one stage, and trains if it holds data.
 
-    async with PipelineMember(streams, key=key, averager=exchange) as member:
+    async with PipelineMember(streams, key=key, gradient_exchange=exchange) as member:
         member.assign(Assignment(plan, digest(plan), peers, own=2, iteration=0), worker, optimizer)
         report = await member.train(feed)        # on a data node
         await member.wait_step(1)                # elsewhere
@@ -74,7 +74,7 @@ class PipelineMember:
         streams: MemberStreams,
         *,
         key: NodeKey,
-        averager: GradientExchange,
+        gradient_exchange: GradientExchange,
         settings: MemberSettings | None = None,
         queue: StageQueue | None = None,
         reload: Reload | None = None,
@@ -86,9 +86,9 @@ class PipelineMember:
         """Called with the peer id of a member that seems to be gone, and the reason. It may be alive all the
         same."""
         self._key = key
-        self._averager = averager
+        self._gradient_exchange = gradient_exchange
         self._reload = reload
-        self._transport = TensorTransport(streams, self)
+        self.transport = TensorTransport(streams, self)
         self._queue = queue or StageQueue()
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
@@ -104,7 +104,7 @@ class PipelineMember:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._queue)
             await stack.enter_async_context(self._tasks)
-            await stack.enter_async_context(self._transport)
+            await stack.enter_async_context(self.transport)
             self._stack = stack.pop_all()
         return self
 
@@ -145,10 +145,6 @@ class PipelineMember:
             else frozenset()
         )
 
-    @property
-    def transport(self) -> TensorTransport:
-        return self._transport
-
     def lose(self, peer_id: str, why: str) -> None:
         """Stop sending to a peer that is gone (membership.py) in this iteration. Micro-batches on their way
         past it start again."""
@@ -183,7 +179,7 @@ class PipelineMember:
             assignment=assignment,
             worker=worker,
             queue=self._queue,
-            sender=MessageSender(self._transport, assignment, self.settings, key=self._key, lost=lost),
+            sender=MessageSender(self.transport, assignment, self.settings, key=self._key, lost=lost),
             settings=self.settings,
             spawn=self._spawn,
             report_lost=lambda node, why: self.on_lost(assignment.peers[node], why),
@@ -197,11 +193,11 @@ class PipelineMember:
             context,
             Relay(context),
             MicroBatchDriver(context),
-            StepBarrier(context, optimizer, self._averager, self._reload, start=start, offer=offer),
+            StepBarrier(context, optimizer, self._gradient_exchange, self._reload, start=start, offer=offer),
             asyncio.get_running_loop().create_future(),
         )
         active.iterations = self._spawn(self._iterate(active))
-        self._transport.adopt(PlanMembers(assignment.digest, assignment.peers, assignment.own))
+        self.transport.adopt(PlanMembers(assignment.digest, assignment.peers, assignment.own))
         # Of the former plan something may be on its way yet; who was left out of it before is a stranger.
         self._forget_plans(keep={assignment.digest, former})
 
@@ -230,8 +226,8 @@ class PipelineMember:
         return former.context.assignment.digest
 
     def _forget_plans(self, *, keep: Collection[str | None]) -> None:
-        for plan in self._transport.plans.keys() - keep:
-            self._transport.retire(plan)
+        for plan in self.transport.plans.keys() - keep:
+            self.transport.retire(plan)
 
     async def train(self, feed: Feed) -> IterationReport:
         """Run one iteration of a data node until its step is taken. Raises ModelError without an

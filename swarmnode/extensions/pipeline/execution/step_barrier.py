@@ -24,7 +24,6 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
     ContributionBounds,
     GradientExchange,
-    SoloExchange,
     StageIteration,
 )
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
@@ -74,7 +73,7 @@ class StepBarrier:
         self,
         context: StageContext,
         optimizer: torch.optim.Optimizer,
-        averager: GradientExchange,
+        gradient_exchange: GradientExchange,
         reload: Reload | None,
         *,
         start: StageState | None = None,
@@ -83,8 +82,8 @@ class StepBarrier:
         """`start`, `offer`: as for `Alignment`."""
         self._context = context
         self._optimizer = optimizer
-        self._averager = averager if len(context.assignment.replicas) > 1 else SoloExchange()
-        self._alignment = Alignment(context, optimizer, self._averager, reload, start=start, offer=offer)
+        self._gradient_exchange = gradient_exchange
+        self._alignment = Alignment(context, optimizer, gradient_exchange, reload, start=start, offer=offer)
         self._finished: dict[int, dict[int, Finished]] = {}
         """By iteration, the report of each data node."""
         self._begun = asyncio.Event()
@@ -224,7 +223,7 @@ class StepBarrier:
         )
         try:
             # It bounds itself; ended from here, the survivors would step on different sums.
-            return await self._averager.combine(
+            return await self._gradient_exchange.combine(
                 own,
                 StageIteration(assignment.digest, assignment.stage, context.iteration),
                 assignment.replicas,

@@ -213,7 +213,7 @@ class Membership:
             in_force=plan.epoch if plan else 0,
             plan=plan.digest if plan else "",
             stage=-1 if stage is None else stage,
-            ends=plan.former.ends if plan else (),
+            ends=plan.as_former.ends if plan else (),
             weights=follower.weights,
             epoch=follower.epoch,
             progress=follower.progress,

@@ -1,6 +1,6 @@
 """The learned state of a stage as bytes: for a checkpoint, for a copy at a neighbour, and for newcomers.
 
-stage_worker.py (StageWorker.state) -> [stage_state] -> disk or a peer -> StageWorker.load_state
+stage_worker.py (StageWorker.state) -> [pack_state] -> disk or a peer -> StageWorker.load_state
 
 Tensors have the names that they have in the whole model, so the states of the stages of one partition are
 the material of any other. The bytes are a safetensors file; those of all stages' adapters together have the
