@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError
@@ -75,7 +74,6 @@ class Alignment:
     def __init__(
         self,
         context: StageContext,
-        optimizer: torch.optim.Optimizer,
         gradient_exchange: GradientExchange,
         reload: Reload | None,
         *,
@@ -84,7 +82,6 @@ class Alignment:
     ) -> None:
         """`start`: the state at the assignment's first iteration, None where it may not be the pipeline's."""
         self._context = context
-        self._optimizer = optimizer
         self._gradient_exchange = gradient_exchange
         self._reload = reload
         self._before = start
@@ -171,7 +168,7 @@ class Alignment:
     async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> Aligned:
         """Load this state, continue from it, and offer it to other members."""
         context = self._context
-        await context.queue.call(context.worker.load_state, tensors, self._optimizer)
+        await context.queue.call(context.worker.load_state, tensors, context.optimizer)
         self._before = state = await self._packed(whole=True)
         self._offer(context.iteration + 1, state)
         return Aligned((state if whole else await self._packed(whole=False)).digest, agrees=False)
@@ -180,7 +177,8 @@ class Alignment:
         return await asyncio.to_thread(unpack_states, [state], max_bytes=len(state.data))
 
     async def _packed(self, *, whole: bool) -> StageState:
-        return await self._context.queue.call(self._context.worker.state, self._optimizer if whole else None)
+        context = self._context
+        return await context.queue.call(context.worker.state, context.optimizer if whole else None)
 
     async def _compared(self, digest: str) -> ReplicaVote:
         context, assignment = self._context, self._context.assignment

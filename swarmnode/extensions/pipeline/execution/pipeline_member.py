@@ -22,7 +22,7 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.extensions.pipeline.execution.alignment import OfferState, offer_to_none
+from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
     Assignment,
@@ -178,6 +178,7 @@ class PipelineMember:
         context = StageContext(
             assignment=assignment,
             worker=worker,
+            optimizer=optimizer,
             queue=self._queue,
             sender=MessageSender(self.transport, assignment, self.settings, key=self._key, lost=lost),
             settings=self.settings,
@@ -189,11 +190,12 @@ class PipelineMember:
         )
         self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own))
         self._queue.post(_prepare, worker, assignment.iteration)
+        alignment = Alignment(context, self._gradient_exchange, self._reload, start=start, offer=offer)
         self._active = active = ActiveAssignment(
             context,
             Relay(context),
             MicroBatchDriver(context),
-            StepBarrier(context, optimizer, self._gradient_exchange, self._reload, start=start, offer=offer),
+            StepBarrier(context, self._gradient_exchange, alignment),
             asyncio.get_running_loop().create_future(),
         )
         active.iterations = self._spawn(self._iterate(active))

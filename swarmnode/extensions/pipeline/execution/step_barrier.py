@@ -14,11 +14,8 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
-from swarmnode.extensions.pipeline.execution.member_records import Reload
+from swarmnode.extensions.pipeline.execution.alignment import Alignment
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
@@ -27,7 +24,6 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     StageIteration,
 )
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
-from swarmnode.extensions.pipeline.stages.packed_state import StageState
 from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Passed
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 
@@ -70,20 +66,11 @@ class StepBarrier:
     """Ends the iterations of one assignment, one after the other."""
 
     def __init__(
-        self,
-        context: StageContext,
-        optimizer: torch.optim.Optimizer,
-        gradient_exchange: GradientExchange,
-        reload: Reload | None,
-        *,
-        start: StageState | None = None,
-        offer: OfferState = offer_to_none,
+        self, context: StageContext, gradient_exchange: GradientExchange, alignment: Alignment
     ) -> None:
-        """`start`, `offer`: as for `Alignment`."""
         self._context = context
-        self._optimizer = optimizer
         self._gradient_exchange = gradient_exchange
-        self._alignment = Alignment(context, optimizer, gradient_exchange, reload, start=start, offer=offer)
+        self._alignment = alignment
         self._finished: dict[int, dict[int, Finished]] = {}
         """By iteration, the report of each data node."""
         self._begun = asyncio.Event()
@@ -209,7 +196,9 @@ class StepBarrier:
         """Take one step of the optimizer. To be called in the worker thread."""
         context = self._context
         try:
-            return context.worker.apply(total.of_step(1), self._optimizer, max_norm=context.settings.max_norm)
+            return context.worker.apply(
+                total.of_step(1), context.optimizer, max_norm=context.settings.max_norm
+            )
         except Rejected as rejected:
             logger.warning("no step in iteration %d: %s", context.iteration, rejected)
             return None
