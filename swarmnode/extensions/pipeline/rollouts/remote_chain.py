@@ -11,7 +11,7 @@ plan. The weights are the pipeline's: a policy is its version here, and nothing 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,8 +26,6 @@ from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tai
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES
-from swarmnode.rollout.decode.adapters.adapter import LoraPair
-from swarmnode.rollout.engine import PolicyUpdate
 
 SPARE_S = 5.0
 """Time that the engine's thread waits in addition to the limit of the work on the event loop."""
@@ -54,8 +52,6 @@ class RemoteChain:
     >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))         # doctest: +SKIP
     >>> outputs = await asyncio.to_thread(engine.step)                                    # doctest: +SKIP
     """
-
-    takes_policies = False
 
     def __init__(
         self,
@@ -113,20 +109,6 @@ class RemoteChain:
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._close_session(route, session), self._loop)
-
-    def check(self, update: PolicyUpdate) -> Mapping[str, LoraPair]:
-        if update.tensors:
-            raise EngineError(
-                "the weights of a pipeline are at its stages and are not brought by a policy update",
-                hint="name the version only: PolicyUpdate(version, {}, 1.0)",
-            )
-        return {}
-
-    def adopt(self, pairs: Mapping[str, LoraPair]) -> None:
-        """Do nothing: each feed names the version that it wants."""
-
-    def close(self) -> None:
-        """Do nothing: the DecodeNode is closed by its owner."""
 
     @property
     def _caches(self) -> StageCaches:

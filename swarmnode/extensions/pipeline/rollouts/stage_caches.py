@@ -136,10 +136,6 @@ class StageCaches:
         """Forget a session; an unknown one is ignored."""
         self._sessions.pop(key, None)
 
-    def clear(self) -> None:
-        """Forget all sessions."""
-        self._sessions.clear()
-
     @torch.inference_mode()
     def run(self, key: SessionKey | None, segments: Segments, hidden_ND: Tensor) -> Tensor:
         """Apply our own layers to hidden states [N, D] of all tokens in `segments`, which lie end to end.

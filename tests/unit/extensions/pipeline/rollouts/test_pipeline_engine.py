@@ -26,7 +26,7 @@ from swarmnode.network.streams import StreamHost
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, Sampled, SamplingParams
 from swarmnode.types import Span
 from tests.contracts.hosts import HostFactory, p2pd_hosts
-from tests.local_chain import LocalChain
+from tests.local_chain import LocalChain, LocalPipelineEngine
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, VOCABULARY, bypass, tiny_model
 
@@ -61,7 +61,7 @@ def run(engine: PipelineEngine, asked: Sequence[Request] = ()) -> dict[str, Outp
 
 def local(paths: Callable[[Sequence[int]], StagePath] = lambda _: FULL, **settings: Any) -> PipelineEngine:
     chain = LocalChain(stages_of(MODEL, ENDS), max_cache_bytes=settings.pop("room", ROOM))
-    return PipelineEngine(chain, (), choose_path=paths, max_length=128, **settings)
+    return LocalPipelineEngine(chain, (), choose_path=paths, max_length=128, **settings)
 
 
 @torch.no_grad()
@@ -326,7 +326,7 @@ async def test_a_member_that_forgot_its_sessions_is_told_again() -> None:
             await asyncio.to_thread(engine.step)
         caches = pipeline.members[2].node.caches
         assert caches is not None
-        caches.clear()
+        caches._sessions.clear()
         found = await asyncio.to_thread(run, engine)
         assert pipeline.lost == []
         assert engine.recovery.refed_tokens > 0
