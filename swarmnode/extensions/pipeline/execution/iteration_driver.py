@@ -59,7 +59,7 @@ class MicroBatchDriver:
         self._in_flight: dict[int, InFlightMicroBatch] = {}
         self._load: Counter[int] = Counter()
         """Our micro-batches that hold a slot, by node."""
-        self._back: dict[int, InFlightMicroBatch] = {}
+        self._came_back: dict[int, InFlightMicroBatch] = {}
         """The attempt that came back, by micro-batch number."""
         self._report = IterationReport(0)
 
@@ -67,12 +67,12 @@ class MicroBatchDriver:
         """Bring the micro-batches of one iteration along their paths until each is back or given up. Returns
         what is known of it before its step is taken."""
         clock = asyncio.get_running_loop().time
-        self._began_s, self._back = clock(), {}
+        self._began_s, self._came_back = clock(), {}
         report = self._report = IterationReport(self._context.iteration)
         async with asyncio.TaskGroup() as agents:
             for agent in self.agents:
                 agents.create_task(self._run_agent(agent, feed))
-        report.makespan_s, report.micro_batches = clock() - self._began_s, len(self._back)
+        report.makespan_s, report.micro_batches = clock() - self._began_s, len(self._came_back)
         self._in_flight.clear()
         return report
 
@@ -110,7 +110,7 @@ class MicroBatchDriver:
     def finished(self, node: int) -> Finished:
         """Return the message that tells a member which micro-batches of the ended iteration came back past
         it."""
-        back = [(number, j.attempt.number) for number, j in self._back.items() if node in j.path]
+        back = [(number, j.attempt.number) for number, j in self._came_back.items() if node in j.path]
         return Finished(
             plan=self._context.assignment.digest,
             iteration=self._context.iteration,
@@ -240,7 +240,7 @@ class MicroBatchDriver:
         except TimeoutError:
             return await self._culprit(in_flight, homeward=homeward)
         # From here on the others count it, so it is back whatever becomes of our own part.
-        self._back[in_flight.micro_batch] = in_flight
+        self._came_back[in_flight.micro_batch] = in_flight
         try:
             await queue.perform("backward", attempt.agent, lambda: backward(gradient))
         except Rejected as rejected:
