@@ -37,6 +37,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Passed,
     Trouble,
 )
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 logger = logging.getLogger(__name__)
@@ -311,12 +312,8 @@ class MicroBatchDriver:
         fault."""
         in_flight.awaits = None
         positions = range(1, len(in_flight.path))
-        async with asyncio.TaskGroup() as asking:
-            answers = [
-                asking.create_task(self._has_passed(in_flight, position, homeward)) for position in positions
-            ]
-        passed = [answer.result() for answer in answers]
-        order = list(zip(positions, passed, strict=True))
+        passed = await of_each(positions, lambda position: self._has_passed(in_flight, position, homeward))
+        order = list(passed.items())
         if homeward:
             order.reverse()
         guilty = next((position for position, has in order if not has), order[-1][0] if order else 0)

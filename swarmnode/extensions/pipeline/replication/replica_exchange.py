@@ -60,6 +60,7 @@ from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, 
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.incoming_streams import ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
 from swarmnode.extensions.pipeline.wire.services import MemberService
 
@@ -121,12 +122,7 @@ class ReplicaExchange:
         fetch_s += self._settings.contribution_timeout_s
         answers.contribution = await self._contribution(own, stage_iteration, bounds)
         self._answers.tell()
-        async with asyncio.TaskGroup() as tasks:
-            asked = {
-                peer: tasks.create_task(self._fetch(peer, stage_iteration, bounds, fetch_s))
-                for peer in others
-            }
-        found = {peer: task.result() for peer, task in asked.items()}
+        found = await of_each(others, lambda peer: self._fetch(peer, stage_iteration, bounds, fetch_s))
         faults = {peer: one for peer, one in found.items() if isinstance(one, ContributionFault)}
         came = {us: answers.contribution}
         came |= {peer: one for peer, one in found.items() if isinstance(one, Contribution)}
@@ -208,6 +204,5 @@ class ReplicaExchange:
             except (NetworkError, Rejected):
                 return None
 
-        async with asyncio.TaskGroup() as tasks:
-            asked = {peer: tasks.create_task(ask(peer)) for peer in peers}
-        return {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
+        found = await of_each(peers, ask)
+        return {peer: told for peer, told in found.items() if told is not None}

@@ -16,7 +16,7 @@ from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest, Index, TensorHeader
-from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, members_of
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
 
@@ -133,11 +133,7 @@ def check_message(
     A step comes from the node before us on its path. A halt comes from the node that it concerns or from a
     neighbour on the path, so that a member cannot accuse others.
     """
-    members = plans.get(message.plan)
-    if members is None:
-        raise Rejected(Refusal.UNKNOWN_PLAN)
-    if peer_id not in members.peers:
-        raise Rejected(Refusal.NOT_A_MEMBER)
+    members = members_of(message.plan, peer_id, plans)
     if max(message.path) >= len(members.peers):
         raise Rejected(Refusal.WRONG_ROUTE, "a node that the plan does not have")
     if isinstance(message, Halted):

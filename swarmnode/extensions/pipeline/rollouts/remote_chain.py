@@ -25,6 +25,7 @@ from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, 
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tails_of
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES
 
 SPARE_S = 5.0
@@ -132,11 +133,7 @@ class RemoteChain:
     async def _run_all(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         if self._node.plan == self._members.plan:
             self._ends = self._caches.model
-        if len(feeds) == 1:
-            return [await self._run(feeds[0])]
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._run(feed)) for feed in feeds]
-        return [task.result() for task in running]
+        return [*(await of_each(range(len(feeds)), lambda place: self._run(feeds[place]))).values()]
 
     async def _settle(self) -> None:
         """Wait while our own stage changes. Raises EngineError if we do not sample under the new plan."""

@@ -14,7 +14,6 @@ Each state is seen to be what its holder said before it counts: all its layers a
 """
 
 import asyncio
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +27,7 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError, NetworkError, Rejected
 from swarmnode.extensions.pipeline.stages.packed_state import (
     StageState,
+    digest_of,
     matching_moments,
     matching_tensors,
     unpack_states,
@@ -55,6 +55,7 @@ from swarmnode.extensions.pipeline.states.state_questions import (
 )
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
 
@@ -202,7 +203,7 @@ class StateService:
                     data = bytearray()
                 await self._continue(peer_id, holding, data)
                 if len(data) == holding.size_bytes:
-                    if await asyncio.to_thread(_digest, data) == holding.digest:
+                    if await asyncio.to_thread(digest_of, data) == holding.digest:
                         return StageState(bytes(data), holding.digest)
                     self.failures["bad_digest"] += 1
                     data = bytearray()
@@ -277,10 +278,7 @@ class StateService:
         return (*self._settled, *([self._former] if self._former is not None else ()))
 
     async def _told(self, peers: Collection[str]) -> dict[str, tuple[Holding, ...]]:
-        others = sorted(set(peers) - {self._peer_id})
-        async with asyncio.TaskGroup() as tasks:
-            asked = {peer: tasks.create_task(self._holdings_of(peer)) for peer in others}
-        return {peer: task.result() for peer, task in asked.items()}
+        return await of_each(sorted(set(peers) - {self._peer_id}), self._holdings_of)
 
     async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
         """Append the bytes that this holder gives of a state. Failures are counted; bytes that came before
@@ -357,10 +355,6 @@ class StateService:
 
 def _place(holding: Holding) -> tuple[int, int, int]:
     return holding.first_layer, holding.end_layer, holding.iteration
-
-
-def _digest(data: bytearray) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _opened(
