@@ -18,7 +18,7 @@ from swarmnode.extensions.pipeline.rollouts.chain import (
     stopped_by,
 )
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
-from swarmnode.extensions.pipeline.rollouts.remote_chain import ChainSettings
+from swarmnode.extensions.pipeline.rollouts.remote_chain import MAX_FEED_TOKENS
 from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tails_of
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
@@ -63,7 +63,7 @@ class LocalChain:
         numbers = tuple(range(len(stages)))
         self._members = StageHolders("", tuple(map(str, numbers)), numbers, own=0)
         self._lost: set[int] = set()
-        self.max_feed_tokens = ChainSettings().max_feed_tokens
+        self.max_feed_tokens = MAX_FEED_TOKENS
 
     @property
     def device(self) -> torch.device:

@@ -42,7 +42,7 @@ SCORE_ATTEMPTS = 4
 class PipelineEngine(TorchEngine):
     """An `Engine` for a model in stages.
 
-    >>> chain = RemoteChain(node, loop, members, on_lost=print)                            # doctest: +SKIP
+    >>> chain = RemoteChain(node, loop, members, on_lost=print, step_timeout_s=20.0)       # doctest: +SKIP
     >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))          # doctest: +SKIP
     """
 

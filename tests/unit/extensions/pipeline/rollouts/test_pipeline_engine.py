@@ -14,7 +14,7 @@ import torch
 from swarmnode.errors import EngineError, NetworkError
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
-from swarmnode.extensions.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
+from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
@@ -142,7 +142,7 @@ async def swarm(
         chain = RemoteChain(
             made[0].node, asyncio.get_running_loop(), StageHolders(PLAN, peers, tuple(stage_of), own=0),
             on_lost=lambda peer_id, why: lost.append((peer_id, why)),
-            settings=ChainSettings(step_timeout_s=step_timeout_s),
+            step_timeout_s=step_timeout_s,
         )  # fmt: skip
         engine = PipelineEngine(chain, (), choose_path=paths, max_running=16, max_length=128)
         yield Swarm(made, engine, chain, lost)
