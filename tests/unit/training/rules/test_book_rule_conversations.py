@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from swarmnode.chat import Turn, transcript
+from swarmnode.chat import Turn
 from swarmnode.errors import CheckpointError
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.packing import TrainingSample
@@ -85,10 +85,11 @@ def unread(requests: Sequence[ReadingRequest]) -> list[Reading]:
 def test_nothing_is_cut_out_of_a_conversation() -> None:
     task = TwoTools()
     example = next(task.examples(0))
-    text = transcript([Turn("buy more", ({"role": "tool", "content": "?"},)), Turn("3")])
     ids = tuple(map(ord, "buy more")), tuple(map(ord, "?3"))
-    heard_once = BookCandidate(example, text, (*ids[0], *ids[1]), 1.0, "x", False, False, ((8, 9),))
-    said_only = BookCandidate(example, transcript([Turn("3")]), (51,), 1.0, "x", False, False)
+    heard_once = BookCandidate(
+        example, "buy more3", (*ids[0], *ids[1]), 1.0, "x", False, False, ((8, 9),), in_turns=True
+    )
+    said_only = BookCandidate(example, "3", (51,), 1.0, "x", False, False, in_turns=True)
     mender = Mender(unread, {task.name: task}, Letters())
     assert mender([heard_once, said_only]) == [heard_once, said_only]
     assert task.played == [] and not mender.counts
@@ -105,7 +106,7 @@ def test_what_a_stranger_never_said_is_no_sample() -> None:
 def test_what_strangers_say_to_an_environment_counts_by_how_likely_it_is_to_us() -> None:
     """A right answer that asks nothing is known to those who saw what our environment says."""
     blind = answered([([9], 1.0), ([8, 9], 0.0)], author="stranger", finish="length")
-    talks = tuple(replace(one, text=transcript([Turn("9")])) for one in blind.completions)
+    talks = tuple(replace(one, said=(Turn("9"),)) for one in blind.completions)
     group = replace(blind, completions=talks)
     assert [sample.shaped for sample in lesson_samples(GroupLesson(group), RULES) or ()] == [True, True]
     assert not any(sample.shaped for sample in lesson_samples(GroupLesson(blind), RULES) or ())
