@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.chat import ROLES, messages_of, prompt_of, read_prompt, written_prompt
+from swarmnode.chat import ROLES, messages_of, prompt_of, read_prompt, tools_of, written_prompt
 from swarmnode.tasks.task import is_held_out
 from swarmnode.types import Example, ExampleKey
 
@@ -16,6 +16,12 @@ CONVERSATIONS = st.lists(
 def test_every_conversation_survives(messages: list[dict[str, str]]) -> None:
     prompt = prompt_of(messages)
     assert messages_of(prompt) == messages and read_prompt(written_prompt(prompt)) == prompt
+
+
+def test_equal_prompts_are_one_whatever_tools_they_offer() -> None:
+    asked, tool = [{"role": "user", "content": "?"}], {"function": {"name": "add"}}
+    assert len({prompt_of(asked), "?", prompt_of(asked, [tool]), prompt_of(list(asked), [dict(tool)])}) == 2
+    assert tools_of(read_prompt(written_prompt(prompt_of(asked, [tool])))) == [tool]
 
 
 def test_no_message_passes_for_a_conversation() -> None:

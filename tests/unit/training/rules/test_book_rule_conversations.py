@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Prompt, Turn, prompt_of
 from swarmnode.errors import CheckpointError
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.packing import TrainingSample
@@ -59,6 +59,18 @@ def test_a_conversation_that_had_no_room_behind_its_last_turn_gets_no_second_end
     full = heard(answered([([*IDS, EOS], 1.0), ([9], 0.0)], finish="length"))
     rule.lessons([full], [], version=1)
     assert [sample.completion_ids for sample in replays(rule)] == [(*IDS, EOS)]
+
+
+def test_a_prompt_of_messages_is_the_same_when_a_book_was_kept_and_read_again() -> None:
+    talk = prompt_of([{"role": "system", "content": "brief"}, {"role": "user", "content": "?"}], [{"a": 1}])
+    group = answered([([3], 1.0), ([2], 0.0)])
+    rule, restarted = BookRule(SharingRule()), BookRule(SharingRule())
+    rule.lessons([replace(group, example=replace(group.example, prompt=talk))], [], version=1)
+    restarted.restore(rule.state())
+    asked: list[Prompt] = []
+    rules = replace(RULES, render=lambda prompt: (asked.append(prompt), (3, 4))[1])
+    list(replayed_samples(restarted.lessons([], [], version=9).replayed, rules))
+    assert asked == [talk]
 
 
 def changed_entry(state: bytes, fields: Sequence[object]) -> bytes:
