@@ -24,9 +24,9 @@ TURNED_AWAY_AT_ONCE = 64
 MOST_HEADER_BYTES = 16 * 1024
 LAST_ANSWERS_S = 2
 """Seconds at the end for answers under way."""
-AT_ONCE_S = 0.5
+AT_ONCE_S = 0.2
 """CPU time that it may use at once, after it has rested."""
-LONGEST_REST_S = 0.5
+LONGEST_REST_S = 1.5
 
 
 class BoundedListener(socket.socket):
