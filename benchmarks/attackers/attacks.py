@@ -389,7 +389,7 @@ async def page_flood(stage: Stage) -> bool | None:
 
 
 async def serve_flood(stage: Stage) -> bool | None:
-    """Clients of `swarmnode serve` at port `about` that ask and never read, or for too much, or for nothing."""
+    """Clients of `swarmnode serve` at port `about` that ask and never read, ask too much, or say nothing."""
     stream = _completion(b'{"model": "policy", "prompt": "reverse abc", "stream": true}')
     too_long = _completion(b'{"model": "policy", "prompt": "' + b"a" * 60_000 + b'"}')
     return await _flood(stage, (b"", stream, stream, stream[:-1], too_long, b"\x16\x03\x01\x00\xff" * 100))

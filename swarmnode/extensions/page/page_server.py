@@ -19,8 +19,8 @@ from swarmnode.node.showing.page import PageSource
 IDLE_S = 5
 """Seconds that a connection is kept for another request."""
 CORE_SHARE = 0.02
-"""It runs in the process that trains: what one thread does there holds up the others about twice as long. Some
-ten requests a second; whoever looks at the page needs a fifth of it."""
+"""Some ten requests a second; whoever looks at the page needs a fifth of it. It runs in the process that
+trains, where a busy thread costs the others about twice what it uses."""
 
 
 class PageServer:
