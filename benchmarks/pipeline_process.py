@@ -200,7 +200,7 @@ async def _serve(setup: Setup, node: int, pipe: Connection) -> None:
         links = dict(zip(peers, links_of(setup, node), strict=True))
         del links[host.peer_id]
         streams.links = EmulatedLinks(links)
-        member = PipelineMember(streams, key=key, averager=exchange, settings=SETTINGS, queue=queue)
+        member = PipelineMember(streams, key=key, gradient_exchange=exchange, settings=SETTINGS, queue=queue)
         await stack.enter_async_context(member)
         pipe.send(None)
         daemon = psutil.Process(host.daemon_pid)

@@ -240,7 +240,7 @@ def iteration_of(parts: Sequence[Part], machine_busy: float) -> Iteration:
         waited_s=mean(part.waited_s for part in parts),
         tasks=sum(part.tasks for part in parts),
         retried=sum(each.retried for each in reports),
-        loss=sum(each.sums.loss for each in reports) / sum(each.tokens for each in reports),
+        loss=sum(each.loss for each in reports) / sum(each.tokens for each in reports),
         cpu_s=sum(part.cpu_s for part in parts),
         machine_busy=machine_busy,
     )

@@ -36,7 +36,7 @@ from swarmnode.tasks.file_task import Draw
 from swarmnode.tasks.judging.rewards import named_rewards, with_weights
 from swarmnode.tasks.kinds.rewarded_task import rewarded
 from swarmnode.tasks.kinds.script_objects import RewardSpec, Rows, as_task, measured_rows, refuse_untrained
-from swarmnode.tasks.rows import user_text
+from swarmnode.tasks.rows import user_prompt
 from swarmnode.tasks.specs import judged_elsewhere
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
@@ -292,7 +292,7 @@ class TrainedPolicy:
             )
         is_one = isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt)
         given = [prompt] if is_one else list(prompt)
-        prompts = [user_text(one, "generate") for one in given]
+        prompts = [user_prompt(one, "generate") for one in given]
         rollout = self._config.rollout
         sampling = SamplingParams(
             max_tokens or rollout.max_tokens,

@@ -1,45 +1,109 @@
-"""Conversations as texts: one form for the messages of a prompt, one for the turns of a completion."""
+"""Messages, the prompts and turns that are made of them, and a prompt's one form as text."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from swarmnode.types import CHAT_MARK, Message, messages_of
+Message = dict[str, str]
+"""A message: {"role": ..., "content": ...}."""
 
 ROLES = ("system", "developer", "user", "assistant")
 
 
-def chat_text(messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Returns the prompt that encodes a conversation in which these tools (JSON schemas) may be called, the
-    same on every machine.
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt of several messages, or one that offers tools. The last message is the user's."""
 
-    >>> chat_text([{"role": "user", "content": "2 + 2 ="}])
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of the tools that may be called, in the form that chat templates take."""
+
+    def __hash__(self) -> int:
+        return hash(tuple(message["content"] for message in self.messages))
+
+
+Prompt = str | Conversation
+"""A question: a text, which is one message of the user, or a conversation."""
+
+
+def prompt_of(messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    """Returns the prompt of these messages, in which these tools (JSON schemas) may be called.
+
+    >>> prompt_of([{"role": "user", "content": "2 + 2 ="}])
     '2 + 2 ='
-    >>> chat_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2 ="}])[:20]
-    '\\x02[{"role":"system","'
+    >>> prompt_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]).messages[0]
+    {'role': 'system', 'content': 'Be brief.'}
     """
     if not tools and len(messages) == 1 and messages[0]["role"] == "user":
-        said = messages[0]["content"]
-        if not said.startswith(CHAT_MARK):
-            return said
-    plain = [{"role": message["role"], "content": message["content"]} for message in messages]
-    return CHAT_MARK + _written({"tools": list(tools), "messages": plain} if tools else plain)
+        return messages[0]["content"]
+    plain = ({"role": message["role"], "content": message["content"]} for message in messages)
+    return Conversation(tuple(plain), tuple(tools))
 
 
-def asked_of(prompt: str) -> str:
+def messages_of(prompt: Prompt) -> list[Message]:
+    """Returns a prompt as messages.
+
+    >>> messages_of("2 + 2 =")
+    [{'role': 'user', 'content': '2 + 2 ='}]
+    """
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt.messages)
+
+
+def tools_of(prompt: Prompt) -> list[Mapping[str, Any]]:
+    """Returns the JSON schemas of the tools that a prompt offers.
+
+    >>> tools_of("2 + 2 =")
+    []
+    """
+    return [] if isinstance(prompt, str) else list(prompt.tools)
+
+
+def asked_of(prompt: Prompt) -> str:
     """Returns a prompt for people to read: the user's last message, then the earlier ones with their roles,
     without the schemas of tools.
 
     >>> brief = {"role": "system", "content": "Be brief."}
-    >>> asked_of(chat_text([brief, {"role": "user", "content": "2 + 2 ="}]))
+    >>> asked_of(prompt_of([brief, {"role": "user", "content": "2 + 2 ="}]))
     '2 + 2 = (before: system: Be brief.)'
     """
     *before, last = messages_of(prompt)
     said = ", ".join(f"{message['role']}: {message['content']}" for message in before)
     return f"{last['content']} (before: {said})" if before else last["content"]
+
+
+# ---- a prompt as text: in checkpoints, between processes, and where its digest decides ----
+
+_MARK = "\x02"
+"""Start of text, in ASCII: it begins the text of a conversation, and of nothing else."""
+
+
+def written_prompt(prompt: Prompt) -> str:
+    """Returns a prompt as one text, the same on every machine.
+
+    >>> written_prompt(prompt_of([{"role": "system", "content": "Be brief."}]))
+    '\\x02[{"role":"system","content":"Be brief."}]'
+    """
+    if isinstance(prompt, str) and not prompt.startswith(_MARK):
+        return prompt
+    messages, tools = messages_of(prompt), tools_of(prompt)
+    value = {"tools": tools, "messages": messages} if tools else messages
+    return _MARK + json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def read_prompt(text: str) -> Prompt:
+    """Returns the prompt that `written_prompt` wrote.
+
+    >>> read_prompt("2 + 2 =")
+    '2 + 2 ='
+    """
+    if not text.startswith(_MARK):
+        return text
+    found: Any = json.loads(text.removeprefix(_MARK))
+    return prompt_of(found["messages"], found["tools"]) if "tools" in found else prompt_of(found)
+
+
+# ---- what a policy says ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +114,30 @@ class Turn:
     observed: tuple[Message, ...] = ()
     """Messages of role `tool` or `user`. Empty: the policy's last turn, or one that is not answered yet."""
 
+    def __hash__(self) -> int:
+        return hash(self.said)
 
-def transcript(turns: Sequence[Turn]) -> str:
-    """Returns the text that encodes these turns.
 
-    >>> transcript([Turn("ask", ({"role": "tool", "content": "7"},)), Turn("It is 7.")])
-    '\\x02[["ask",[["tool","7"]]],["It is 7.",[]]]'
+Said = str | tuple[Turn, ...]
+"""A policy's answer: one text, or in an environment the turns of an episode."""
+
+
+def turns_of(said: Said) -> tuple[Turn, ...]:
+    """Returns an answer as turns; a text is a single one.
+
+    >>> turns_of("42")
+    (Turn(said='42', observed=()),)
     """
-    rows = [
-        [turn.said, [[message["role"], message["content"]] for message in turn.observed]] for turn in turns
-    ]
-    return CHAT_MARK + _written(rows)
+    return (Turn(said),) if isinstance(said, str) else said or (Turn(""),)
 
 
-def turns_of(text: str) -> tuple[Turn, ...]:
-    """Returns the turns that a text encodes. Raises ValueError for one that `transcript` did not write.
+def said_in_lines(said: Said) -> str:
+    """Returns an answer for people to read: one text as it is, of an episode all that was said, in lines.
 
-    >>> turns_of(transcript([Turn("ask", ({"role": "tool", "content": "7"},))]))
-    (Turn(said='ask', observed=({'role': 'tool', 'content': '7'},)),)
+    >>> said_in_lines((Turn("ask", ({"role": "tool", "content": "7"},)), Turn("It is 7.")))
+    'ask\\n[tool] 7\\nIt is 7.'
     """
-    if not text.startswith(CHAT_MARK):
-        raise ValueError("this is no transcript")
-    try:
-        rows = msgspec.json.decode(text.removeprefix(CHAT_MARK), type=list[_Row])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"this is no transcript: {error}") from error
-    return tuple(
-        Turn(said, tuple({"role": role, "content": content} for role, content in observed))
-        for said, observed in rows
-    )
-
-
-_Row = tuple[str, list[tuple[str, str]]]
-"""A turn as it is written."""
-
-
-def _written(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    lines: list[str] = []
+    for turn in turns_of(said):
+        lines += [turn.said, *(f"[{heard['role']}] {heard['content']}" for heard in turn.observed)]
+    return "\n".join(lines)

@@ -1,18 +1,13 @@
 """The nouns that all folders share."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import fmean
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-Message = dict[str, str]
-"""A message: {"role": ..., "content": ...}."""
-
-CHAT_MARK = "\x02"
-"""Start of text, in ASCII. Prompts that begin with it encode a conversation; no others do."""
+from swarmnode.chat import Message, Prompt, Said, messages_of, turns_of
 
 FinishReason = Literal["stop", "length", "abort"]
 """Reason for the end of a completion. stop: the policy ended its answer (EOS or a stop token); length: out of
@@ -40,8 +35,8 @@ class Example:
     """One question, with the columns that its reward functions need."""
 
     key: ExampleKey
-    prompt: str
-    """Question. A text that encodes several messages begins with CHAT_MARK (chat.py)."""
+    prompt: Prompt
+    """Question: a text, or a conversation (chat.py)."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Every other dataset column (`answer`, ...), handed to reward functions by name as TRL does."""
     conversational: bool = False
@@ -52,30 +47,6 @@ class Example:
     def messages(self) -> list[Message]:
         """Returns the prompt as a conversation; a text is a message of the user."""
         return messages_of(self.prompt)
-
-
-def messages_of(prompt: str) -> list[Message]:
-    """Returns the conversation that a prompt encodes.
-
-    >>> messages_of("2 + 2 =")
-    [{'role': 'user', 'content': '2 + 2 ='}]
-    """
-    if not prompt.startswith(CHAT_MARK):
-        return [{"role": "user", "content": prompt}]
-    found = json.loads(prompt.removeprefix(CHAT_MARK))
-    return cast(list[Message], found["messages"] if isinstance(found, dict) else found)
-
-
-def tools_of(prompt: str) -> list[dict[str, Any]]:
-    """Returns the JSON schemas of the tools that a prompt offers, in the form that chat templates take.
-
-    >>> tools_of("2 + 2 =")
-    []
-    """
-    if not prompt.startswith(CHAT_MARK):
-        return []
-    found = json.loads(prompt.removeprefix(CHAT_MARK))
-    return cast(list[dict[str, Any]], found["tools"] if isinstance(found, dict) else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +110,8 @@ def sampled_places(tokens: int, given: Sequence[Stretch]) -> Sequence[int]:
 class Completion:
     """One sampled answer. `token_ids` include the EOS token when `finish` is "stop"."""
 
-    text: str
-    """Text of the policy. For a conversation with an environment, it encodes the turns (chat.transcript)."""
+    said: Said
+    """One text of the policy, or in an environment the turns of both."""
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     """Log-probability of each token under the distribution it was sampled from. None: a stranger's."""
@@ -161,6 +132,11 @@ class Completion:
         check_given(self.given, len(self.token_ids))
 
     @property
+    def text(self) -> str:
+        """All that the policy said."""
+        return "".join(turn.said for turn in turns_of(self.said))
+
+    @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
         return len(self.token_ids) - sum(end - start for start, end in self.given)
@@ -169,15 +145,6 @@ class Completion:
     def oldest_version(self) -> int | None:
         """Oldest policy version that sampled a token. None: there is no token."""
         return min((span.version for span in self.spans), default=None)
-
-
-def in_turns(text: str) -> bool:
-    """Returns True if a completion's text encodes the turns of a conversation (chat.transcript).
-
-    >>> in_turns('\\x02[["7",[]]]'), in_turns("7")
-    (True, False)
-    """
-    return text.startswith(CHAT_MARK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import psutil
 
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import RunningNode, read_running
+from swarmnode.node.building.page_client import fetch, page_of
 from tests.warm_start import WarmProcess, WarmStart
 
 PATIENCE_S = 180.0
@@ -91,14 +92,11 @@ class JoinedNode:
         return found[0]
 
     def status(self) -> dict[str, Any]:
-        import urllib.request
-
-        note = self.running()
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{note.http_port}/status", timeout=10) as answer:
-                return msgspec.json.decode(answer.read())
+            _, answer = fetch(page_of(self.running()), "/status", within_s=10)
         except OSError as error:
             raise AssertionError(f"the node has no status: {self.story}") from error
+        return msgspec.json.decode(answer)
 
     def until(self, condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s

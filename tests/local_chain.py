@@ -1,30 +1,55 @@
 """All stages of a model in one process, as an engine sees them: the reference for members over the network.
 
-PipelineEngine -> [LocalChain] -> StageCaches of every stage
+LocalPipelineEngine -> [LocalChain] -> StageCaches of every stage
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError, Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import (
-    MAX_FEED_TOKENS,
     ChainFeed,
     Stopped,
     embedded,
     logits_of,
     stopped_by,
 )
+from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
+from swarmnode.extensions.pipeline.rollouts.remote_chain import MAX_FEED_TOKENS
 from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tails_of
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.rollout.decode.adapters.adapter import LoraPair, lora_pairs
-from swarmnode.rollout.engine import PolicyUpdate
+from swarmnode.rollout.decode.running_rows import DecodePolicy
+from swarmnode.rollout.decode.torch_engine import LoraPairs
+from swarmnode.rollout.decode.weights import Layers
+from swarmnode.rollout.engine import BASE_VERSION, PolicyUpdate
 
 LOCAL = "local"
+
+
+class LocalPipelineEngine(PipelineEngine):
+    """An engine that brings its policies to the stages by itself: those of members are trained there."""
+
+    def __init__(self, chain: "LocalChain", eos_token_ids: Sequence[int], **more: Any) -> None:
+        super().__init__(chain, eos_token_ids, **more)
+        self._local = chain
+
+    def _pairs(self, update: PolicyUpdate) -> LoraPairs:
+        return self._local.check(update)
+
+    def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
+        self._local.adopt(pairs)
+        return []
+
+    def _base(self) -> DecodePolicy:
+        if not self._newest.is_base:
+            raise EngineError(f"the stages carry policy {self._newest.version}")
+        return DecodePolicy(BASE_VERSION, [], is_base=True)
 
 
 class LocalChain:
@@ -39,7 +64,6 @@ class LocalChain:
         self._members = StageHolders("", tuple(map(str, numbers)), numbers, own=0)
         self._lost: set[int] = set()
         self.max_feed_tokens = MAX_FEED_TOKENS
-        self.takes_policies = True
 
     @property
     def device(self) -> torch.device:
@@ -98,10 +122,6 @@ class LocalChain:
                     parameter.copy_(value)
                 elif pair is not None:
                     parameter.copy_(pair.a)
-
-    def close(self) -> None:
-        for caches in self._caches:
-            caches.clear()
 
     @torch.inference_mode()
     def _run(self, feed: ChainFeed) -> Tensor | Stopped:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from swarmnode.chat import Prompt, messages_of
 from swarmnode.extensions.serve.answering_service import AnsweringService
 from swarmnode.extensions.serve.answering_socket import AnsweringSocket
 from swarmnode.extensions.serve.serve_command import api_server
@@ -16,7 +17,6 @@ from swarmnode.rollout.engine import Engine, Request
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.shared_engine import SharedEngine, SharedMember
 from swarmnode.testing.fake_engine import FakeEngine
-from swarmnode.types import messages_of
 
 END = 0
 
@@ -24,8 +24,8 @@ END = 0
 class Letters:
     """A renderer whose tokens are characters."""
 
-    def prompt_ids(self, text: str) -> tuple[int, ...]:
-        return self.text_ids("\n".join(message["content"] for message in messages_of(text)))
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.text_ids("\n".join(message["content"] for message in messages_of(prompt)))
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))

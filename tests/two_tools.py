@@ -6,10 +6,10 @@ added (`add 3 4`) and says what comes out. All of it is a function of the exampl
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from swarmnode.chat import Turn, turns_of
+from swarmnode.chat import Message, Said, Turn, turns_of
 from swarmnode.errors import JudgementLost
 from swarmnode.rollout.engine import Request
-from swarmnode.types import Example, ExampleKey, Message
+from swarmnode.types import Example, ExampleKey
 
 EOS = 0
 
@@ -44,7 +44,7 @@ class TwoTools:
                 return None
         return ({"role": "tool", "content": str(heard)},)
 
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+    def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
         return [{"right": float(last_words(text) == str(sum_of(example)))} for text in completions]
 
 
@@ -53,9 +53,9 @@ def sum_of(example: Example) -> int:
     return sum(example.columns["numbers"])
 
 
-def last_words(text: str) -> str:
-    """What the policy said last in a transcript."""
-    return turns_of(text)[-1].said
+def last_words(said: Said) -> str:
+    """What the policy said last in an episode."""
+    return turns_of(said)[-1].said
 
 
 def lost(example: Example, turn: int) -> None:

@@ -126,9 +126,9 @@ class WarmStart:
         return subprocess.CompletedProcess(list(arguments), code, *(name.read_text() for name in names))
 
     def close(self) -> None:
-        """End it, with everything that it started."""
+        """End it, with everything that it started. On a busy machine it may still be importing."""
         self._requests.close()
-        self._process.wait(10)
+        self._process.wait(120)
 
 
 def serve(requests: socket.socket) -> dict[str, Any]:

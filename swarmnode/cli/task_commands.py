@@ -45,7 +45,9 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
 @app.command("list")
 def list_(json: Json = False) -> None:
     """Print the built-in tasks with an example of each, and what else --task takes."""
-    samples = [(task.name, task.version, next(iter(task.examples(0))).prompt) for task in builtin_tasks()]
+    samples = [
+        (one.name, one.version, asked_of(next(iter(one.examples(0))).prompt)) for one in builtin_tasks()
+    ]
     found = {
         "tasks": [{"name": n, "version": v, "prompt": prompt} for n, v, prompt in samples],
         "forms": [

@@ -1,6 +1,6 @@
 """Text to token ids and back, for one policy.
 
-tasks -> prompt text -> [Renderer] -> prompt ids -> engine -> completion ids -> [Renderer] -> text -> rewards
+tasks -> prompt -> [Renderer] -> prompt ids -> engine -> completion ids -> [Renderer] -> text -> rewards
 exchange -> a stranger's text -> [Renderer] -> completion ids -> trainer
 
 Only our own tokenizer's chat template is ever applied; none comes from the wire, and neither does a message:
@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Prompt, Turn, messages_of, tools_of
 from swarmnode.errors import ModelError
-from swarmnode.types import CHAT_MARK, FinishReason, Message, Stretch, messages_of, tools_of
+from swarmnode.types import FinishReason, Stretch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,12 +66,12 @@ class Renderer:
         self._marks_of_template = marks_of(written)
         """Those, and what else the chat template writes as one token, such as <tool_response>."""
 
-    def prompt_ids(self, text: str) -> tuple[int, ...]:
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Returns a task's prompt as token ids: its conversation through the chat template or, without one,
         its texts one after the other."""
-        if self._raw_prompts and not text.startswith(CHAT_MARK):
-            return self.text_ids(text)
-        messages, tools = messages_of(text), tools_of(text)
+        if self._raw_prompts and isinstance(prompt, str):
+            return self.text_ids(prompt)
+        messages, tools = messages_of(prompt), tools_of(prompt)
         shown = self._shown(messages, tools)
         if not {tool["function"]["name"] for tool in tools} <= self._looked_for:
             self._look_for_tools(messages, tools)

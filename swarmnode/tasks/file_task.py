@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from swarmnode.chat import Prompt
 from swarmnode.errors import TaskError
 from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
 from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups, score_with
@@ -43,7 +44,7 @@ class FileTask:
     may_leave: bool = True
     each_alone: bool = False
     """True if the rewards look at each answer by itself, so that parts of a group may be judged apart."""
-    evaluated: frozenset[str] = frozenset()
+    evaluated: frozenset[Prompt] = frozenset()
     """Questions of its own evaluation set, which `draw` gives for EVALUATION_SEED."""
 
     @property

@@ -2,9 +2,9 @@
 
 from typing import Any, cast
 
-from swarmnode.chat import ROLES, chat_text
+from swarmnode.chat import ROLES, Message, Prompt, prompt_of, written_prompt
 from swarmnode.errors import TaskError
-from swarmnode.types import CHAT_MARK, Example, ExampleKey, Message
+from swarmnode.types import Example, ExampleKey
 
 _FORMS = 'yield (prompt, answer), {"prompt": ..., "answer": ...} or a prompt'
 
@@ -15,8 +15,8 @@ def read_row(row: Any, key: ExampleKey, origin: object) -> Example:
     if "prompt" not in columns:
         raise TaskError(f"{origin}: examples yielded {row!r:.80}", hint=_FORMS)
     prompt = columns.pop("prompt")
-    text = user_text(prompt, origin)
-    return Example(key, text, columns, conversational=not isinstance(prompt, str))
+    asked = user_prompt(prompt, origin)
+    return Example(key, asked, columns, conversational=not isinstance(prompt, str))
 
 
 def columns_of(row: Any, origin: object) -> dict[str, Any]:
@@ -32,25 +32,20 @@ def columns_of(row: Any, origin: object) -> dict[str, Any]:
             raise TaskError(f"{origin} is {row!r:.80}", hint=_FORMS)
 
 
-def user_text(prompt: Any, origin: object) -> str:
-    """Returns a prompt as text: the user's message, or a text that stands for a conversation. Raises
-    TaskError."""
-    text = prompt if isinstance(prompt, str) else chat_text(_messages(prompt, origin))
-    if not text:
+def user_prompt(prompt: Any, origin: object) -> Prompt:
+    """Returns what a user gave as a prompt: a text, or messages. Raises TaskError."""
+    asked = prompt if isinstance(prompt, str) else prompt_of(_messages(prompt, origin))
+    if not asked:
         raise TaskError(
             f"{origin}: a prompt is {prompt!r:.80}",
             hint="a prompt is a text that is not empty, or messages that end with one of the user",
         )
-    if isinstance(prompt, str) and prompt.startswith(CHAT_MARK):
-        raise TaskError(
-            f"{origin}: a prompt begins with a control character: {prompt!r:.80}", hint="strip it"
-        )
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if any("\ud800" <= character <= "\udfff" for character in written_prompt(asked)):
         raise TaskError(
             f"{origin}: a prompt has half a character in it (a lone surrogate): {prompt!a:.80}",
             hint="read files as UTF-8 without errors='surrogateescape', and cut texts between characters",
         )
-    return text
+    return asked
 
 
 def _messages(prompt: Any, origin: object) -> list[Message]:

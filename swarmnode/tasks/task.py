@@ -12,11 +12,11 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol, Self, TypeGuard, runtime_checkable
+from typing import Protocol, Self, TypeGuard, cast, runtime_checkable
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Prompt, Said, Turn, written_prompt
 from swarmnode.errors import TaskError
-from swarmnode.types import Completion, Example, ExampleKey, Message, Scores
+from swarmnode.types import Completion, Example, ExampleKey, Scores
 
 MAX_INDEX = 4096
 """Examples per seed. Bounds what redrawing one costs, so that a peer cannot name an expensive one."""
@@ -67,9 +67,9 @@ class Task(Protocol):
 class Environment(Task, Protocol):
     """A task that answers back: a policy and it take turns, until one of them has nothing more to say.
 
-    `score` gets transcripts (chat.transcript), and judges how the episode went. Where `exchangeable`, what it
-    observes and scores is a function of the example and of what the policy said, on every machine: a
-    stranger's episode is played again from what the policy said alone.
+    `score` gets the turns of each episode, and judges how it went. Where `exchangeable`, what it observes and
+    scores is a function of the example and of what the policy said, on every machine: a stranger's episode is
+    played again from what the policy said alone.
     """
 
     @property
@@ -78,6 +78,11 @@ class Environment(Task, Protocol):
     @property
     def most_turns(self) -> int:
         """Turns that the policy has at most."""
+        ...
+
+    def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
+        """Returns the named rewards of each episode, in order. One text, such as a judge's probe, is one of a
+        single turn (chat.turns_of)."""
         ...
 
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
@@ -124,7 +129,7 @@ class Isolated(ABC):
     def examples(self, seed: int) -> Iterator[Example]: ...
 
     @abstractmethod
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]: ...
+    def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]: ...
 
     @abstractmethod
     def for_strangers(self, timeout_s: float, turn_timeout_s: float | None = None) -> "Isolated":
@@ -211,9 +216,9 @@ MAX_ABS_REWARD = 1e6
 numbers whose squares would overflow."""
 
 
-def is_held_out(prompt: str) -> bool:
+def is_held_out(prompt: Prompt) -> bool:
     """Returns True if a prompt is held out for evaluation. Depends on its text alone."""
-    return hashlib.blake2b(prompt.encode(), digest_size=8).digest()[0] % HELD_OUT_SHARE == 0
+    return hashlib.blake2b(written_prompt(prompt).encode(), digest_size=8).digest()[0] % HELD_OUT_SHARE == 0
 
 
 def holds_out(task: Task, example: Example) -> bool:
@@ -254,9 +259,10 @@ def redraw(task: Task, key: ExampleKey) -> Example:
     return example
 
 
-def score_strictly(task: Task, example: Example, completions: Sequence[str]) -> tuple[Scores, ...]:
+def score_strictly(task: Task, example: Example, completions: Sequence[Said]) -> tuple[Scores, ...]:
     """`task.score`, with length and numbers checked: a broken judge is an error and not a zero."""
-    scores = task.score(example, completions)
+    # Only an environment's completions are turns, and its `score` takes them.
+    scores = task.score(example, cast(Sequence[str], completions))
     if len(scores) != len(completions):
         raise TaskError(
             f"{task.name}.score returned {len(scores)} results for {len(completions)} completions"
@@ -272,7 +278,7 @@ def score_strictly(task: Task, example: Example, completions: Sequence[str]) -> 
 
 
 def score_completions(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
-    """Returns the checked scores of these completions' texts. Completions that were broken off have none."""
-    texts = [completion.text for completion in completions if not completion.broken_off]
-    scores = iter(score_strictly(task, example, texts) if texts else ())
+    """Returns the checked scores of these completions. Those that were broken off have none."""
+    whole = [completion.said for completion in completions if not completion.broken_off]
+    scores = iter(score_strictly(task, example, whole) if whole else ())
     return tuple({} if completion.broken_off else next(scores) for completion in completions)

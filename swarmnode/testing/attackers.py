@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
+from swarmnode.chat import written_prompt
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.identity.node_key import NodeKey
@@ -248,7 +249,7 @@ class Attacker:
             key,
             tasks=self._tasks,
             encode=lambda text, finish: tuple(text.encode()),
-            prompt_ids=lambda text: tuple(text.encode()),
+            prompt_ids=lambda prompt: tuple(written_prompt(prompt).encode()),
             settings=replace(ExchangeSettings(), prefetch_groups=0, patience_s=0.02),
             model_family="qwen3",
             model_size=100_000,

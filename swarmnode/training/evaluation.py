@@ -105,12 +105,11 @@ def evaluate(
 
 def _answers(task: Task, answered: Answered) -> list[str]:
     """The texts that vote; of conversations what was said last in each."""
-    texts = [completion.text for completion in answered.completions]
     if not is_environment(task):
-        return texts
+        return [completion.text for completion in answered.completions]
     from swarmnode.tasks.play.conversation_scores import final_answers
 
-    return final_answers(answered.example, texts)
+    return final_answers(answered.example, [completion.said for completion in answered.completions])
 
 
 def measured_with(task: Task, examples: int) -> Iterator[Example]:

@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from swarmnode.chat import Prompt, read_prompt
 from swarmnode.model.policy import Policy
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.forward import Forward
@@ -26,7 +27,7 @@ from swarmnode.training.packing import TrainingSample, completion_tokens, credit
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.gradient_agreement import Agreement
 from swarmnode.training.rules.lessons import GroupLesson, Replay
-from swarmnode.types import RolloutGroup, in_turns, mean_or_none
+from swarmnode.types import RolloutGroup, mean_or_none
 
 
 @dataclass(slots=True)
@@ -151,7 +152,7 @@ class RoundOfPolicy:
 class SampleRules:
     """Everything that turns lessons into samples of one policy."""
 
-    render: Callable[[str], tuple[int, ...]]
+    render: Callable[[Prompt], tuple[int, ...]]
     """Token ids of a prompt."""
     config: TrainingConfig
     max_tokens: int
@@ -183,7 +184,7 @@ def lesson_samples(
     samples = credited_samples(group, rules.render(group.example.prompt), advantages, policy=rules.policy)
     if lesson.gains_only:
         samples = [sample for sample in samples if sample.advantage > 0]
-    if shaped or any(in_turns(completion.text) for completion in group.completions):
+    if shaped or not all(isinstance(completion.said, str) for completion in group.completions):
         return [_shaped(sample) for sample in samples]
     return samples
 
@@ -201,7 +202,7 @@ def replayed_samples(
         if replay.ends and len(ids) < rules.max_tokens and ids[-1] != rules.end():
             ids = (*ids, rules.end())
         yield TrainingSample(
-            rules.render(entry.prompt),
+            rules.render(read_prompt(entry.prompt)),
             ids,
             replay.advantage,
             None,

@@ -23,6 +23,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from swarmnode.chat import Prompt
 from swarmnode.model.head import TokenLogprobs
 from swarmnode.model.policy import Policy
 from swarmnode.settings.config import TrainingConfig
@@ -67,7 +68,7 @@ class Trainer:
         top_p: float = 1.0,
         max_tokens: int,
         seed: int,
-        render: Callable[[str], tuple[int, ...]],
+        render: Callable[[Prompt], tuple[int, ...]],
         forward: Forward | None = None,
         rule: Rule | None = None,
         compares: bool = True,

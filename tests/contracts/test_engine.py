@@ -34,7 +34,6 @@ from transformers.generation.logits_process import (
 )
 
 from swarmnode.errors import EngineError
-from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
@@ -55,7 +54,7 @@ from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Span
 from tests.conversations import Talk
 from tests.families import DENSE, dense
-from tests.local_chain import LocalChain
+from tests.local_chain import LocalChain, LocalPipelineEngine
 
 VOCAB = 61
 EOS = 0
@@ -179,7 +178,7 @@ def pipeline(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engi
         for part in parts
     ]
     chain = LocalChain(stages, max_cache_bytes=1 << 26)
-    return PipelineEngine(
+    return LocalPipelineEngine(
         chain, eos, choose_path=lambda prompt: (0, 1), max_running=max_slots, max_length=MAX_LENGTH
     )
 

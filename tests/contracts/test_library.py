@@ -33,7 +33,7 @@ def signed(number: int, *, words: int = 0) -> SignedGroup:
     if words:
         rng, (*others, last) = random.Random(number), group.completions
         noise = " ".join(str(rng.random()) for _ in range(words))
-        group = replace(group, completions=(*others, replace(last, text=noise)))
+        group = replace(group, completions=(*others, replace(last, said=noise)))
     sent = compose(group, AUTHOR, swarm="commons", model=ModelLabel("tiny", 1), now=1_600_000_000.0)
     return signed_group(sent.sealed, sent.body)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.chat import Turn, transcript
+from swarmnode.chat import Turn
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.drawing.example_stream import draw_round
@@ -336,7 +336,7 @@ def test_a_multi_turn_environment_with_two_tools(tmp_path: Path) -> None:
         said = [f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls]
         turns = answered(task, example, [*said, example.columns["answer"]])
         assert [m["content"] for t in turns for m in t.observed] == [str(number), str(3 * number)]
-        assert task.score(example, [transcript(turns), transcript([Turn("no")])]) == [
+        assert task.score(example, [tuple(turns), (Turn("no"),)]) == [
             {"reward": 1.0},
             {"reward": 0.0},
         ]
@@ -353,5 +353,5 @@ def test_an_environment_factory_of_trl_with_two_tools(tmp_path: Path) -> None:
         assert example.messages[-1]["content"].endswith(f" It costs {price}.")
         turns = answered(task, example, [f"pay({price})", "change()", "Thanks."])
         assert [m["content"] for t in turns for m in t.observed] == ["0 to go", "0"]
-        assert task.score(example, [transcript(turns)]) == [{"environment": 1.0}]
+        assert task.score(example, [tuple(turns)]) == [{"environment": 1.0}]
     assert len(lines) <= MOST_LINES

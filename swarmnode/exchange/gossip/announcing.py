@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 
 import msgspec
 
-from swarmnode.chat import turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.limits import (
@@ -66,21 +65,19 @@ def compose(
     swarm: str,
     model: ModelLabel,
     now: float,
-    in_turns: bool = False,
     for_library: bool = False,
 ) -> Composed:
-    """Pack and sign a group of ours. Raises Rejected with the reason why it cannot be shared. `in_turns`: its
-    task is an environment, and its texts are transcripts. `for_library`: it is not announced, and needs no
-    advantage."""
+    """Pack and sign a group of ours. Raises Rejected with the reason why it cannot be shared. `for_library`:
+    it is not announced, and needs no advantage."""
     if group.author != key.peer_id:
         raise Rejected(Reason.NOT_OURS)
-    if in_turns:
+    if not all(isinstance(completion.said, str) for completion in group.completions):
         group = _that_ended(group)
     if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
         raise Rejected(Reason.GROUP_SIZE)
     if not for_library:
         require_advantage(group)
-    body = encode_body(_body(group, in_turns))
+    body = encode_body(_body(group))
     header = _header(group, body, swarm=swarm, model=model, now=now)
     sealed = seal(key, HEADER_CONTEXT, encode_header(header))
     if len(sealed) > MAX_HEADER_BYTES:
@@ -94,7 +91,7 @@ def resealed(header: Header, body: bytes, key: NodeKey, *, now: float) -> Compos
     return Composed(header, seal(key, HEADER_CONTEXT, encode_header(header)), body)
 
 
-def give(group: RolloutGroup, composed: Composed, *, in_turns: bool = False) -> Given:
+def give(group: RolloutGroup, composed: Composed) -> Given:
     """A group of ours as the other policies of this process train on it: with the tokens that were sampled,
     their tokenizer being ours, but as of another policy, whose log-probabilities are not theirs."""
     completions = tuple(
@@ -106,7 +103,7 @@ def give(group: RolloutGroup, composed: Composed, *, in_turns: bool = False) -> 
         )
         for completion in group.completions
     )
-    return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group, in_turns)))
+    return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group)))
 
 
 def _that_ended(group: RolloutGroup) -> RolloutGroup:
@@ -124,32 +121,27 @@ def _that_ended(group: RolloutGroup) -> RolloutGroup:
     )
 
 
-def _body(group: RolloutGroup, in_turns: bool) -> Body:
+def _body(group: RolloutGroup) -> Body:
     return Body(
         author=group.author,
         **asdict(group.example.key),
-        answers=tuple(_answer(completion, in_turns) for completion in group.completions),
+        answers=tuple(map(_answer, group.completions)),
     )
 
 
-def _answer(completion: Completion, in_turns: bool) -> Answer:
+def _answer(completion: Completion) -> Answer:
+    """Returns a completion as it travels: what the policy said, turn by turn in an episode. Raises
+    Rejected."""
+    said = completion.said
     if completion.finish == "abort":
         raise Rejected(Reason.UNFINISHED)
-    text = _said(completion.text) if in_turns else completion.text
-    if (sum(map(len, text)) if in_turns else len(text)) > MAX_COMPLETION_CHARS:
+    if len(completion.text) > MAX_COMPLETION_CHARS:
         raise Rejected(Reason.TOO_LONG)
-    return Answer(text, completion.finish)
-
-
-def _said(text: str) -> tuple[str, ...]:
-    """Returns the policy's part of a transcript, turn by turn. Raises Rejected."""
-    try:
-        saids = tuple(turn.said for turn in turns_of(text))
-    except ValueError as error:
-        raise Rejected(Reason.UNFINISHED, str(error)) from error
-    if not 1 <= len(saids) <= MAX_EPISODE_TURNS:
-        raise Rejected(Reason.UNPLAYABLE, f"{len(saids)} turns")
-    return saids
+    if isinstance(said, str):
+        return Answer(said, completion.finish)
+    if not 1 <= len(said) <= MAX_EPISODE_TURNS:
+        raise Rejected(Reason.UNPLAYABLE, f"{len(said)} turns")
+    return Answer(tuple(turn.said for turn in said), completion.finish)
 
 
 def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, now: float) -> Header:

@@ -24,7 +24,7 @@ from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, PACE
 from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.exchange.validation.header_check import require_exchanged
 from swarmnode.network.host import Message
-from swarmnode.tasks.task import is_environment, may_be_exchanged
+from swarmnode.tasks.task import may_be_exchanged
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Publisher:
         """Returns a group ready to be announced, which the policies of this process have already."""
         composed = self._compose(group)
         if self._context.has_neighbours():
-            given = give(group, composed, in_turns=self._is_in_turns(group))
+            given = give(group, composed)
             own = self._context.key.peer_id
             self._context.neighbourhood.hand(own, composed.header, composed.sealed, given)
         return composed
@@ -128,14 +128,10 @@ class Publisher:
             swarm=self._settings.swarm,
             model=self._model,
             now=self._context.clock(),
-            in_turns=self._is_in_turns(group),
             for_library=for_library,
         )
         self._receipts.gave(composed.header.task, composed.header.group_size)
         return composed
-
-    def _is_in_turns(self, group: RolloutGroup) -> bool:
-        return is_environment(self._context.tasks.get(group.example.key.task))
 
     def _shelve(self, composed: Composed) -> None:
         """Keeps a group of ours for the library, where it may leave this node at all."""

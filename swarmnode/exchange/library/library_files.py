@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from swarmnode.chat import written_prompt
 from swarmnode.errors import Rejected
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.shelf import MAX_SHELF_BYTES, MAX_SHELF_GROUPS
@@ -85,7 +86,7 @@ class Judging:
         self._rules = BodyRules(
             tasks,
             _as_bytes,
-            lambda text: tuple(text.encode()),
+            lambda prompt: tuple(written_prompt(prompt).encode()),
             max_prompt_tokens=ANY_LENGTH.max_prompt_tokens,
             max_completion_tokens=ANY_LENGTH.max_completion_tokens,
         )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from swarmnode.chat import Prompt
 from swarmnode.errors import JudgementOverran, Rejected, TaskError
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.limits import CLAIM_TOLERANCE, MAX_CHARS_PER_TOKEN
@@ -22,7 +23,7 @@ Encode = Callable[[str, FinishReason], tuple[int, ...]]
 """The local policy's tokens of a completion; with its EOS token when the finish is "stop", which is never
 claimed of a stranger's."""
 
-PromptIds = Callable[[str], tuple[int, ...]]
+PromptIds = Callable[[Prompt], tuple[int, ...]]
 """The local policy's tokens of a prompt, chat template and all."""
 
 
@@ -130,7 +131,7 @@ def _redraw(task: Task, header: Header) -> Example:
         raise Rejected(Reason.NOT_DRAWABLE, error.message) from error
 
 
-def _check_prompt(prompt: str, rules: BodyRules) -> None:
+def _check_prompt(prompt: Prompt, rules: BodyRules) -> None:
     # Its author's policy may take longer prompts than ours, or its tokenizer may need fewer tokens for them.
     length = len(rules.prompt_ids(prompt))
     if length > rules.max_prompt_tokens:
@@ -219,9 +220,9 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
 
 def _score(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
     # A judge that compares answers judges none of strangers: each has the score that it has alone.
-    texts = list(dict.fromkeys(completion.text for completion in completions))
+    different = list(dict.fromkeys(completion.said for completion in completions))
     try:
-        scores = dict(zip(texts, score_strictly(task, example, texts), strict=True))
-        return tuple(scores[completion.text] for completion in completions)
+        scores = dict(zip(different, score_strictly(task, example, different), strict=True))
+        return tuple(scores[completion.said] for completion in completions)
     except TaskError as error:
         raise Rejected(Reason.UNSCORABLE, error.message) from error

@@ -12,7 +12,7 @@ stretches of them that nobody is trained on.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from swarmnode.chat import Turn, transcript
+from swarmnode.chat import Turn
 from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.limits import MAX_CHARS_PER_TOKEN, PLAY_S
@@ -88,7 +88,7 @@ class EpisodeReader:
 
     def _is_too_long(self, turns: Sequence[Turn], left: int) -> bool:
         """Returns True if an episode cannot fit any more, with so many characters still to be said."""
-        if not self._may_fit(len(transcript(turns)) + left):
+        if not self._may_fit(_characters(turns) + left):
             return True
         return bool(turns) and len(self.encode_turns(turns, "length")[0]) > self.max_completion_tokens
 
@@ -100,15 +100,19 @@ class EpisodeReader:
     def _completion(self, turns: tuple[Turn, ...]) -> Completion | None:
         if not turns:
             return None
-        text = transcript(turns)
+        fits = self._may_fit(_characters(turns))
         # "length": nobody knows whether the author's policy ended its last turn (body_check.py).
-        token_ids, given = self.encode_turns(turns, "length") if self._may_fit(len(text)) else (None, ())
+        token_ids, given = self.encode_turns(turns, "length") if fits else (None, ())
         if token_ids is None or len(token_ids) > self.max_completion_tokens:
             self._refused(Reason.TOO_LONG)
             return None
         spans = one_span(self.policy_version, len(token_ids))
-        return Completion(text, token_ids, None, spans, "length", given=given)
+        return Completion(turns, token_ids, None, spans, "length", given=given)
 
     def _may_fit(self, characters: int) -> bool:
         """Returns True if so much text could have few enough tokens, without counting them."""
         return characters <= self.max_completion_tokens * MAX_CHARS_PER_TOKEN
+
+
+def _characters(turns: Sequence[Turn]) -> int:
+    return sum(len(turn.said) + sum(len(one["content"]) for one in turn.observed) for turn in turns)

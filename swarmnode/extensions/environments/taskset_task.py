@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import msgspec
 
+from swarmnode.chat import Message
 from swarmnode.errors import TaskError
 from swarmnode.extensions.environments.gym_task import read_value
 from swarmnode.tasks.kinds.data import shuffled, with_system
@@ -28,7 +29,7 @@ from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.source_file import where
 from swarmnode.tasks.specs import TaskSpec
 from swarmnode.tasks.task_source import TaskSource
-from swarmnode.types import Example, ExampleKey, Message
+from swarmnode.types import Example, ExampleKey
 
 INSTALL = 'pip install "verifiers>=0.4,<0.5"'
 """The command for the package. It is no extra of ours: it brings some hundred packages."""

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from swarmnode.chat import ROLES, chat_text
+from swarmnode.chat import ROLES, prompt_of
 from swarmnode.errors import EngineError, ModelError, RequestRefused, SwarmnodeError
 from swarmnode.extensions.serve.questions import (
     AnswerBegan,
@@ -195,7 +195,7 @@ class AnsweringService:
                 NoAnswer(400, f"the role {min(unknown)!r} is none of {roles}", "invalid_value", "messages")
             )
         try:
-            return renderer.prompt_ids(chat_text(messages))
+            return renderer.prompt_ids(prompt_of(messages))
         except ModelError as error:
             raise QuestionRefused(NoAnswer(400, str(error), "invalid_value", "messages")) from error
 

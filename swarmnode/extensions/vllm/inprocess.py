@@ -1,6 +1,6 @@
 """vLLM inside this process: a step of ours is a step of its scheduler and its model.
 
-vllm_engine.py -> driver.Start -> [inprocess] -> EngineCore.step (scheduler.py) -> Delta
+vllm_engine.py -> vllm_driver.py (Start) -> [inprocess] -> EngineCore.step (scheduler.py) -> Delta
 
 This speaks to the engine core, one layer below `LLMEngine.step`: that layer makes a dozen objects per token
 for callers who want text, and takes a sixth of the time on a small model.

@@ -1,6 +1,6 @@
 """vLLM in a process of its own, which samples on while we do other things: the engine for CUDA.
 
-vllm_engine.py -> driver.Start -> [separate] -> AsyncLLM (event loop in a thread) -> Delta
+vllm_engine.py -> vllm_driver.py (Start) -> [separate] -> AsyncLLM (event loop in a thread) -> Delta
 
 `AsyncLLM` lives on the event loop of one background thread; the engine's thread hands it coroutines and takes
 what they bring from one queue.

@@ -2,7 +2,7 @@
 
 schedule/partial_rollouts.py -> submit -> request_queue.py -> [engine] -> Output
                                           |
-      vllm_policies.py (whose weights) <--+--> driver.Driver (vLLM itself)
+      vllm_policies.py (whose weights) <--+--> vllm_driver.py (Driver: vLLM itself)
 
 Requests wait here, not inside vLLM: it holds at most as many as can run. So a request that has not started
 never has to be told about a new policy, and the line is the same as that of every other engine.

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -49,52 +48,11 @@ class Lane:
     users: int = 0
 
 
-class Policies(Protocol):
-    """A way to hold policies in vLLM."""
-
-    inflight: frozenset[InFlight]
-    """Modes of an update that this way of holding policies allows."""
-    max_versions: int
-    newest: LoadedPolicy
-
-    def live(self, asked: Collection[int]) -> set[int]:
-        """Returns the live versions: the newest, those in use, and those that waiting requests `asked`
-        for."""
-        ...
-
-    def has_base(self, newest: LoadedPolicy) -> bool:
-        """Returns True if a request for the bare base can run while this policy is the newest."""
-        ...
-
-    def check(self, update: PolicyUpdate) -> LoadedPolicy:
-        """Returns the policy of an update. Raises EngineError if it does not fit the model."""
-        ...
-
-    def can_pin(self) -> bool:
-        """True if requests under way can stay on their policy when a new one comes."""
-        ...
-
-    def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
-        """Makes a policy the newest; others stay while they are in use or waiting requests `asked` for them.
-        `move_followers`: requests under way sample from the new one from now on."""
-        ...
-
-    def hold(self, policy: LoadedPolicy) -> None:
-        """Makes a policy live beside the newest, for the requests that will ask for it. Raises EngineError if
-        there is room for one policy only."""
-        ...
-
-    def enter(self, version: int | None) -> Lane:
-        """Returns the lane of a request that starts now."""
-        ...
-
-    def leave(self, lane: Lane) -> None: ...
-
-
 class LoraPolicies:
     """Policies held as adapters. At most `max_versions` are live."""
 
     inflight: frozenset[InFlight] = frozenset({"pin", "keep", "recompute", "abort"})
+    """Modes of an update that this way of holding policies allows."""
 
     def __init__(self, driver: Driver, base: PreTrainedModel, rank: int, max_versions: int) -> None:
         self.max_versions = max_versions
@@ -111,13 +69,17 @@ class LoraPolicies:
         self._serials = count(1)
 
     def live(self, asked: Collection[int]) -> set[int]:
+        """Returns the live versions: the newest, those in use, and those that waiting requests `asked`
+        for."""
         used = (lane.policy.version for lane in self._lanes if lane.users)
         return {self.newest.version, *asked, *self._held, *used}
 
     def has_base(self, newest: LoadedPolicy) -> bool:
+        """Returns True if a request for the bare base can run while this policy is the newest."""
         return True
 
     def check(self, update: PolicyUpdate) -> LoadedPolicy:
+        """Returns the policy of an update. Raises EngineError if it does not fit the model."""
         pairs = lora_pairs(update, self._shapes)
         rank = max((len(pair.a) for pair in pairs.values()), default=0)
         if rank > self._rank:
@@ -132,9 +94,12 @@ class LoraPolicies:
         )
 
     def can_pin(self) -> bool:
+        """Returns True if requests under way can stay on their policy when a new one comes."""
         return sum(lane.follows for lane in self._lanes if lane.users) < self.max_versions
 
     def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
+        """Makes a policy the newest; others stay while they are in use or waiting requests `asked` for them.
+        `move_followers`: requests under way sample from the new one from now on."""
         for lane in self._lanes:
             if lane.follows and (move_followers or not lane.users):
                 self._load(lane, policy)
@@ -146,10 +111,12 @@ class LoraPolicies:
         self._drop_unused()
 
     def hold(self, policy: LoadedPolicy) -> None:
+        """Makes a policy live beside the newest, for the requests that will ask for it."""
         self._known[policy.version] = policy
         self._held.add(policy.version)
 
     def enter(self, version: int | None) -> Lane:
+        """Returns the lane of a request that starts now."""
         if version == BASE_VERSION:
             lane = self._base
         elif version is None:
@@ -245,6 +212,10 @@ class MergedPolicies:
                 if module in pairs:
                     weight = merged_weight(weight, pairs[module], self._dtype)
                 yield f"{module}.weight", weight.to("cpu", self._dtype)
+
+
+Policies = LoraPolicies | MergedPolicies
+"""The ways to hold policies in vLLM."""
 
 
 def linear_weights(base: PreTrainedModel) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swarmnode.chat import asked_of
 from swarmnode.tasks.builtin import StableRandom
 from swarmnode.tasks.task import Task, draw_train
 
@@ -107,7 +108,7 @@ def _pairs(tasks: Sequence[Task], phase: TrainingPhase, first_seed: int) -> Iter
 
 def _answers(task: Task, first_seed: int) -> Iterator[Pair]:
     examples = chain.from_iterable(draw_train(task, seed) for seed in count(first_seed))
-    return ((example.prompt, example.columns["answer"]) for example in examples)
+    return ((asked_of(example.prompt), example.columns["answer"]) for example in examples)
 
 
 def _batch(encode: Encode, eos_token_id: int, pairs: Iterator[Pair], size: int) -> tuple[Tensor, Tensor]:

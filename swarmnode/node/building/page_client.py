@@ -21,6 +21,8 @@ from swarmnode.node.showing.node_status import NodeStatus
 
 ANSWER_S = 5.0
 """Longest time for one answer."""
+AGAIN_S = 0.1
+"""Between two tries."""
 MOST_BYTES = 2**20
 """Largest answer; a status has some ten thousand bytes."""
 
@@ -42,14 +44,27 @@ def page_of(note: RunningNode) -> PageAddress:
     return PageAddress(note.http_host, note.http_port, headers={"X-Swarmnode-Token": note.token})
 
 
-def fetch(page: PageAddress, path: str, content: object = None) -> tuple[int, bytes]:
-    """Returns the status and the content of an answer; with `content`, to a POST of it as JSON. Raises
-    OSError, HTTPException, ValueError."""
-    until = time.monotonic() + ANSWER_S
+def fetch(
+    page: PageAddress, path: str, content: object = None, *, within_s: float = ANSWER_S
+) -> tuple[int, bytes]:
+    """Returns the status and the content of an answer; with `content`, to a POST of it as JSON. A page that
+    too many ask closes connections before it reads them: then it is asked again. Raises OSError,
+    HTTPException, ValueError."""
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            return _fetch_once(page, path, content, until)
+        except (ConnectionResetError, BrokenPipeError):
+            if time.monotonic() + AGAIN_S > until:
+                raise
+            time.sleep(AGAIN_S)
+
+
+def _fetch_once(page: PageAddress, path: str, content: object, until: float) -> tuple[int, bytes]:
     headers = {**(page.headers or {}), "Content-Type": "application/json"}
     method, body = ("GET", None) if content is None else ("POST", msgspec.json.encode(content))
     kind = HTTPSConnection if page.is_tls else HTTPConnection
-    with closing(kind(page.host, page.port, timeout=ANSWER_S)) as connection:
+    with closing(kind(page.host, page.port, timeout=max(AGAIN_S, until - time.monotonic()))) as connection:
         connection.request(method, f"{page.path}{path}", body, headers)
         answer = connection.getresponse()
         found = bytearray()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.chat import turns_of
+from swarmnode.chat import Prompt, said_in_lines
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import load_checkpoint, of_round
@@ -23,10 +23,10 @@ from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.open_group import Answered
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
-from swarmnode.tasks.task import Task, holds_out, is_environment, score_completions
+from swarmnode.tasks.task import Task, holds_out, score_completions
 from swarmnode.training.checkpoints.run_folders import is_trained, runs_in
 from swarmnode.training.evaluation import collect, conversation_rules
-from swarmnode.types import Completion, FinishReason, Scores, total_reward
+from swarmnode.types import FinishReason, Scores, total_reward
 
 if TYPE_CHECKING:
     from swarmnode.model.demonstration.tiny import Progress
@@ -49,7 +49,7 @@ class TriedExample:
     """One question with its answers."""
 
     task: str
-    prompt: str
+    prompt: Prompt
     columns: Mapping[str, Any]
     held_out: bool
     answers: tuple[TriedAnswer, ...]
@@ -125,17 +125,7 @@ def _judged(task: Task, answered: Answered) -> TriedExample:
         example.columns,
         holds_out(task, example),
         tuple(
-            TriedAnswer(_shown(task, completion), completion.finish, named, total_reward(named))
+            TriedAnswer(said_in_lines(completion.said), completion.finish, named, total_reward(named))
             for completion, named in zip(completions, scores, strict=True)
         ),
     )
-
-
-def _shown(task: Task, completion: Completion) -> str:
-    """Returns the text of the policy; of a conversation, all that was said, in lines."""
-    if not is_environment(task):
-        return completion.text
-    lines: list[str] = []
-    for turn in turns_of(completion.text):
-        lines += [turn.said, *(f"[{heard['role']}] {heard['content']}" for heard in turn.observed)]
-    return "\n".join(lines)

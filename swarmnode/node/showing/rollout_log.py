@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.chat import turns_of
+from swarmnode.chat import Prompt, asked_of, said_in_lines
 from swarmnode.machine.storage import replace_file
 from swarmnode.printable import printable_lines
-from swarmnode.types import CHAT_MARK, Completion, RolloutGroup, in_turns, messages_of, total_reward
+from swarmnode.types import Completion, RolloutGroup, total_reward
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class RolloutLog:
                     "round": round,
                     "author": author or legible(group.author),
                     "task": group.example.key.task,
-                    "prompt": legible(group.example.prompt),
+                    "prompt": legible(asked_of(group.example.prompt)),
                     **self._answer(group.completions[place]),
                     "reward": total_reward(group.scores[place]),
                     "rewards": dict(group.scores[place]),
@@ -109,7 +109,7 @@ class RolloutLog:
         shown = completion.token_ids[:SHOWN_TOKENS]
         logprobs = completion.logprobs
         found: dict[str, Any] = {
-            "completion": legible(completion.text),
+            "completion": legible(said_in_lines(completion.said)),
             "finish": completion.finish,
             "tokens": [legible(piece) for piece in self._pieces(shown)],
             "tokens_in_all": len(completion.token_ids),
@@ -117,13 +117,11 @@ class RolloutLog:
             "spans": [[span.version, span.start, span.end, span.kv] for span in completion.spans],
             "given": list(completion.given),
         }
-        with suppress(ValueError):
-            turns = turns_of(completion.text)[:SHOWN_TURNS] if in_turns(completion.text) else ()
-            if turns:
-                found["turns"] = [
-                    [legible(turn.said), [[one["role"], legible(one["content"])] for one in turn.observed]]
-                    for turn in turns
-                ]
+        if not isinstance(completion.said, str):
+            found["turns"] = [
+                [legible(turn.said), [[one["role"], legible(one["content"])] for one in turn.observed]]
+                for turn in completion.said[:SHOWN_TURNS]
+            ]
         return found
 
 
@@ -139,18 +137,16 @@ def thinned(rounds: Sequence[int]) -> set[int]:
 
 
 def legible(text: str) -> str:
-    """Returns the text with its lines, and nothing in it that steers a terminal, whoever wrote it. A
-    conversation is the JSON of its messages."""
-    text = text.removeprefix(CHAT_MARK)
+    """Returns the text with its lines, and nothing in it that steers a terminal, whoever wrote it."""
     surplus = len(text) - SHOWN_CHARS
     shown = printable_lines(text[:SHOWN_CHARS], max_lines=SHOWN_CHARS)
     return f"{shown}... ({surplus} more characters)" if surplus > 0 else shown
 
 
-def _messages(prompt: str) -> dict[str, Any]:
-    if not prompt.startswith(CHAT_MARK):
+def _messages(prompt: Prompt) -> dict[str, Any]:
+    if isinstance(prompt, str):
         return {}
-    messages = messages_of(prompt)[-SHOWN_TURNS:]
+    messages = prompt.messages[-SHOWN_TURNS:]
     return {"messages": [[legible(one["role"]), legible(one["content"])] for one in messages]}
 
 

@@ -25,7 +25,12 @@ from swarmnode.rollout.decode.cached_attention import Scratch, cache_attention
 from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
 from swarmnode.rollout.decode.prompts.kv_reuse import KEPT_TOKENS, KeptStore
 from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE
-from swarmnode.rollout.decode.prompts.prompt_store import Prompt, PromptBatch, PromptStore, compute_batch
+from swarmnode.rollout.decode.prompts.prompt_store import (
+    PromptBatch,
+    PromptStore,
+    StoredPrompt,
+    compute_batch,
+)
 from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.slots import Slots
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
@@ -137,7 +142,7 @@ class EmbeddedEngine(TorchEngine):
             self._start(rows, requests, [prompt.kept_tokens for prompt in prompts])
         return hidden
 
-    def _computed(self, requests: Iterable[Request]) -> list[Prompt]:
+    def _computed(self, requests: Iterable[Request]) -> list[StoredPrompt]:
         """Returns the computed prompts of requests that start now."""
         prompts = [self._prompts.leave(request) for request in requests]
         self._prompts.compute(prompts, self._policy)
@@ -222,10 +227,10 @@ class EmbeddedEngine(TorchEngine):
 
 
 def _by_batch(
-    rows: Sequence[int], prompts: Sequence[Prompt]
-) -> list[tuple[PromptBatch, list[tuple[int, Prompt]]]]:
+    rows: Sequence[int], prompts: Sequence[StoredPrompt]
+) -> list[tuple[PromptBatch, list[tuple[int, StoredPrompt]]]]:
     """Returns the newcomers by the batch that computed them."""
-    members: dict[int, tuple[PromptBatch, list[tuple[int, Prompt]]]] = {}
+    members: dict[int, tuple[PromptBatch, list[tuple[int, StoredPrompt]]]] = {}
     for row, prompt in zip(rows, prompts, strict=True):
         assert prompt.batch is not None
         members.setdefault(id(prompt.batch), (prompt.batch, []))[1].append((row, prompt))

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Turn
 from swarmnode.errors import JudgementLost, JudgementOverran
 from swarmnode.rollout.engine import Request
 from swarmnode.rollout.renderer import Renderer
@@ -17,7 +17,7 @@ from swarmnode.rollout.schedule.open_group import OpenCompletion, OpenGroup, tur
 from swarmnode.tasks.deadlines.daemon_threads import ThreadWork, in_daemon_thread
 from swarmnode.tasks.deadlines.task_lock import leave_behind
 from swarmnode.tasks.task import Environment
-from swarmnode.types import Example, Message
+from swarmnode.types import Example
 
 logger = logging.getLogger(__name__)
 

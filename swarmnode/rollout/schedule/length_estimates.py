@@ -8,6 +8,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
+from swarmnode.chat import written_prompt
 from swarmnode.types import Example
 
 # ---- how long the answers to a prompt will be ----
@@ -86,4 +87,4 @@ class _Averages:
 
 
 def _prompt_digest(example: Example) -> str:
-    return hashlib.blake2b(example.prompt.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(written_prompt(example.prompt).encode(), digest_size=8).hexdigest()

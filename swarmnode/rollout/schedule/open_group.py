@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from swarmnode.chat import Turn, transcript, turns_of
+from swarmnode.chat import Message, Turn, turns_of
 from swarmnode.rollout.engine import NOTHING, Output, Request, Sampled, SamplingParams
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.types import Completion, Example, ExampleKey, Message
+from swarmnode.types import Completion, Example, ExampleKey
 
 EndReason = Literal["stop", "length"]
 """Reason why a completion is whole; an aborted one goes on."""
@@ -165,9 +165,7 @@ def _member(completion: Completion) -> OpenCompletion:
     sampled = Sampled(
         completion.token_ids, completion.logprobs, completion.spans, completion.path, completion.given
     )
-    observed: tuple[tuple[Message, ...], ...] = ()
-    if completion.given:
-        observed = tuple(turn.observed for turn in turns_of(completion.text) if turn.observed)
+    observed = tuple(turn.observed for turn in turns_of(completion.said) if turn.observed)
     return OpenCompletion(sampled, completion.finish, observed, broken_off=completion.broken_off)
 
 
@@ -182,18 +180,12 @@ def turns_so_far(member: OpenCompletion, renderer: Renderer) -> list[Turn]:
     return turns
 
 
-def _text(member: OpenCompletion, renderer: Renderer, in_turns: bool) -> str:
-    if not in_turns:
-        return renderer.decode(member.sampled.token_ids)
-    return transcript(turns_so_far(member, renderer))
-
-
 def _completion(member: OpenCompletion, renderer: Renderer, in_turns: bool) -> Completion:
     if member.finish is None:
         raise ValueError("this completion has not ended")
     sampled = member.sampled
     return Completion(
-        text=_text(member, renderer, in_turns),
+        said=tuple(turns_so_far(member, renderer)) if in_turns else renderer.decode(sampled.token_ids),
         token_ids=sampled.token_ids,
         logprobs=sampled.logprobs,
         spans=sampled.spans,

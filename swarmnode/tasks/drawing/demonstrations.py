@@ -12,6 +12,7 @@ nodes with and without them exchange rollouts.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
+from swarmnode.chat import Prompt
 from swarmnode.errors import TaskError
 from swarmnode.tasks.kinds.rows_in_memory import rows_of
 from swarmnode.tasks.rows import read_row
@@ -52,13 +53,13 @@ class Demonstrations:
             if callable(given):
                 found += _texts(given(example), example.prompt)
             elif isinstance(given, Mapping):
-                found += _texts(given.get(example.prompt), example.prompt)
+                found += _texts(cast("Mapping[Prompt, Texts]", given).get(example.prompt), example.prompt)
         return found[:MOST_TEXTS]
 
     def rows(self, task: Task) -> Iterator[Example]:
         """Returns the examples that were given whole, without held-out ones. Raises TaskError."""
         rows = [row for given in self._sources(task) for row in _rows(given)]
-        measured: set[str] = set()
+        measured: set[Prompt] = set()
         if rows and evaluation_size_of(task):
             measured = {example.prompt for example in draw_held_out(task, 0)}
         for index, row in enumerate(rows):
@@ -90,7 +91,7 @@ def _rows(given: GivenDemonstrations) -> list[Any]:
     return list(rows)
 
 
-def _texts(value: object, prompt: str) -> tuple[str, ...]:
+def _texts(value: object, prompt: Prompt) -> tuple[str, ...]:
     """Returns one text or several as several. Raises TaskError."""
     if value is None or value == "":
         return ()

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from swarmnode.chat import written_prompt
 from swarmnode.tasks.processes.worker_messages import Digested, DrawnExample
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example
@@ -38,7 +39,7 @@ def draw_digest(task: Task) -> Digested:
             if not is_data(value):
                 value = no_data[name] = type(value).__name__
             columns.append((name, value))
-        state.update(repr((example.key, example.prompt, columns)).encode())
+        state.update(repr((example.key, written_prompt(example.prompt), columns)).encode())
     return Digested(state.hexdigest(), no_data)
 
 
@@ -54,4 +55,4 @@ def is_data(value: Any) -> bool:
 def written_down(example: Example) -> DrawnExample:
     """An example with those of its columns that are data."""
     columns = {name: value for name, value in example.columns.items() if is_data(value)}
-    return DrawnExample(example.prompt, columns, example.conversational)
+    return DrawnExample(written_prompt(example.prompt), columns, example.conversational)

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Said, Turn
 from swarmnode.errors import (
     JudgementAbandoned,
     JudgementLost,
@@ -40,7 +40,7 @@ from swarmnode.tasks.task import (
     levels_of,
     score_strictly,
 )
-from swarmnode.types import Example, Message, Scores
+from swarmnode.types import Example, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class JudgedTask:
                 raise JudgementLost("the node is stopping")
             yield example
 
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+    def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
         """Returns the scores. Raises TaskError if the task is broken."""
         unscored: list[Mapping[str, float | None]] = [{} for _ in completions]
         if self._judge.stopped.done():
@@ -170,7 +170,7 @@ class JudgedTask:
         self._judge.was_judged(self.name)
         return list(scores)
 
-    def _scored(self, example: Example, completions: Sequence[str]) -> tuple[Scores, ...]:
+    def _scored(self, example: Example, completions: Sequence[Said]) -> tuple[Scores, ...]:
         judge = partial(score_strictly, self.task, example, completions)
         # Built-in tasks end by themselves, and an isolated one has its deadline.
         if isinstance(self.task, BuiltinTask | Isolated):

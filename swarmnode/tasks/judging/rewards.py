@@ -38,6 +38,7 @@ from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
 
 from pydantic import ValidationError
 
+from swarmnode.chat import Message, Prompt, messages_of
 from swarmnode.errors import TaskError
 from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
@@ -48,7 +49,7 @@ from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
 from swarmnode.tasks.kinds.imported import import_module
 from swarmnode.tasks.source_file import load_source, traceback_of, where
 from swarmnode.tasks.task import MAX_ABS_REWARD, is_held_out
-from swarmnode.types import WEIGHT_MARK, Example, Message, messages_of
+from swarmnode.types import WEIGHT_MARK, Example
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +282,7 @@ def _module(origin: str) -> ModuleType:
 
 def call_reward(
     reward: Reward,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     completions: Sequence[str],
     columns: Mapping[str, Sequence[Any]] | None = None,
     *,
@@ -305,7 +306,7 @@ def call_reward(
         )
     as_messages = conversational or _wants_messages(reward)
     arguments: dict[str, Any] = {
-        "prompts": [messages_of(text) for text in prompts] if as_messages else list(prompts),
+        "prompts": [messages_of(prompt) for prompt in prompts] if as_messages else list(prompts),
         "completions": [_said(text) for text in completions] if as_messages else list(completions),
         "trainer_state": TrainerState(),
         "log_extra": _log_extra,

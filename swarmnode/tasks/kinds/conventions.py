@@ -21,10 +21,10 @@ from functools import update_wrapper
 from types import SimpleNamespace
 from typing import Any, cast
 
+from swarmnode.chat import Message
 from swarmnode.errors import TaskError
 from swarmnode.tasks.arguments import accepted
 from swarmnode.tasks.judging.plain_rewards import final_answer
-from swarmnode.types import Message
 
 Columns = Mapping[str, Any]
 Judged = Callable[..., Any]

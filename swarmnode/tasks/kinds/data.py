@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from swarmnode.chat import Message, Prompt, messages_of
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import StableRandom
 from swarmnode.tasks.data_settings import ABOUT_DATA
@@ -30,11 +31,11 @@ from swarmnode.tasks.judging.rewards import (
     with_weights,
 )
 from swarmnode.tasks.kinds.tables import MAX_ROW_BYTES, Columns, PlacedRow, read_table, take
-from swarmnode.tasks.rows import read_row, user_text
+from swarmnode.tasks.rows import read_row, user_prompt
 from swarmnode.tasks.specs import JUDGED_ELSEWHERE, TaskKind, TaskSpec, parse_spec, with_defaults
 from swarmnode.tasks.task import EVALUATION_SEED, holds_out
 from swarmnode.tasks.task_source import TaskSource
-from swarmnode.types import Example, ExampleKey, Message, messages_of
+from swarmnode.types import Example, ExampleKey
 
 MAX_ROWS = 2_000_000
 
@@ -141,9 +142,9 @@ def without(rows: Sequence[bytes], evaluation: Sequence[bytes]) -> Sequence[byte
     return [row for row, prompt in zip(rows, prompts_of(rows), strict=True) if prompt not in measured]
 
 
-def prompts_of(rows: Iterable[bytes]) -> Iterator[str]:
+def prompts_of(rows: Iterable[bytes]) -> Iterator[Prompt]:
     """Yields the prompts of packed rows."""
-    return (user_text(msgspec.msgpack.decode(row)["prompt"], "a row") for row in rows)
+    return (user_prompt(msgspec.msgpack.decode(row)["prompt"], "a row") for row in rows)
 
 
 def digest_of(rows: Iterable[bytes], evaluation: Sequence[bytes]) -> str:
@@ -241,7 +242,7 @@ def _prepare(row: Columns, prompt_column: str, answer_column: str | None, place:
 def with_system(system: str, prompt: Any, place: object) -> list[Message]:
     """Returns a prompt as a conversation that the system begins. Raises TaskError if it has begun it
     already."""
-    messages = messages_of(user_text(prompt, place))
+    messages = messages_of(user_prompt(prompt, place))
     if messages[0]["role"] in ("system", "developer"):
         raise TaskError(f"{place} has a message of the system already", hint="leave out tasks.system_prompt")
     return [{"role": "system", "content": system}, *messages]

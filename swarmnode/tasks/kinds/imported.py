@@ -16,12 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Said, Turn
 from swarmnode.errors import SwarmnodeError, TaskError
 from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.source_file import load_source, read_source, where
 from swarmnode.tasks.task import is_environment, is_exchangeable, is_task
-from swarmnode.types import Example, ExampleKey, Message
+from swarmnode.types import Example, ExampleKey
 
 _END = object()
 
@@ -106,7 +106,7 @@ class ImportedTask:
             yield replace(row, key=key) if isinstance(row, Example) else read_row(row, key, self.spec)
             index += 1
 
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+    def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
         """Returns the object's scores. Raises TaskError."""
         return self._called("score()", lambda: list(self.task.score(example, completions)))
 

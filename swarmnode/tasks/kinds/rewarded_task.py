@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Said, Turn, turns_of
 from swarmnode.tasks.digests import judged_version
 from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations, HasDemonstrations
 from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups, score_with
-from swarmnode.tasks.play.conversation_scores import as_turns, score_turns
+from swarmnode.tasks.play.conversation_scores import score_turns
 from swarmnode.tasks.task import (
     Task,
     evaluation_size_of,
@@ -20,7 +20,7 @@ from swarmnode.tasks.task import (
     is_exchangeable,
     levels_of,
 )
-from swarmnode.types import Example, Message
+from swarmnode.types import Example
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class RewardedEnvironment(RewardedTask):
         key = replace(example.key, version=self.task.version)
         return self.task.observe(replace(example, key=key), turns)
 
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+    def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
         """Returns the scores of these rewards. Raises TaskError."""
-        told = [as_turns(text) for text in completions]
+        told = [turns_of(said) for said in completions]
         return score_turns(self.rewards, example, told, {}, held_out=holds_out(self, example))
 
 

@@ -1,31 +1,19 @@
 """Conversations as rewards are shown them, and their scores.
 
-transcript -> [as_turns, conversation] -> completions on TRL's contract -> [score_turns] -> scores
+turns -> [conversation] -> completions on TRL's contract -> [score_turns] -> scores
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarmnode.chat import Turn, turns_of
+from swarmnode.chat import Said, Turn, tools_of, turns_of
 from swarmnode.tasks.judging.plain_rewards import final_answer
 from swarmnode.tasks.judging.rewards import Reward, score_with
 from swarmnode.tasks.play.tool_calls import read_turn
 from swarmnode.tasks.play.tools import parameters_of
-from swarmnode.types import Example, tools_of
+from swarmnode.types import Example
 
 # ---- what rewards are shown ----
-
-
-def as_turns(text: str) -> tuple[Turn, ...]:
-    """Returns the turns of a transcript. Any other text, such as a judge's probe, becomes a single turn.
-
-    >>> as_turns("42")
-    (Turn(said='42', observed=()),)
-    """
-    try:
-        return turns_of(text) or (Turn(text),)
-    except ValueError:
-        return (Turn(text),)
 
 
 def conversation(example: Example, turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -49,9 +37,9 @@ def conversation(example: Example, turns: Sequence[Turn]) -> list[dict[str, Any]
     return messages
 
 
-def final_answers(example: Example, texts: Sequence[str]) -> list[str]:
-    """Returns the policy's last message of each transcript, as rewards read it."""
-    return [final_answer(conversation(example, as_turns(text))) for text in texts]
+def final_answers(example: Example, told: Sequence[Said]) -> list[str]:
+    """Returns the policy's last message of each episode, as rewards read it."""
+    return [final_answer(conversation(example, turns_of(said))) for said in told]
 
 
 def score_turns(

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from swarmnode.chat import Turn, chat_text, transcript
+from swarmnode.chat import Message, Said, Turn, messages_of, prompt_of, turns_of
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
 from swarmnode.tasks.file_task import FileTask
 from swarmnode.tasks.judging.rewards import Reward, are_exchangeable
-from swarmnode.tasks.play.conversation_scores import as_turns, score_turns
+from swarmnode.tasks.play.conversation_scores import score_turns
 from swarmnode.tasks.play.environment_parts import (
     EnvironmentParts,
     blank_rows,
@@ -26,7 +26,7 @@ from swarmnode.tasks.play.episodes import Episode, StepEpisode, ToolEpisode, beg
 from swarmnode.tasks.play.live_episodes import EpisodeKey, LiveEpisodes, place_of
 from swarmnode.tasks.play.tools import tools_from
 from swarmnode.tasks.task import Task, evaluation_size_of, holds_out
-from swarmnode.types import Example, Message, messages_of
+from swarmnode.types import Example
 
 MAX_SCORED = 4096
 """Episodes with remembered scores: a group may be judged again with more answers beside them."""
@@ -83,10 +83,10 @@ class EnvironmentTask:
                 self.live.put(_place(example, turns), observed or (), episode)
             return observed
 
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Returns the rewards' scores of these transcripts, and none for an episode that is gone."""
+    def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
+        """Returns the rewards' scores of these episodes, and none for one that is gone."""
         with TASK_LOCK.taken():
-            return self._scores(example, [as_turns(text) for text in completions])
+            return self._scores(example, [turns_of(said) for said in completions])
 
     def _scores(self, example: Example, told: Sequence[tuple[Turn, ...]]) -> list[Mapping[str, float | None]]:
         episodes = [self._played(example, turns) for turns in told]
@@ -98,7 +98,7 @@ class EnvironmentTask:
         found = iter(score_turns(self.rewards, example, alive_told, given, held_out=held_out))
         scores: list[Mapping[str, float | None]] = []
         for episode, turns in zip(episodes, told, strict=True):
-            place = place_of(example.key, transcript(turns))
+            place = place_of(example.key, turns)
             if episode is None:
                 scores.append(self.scored.get(place, {}))
                 continue
@@ -128,7 +128,7 @@ class EnvironmentTask:
             )
         tools = [tool.schema for tool in own_tools(episode)]
         close(episode)
-        return replace(example, prompt=chat_text(messages, tools), conversational=True)
+        return replace(example, prompt=prompt_of(messages, tools), conversational=True)
 
     def _begun(self, example: Example) -> Episode:
         if not self.parts.factories:
@@ -210,6 +210,5 @@ def version_with_environment(version: str) -> str:
 
 
 def _place(example: Example, turns: Sequence[Turn]) -> EpisodeKey:
-    """Returns the key of an episode. The environment's last answer is not part of it: a transcript may lack
-    it."""
-    return place_of(example.key, transcript([*turns[:-1], Turn(turns[-1].said)]))
+    """Returns the key of an episode. The environment's last answer is not part of it: it may be missing."""
+    return place_of(example.key, [*turns[:-1], Turn(turns[-1].said)])

@@ -22,12 +22,12 @@ from functools import cache
 from numbers import Real
 from typing import Any, Protocol, cast, get_type_hints
 
+from swarmnode.chat import Message
 from swarmnode.errors import TaskError
 from swarmnode.tasks.arguments import accepted
 from swarmnode.tasks.play.tool_calls import ToolCall, read_turn
 from swarmnode.tasks.play.tools import Tool, parameters_of, tools_from
 from swarmnode.tasks.source_file import where
-from swarmnode.types import Message
 
 MAX_OBSERVED_CHARS = 8192
 """Longest answer of an environment, in characters; the policy reads the beginning of a longer one."""

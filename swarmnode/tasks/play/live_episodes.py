@@ -6,12 +6,12 @@ environment_task.py -> put -> [LiveEpisodes] -> take -> the next turn, or the sc
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from swarmnode.chat import Message, Turn
 from swarmnode.tasks.play.episodes import Episode, close
-from swarmnode.types import Message
 
 MAX_LIVE = 2048
 """Most episodes that wait for the policy's next turn; the oldest are given up for new ones."""
@@ -23,7 +23,7 @@ MAX_WAIT_S = 3600.0
 # ---- episodes between two turns ----
 
 EpisodeKey = tuple[object, bytes]
-"""Key of an episode: the example, and a digest of its transcript before the environment's last answer."""
+"""Key of an episode: the example, and a digest of its turns before the environment's last answer."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class LiveEpisodes:
-    """Episodes that wait for the next turn, found by their transcripts. Two that came to the same point are
+    """Episodes that wait for the next turn, found by their turns. Two that came to the same point are
     interchangeable."""
 
     clock: Callable[[], float] = time.monotonic
@@ -82,6 +82,7 @@ class LiveEpisodes:
         return waiting
 
 
-def place_of(key: object, transcript: str) -> EpisodeKey:
+def place_of(key: object, turns: Sequence[Turn]) -> EpisodeKey:
     """Returns the key of an episode."""
-    return key, hashlib.blake2b(transcript.encode(errors="replace"), digest_size=16).digest()
+    told = [(turn.said, [(one["role"], one["content"]) for one in turn.observed]) for turn in turns]
+    return key, hashlib.blake2b(repr(told).encode(), digest_size=16).digest()

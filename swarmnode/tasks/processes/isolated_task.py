@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Message, Said, Turn, read_prompt, written_prompt
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.drawing.draw_digest import written_down
 from swarmnode.tasks.loader import load_task
@@ -26,7 +26,7 @@ from swarmnode.tasks.processes.worker_pool import WorkerPool
 from swarmnode.tasks.source_file import read_source
 from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
 from swarmnode.tasks.task import DEMONSTRATED_SEED, Isolated, Task
-from swarmnode.types import Example, ExampleKey, Message
+from swarmnode.types import Example, ExampleKey
 
 FIRST_ROWS, MOST_ROWS = 16, 256
 """Examples asked for at once: FIRST_ROWS, enough for a round's share of a task, then four times as many each
@@ -75,14 +75,14 @@ class IsolatedTask(Isolated):
             assert isinstance(drawn, wire.Drawn)
             for index, row in enumerate(drawn.rows, start):
                 key = ExampleKey(self.name, self.version, seed, index)
-                yield Example(key, row.prompt, row.columns, row.conversational)
+                yield Example(key, read_prompt(row.prompt), row.columns, row.conversational)
             if drawn.failure is not None:
                 raise TaskError(drawn.failure.message, hint=drawn.failure.hint)
             if len(drawn.rows) < count:
                 return
             start, count = start + count, min(4 * count, MOST_ROWS)
 
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+    def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
         """Scores by the file's own rewards, for the example as its process draws it, or as it was given where
         it stands in no draw."""
         several = parts_of(completions, self.workers if self._each_alone else 1)
@@ -92,10 +92,10 @@ class IsolatedTask(Isolated):
             found = threads.map(partial(self._scored, example), several)
             return [scores for part in found for scores in part]
 
-    def _scored(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+    def _scored(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
         key = example.key
         given = written_down(example) if key.seed == DEMONSTRATED_SEED else None
-        asked = wire.Score(key.seed, key.index, example.prompt, tuple(completions), given)
+        asked = wire.Score(key.seed, key.index, written_prompt(example.prompt), tuple(completions), given)
         scored = self._process.ask(asked, self._affinity(key))
         if isinstance(scored, wire.OtherExample):
             scored = self._process.first_of_all(asked, lambda reply: isinstance(reply, wire.Scored)) or scored
@@ -107,8 +107,7 @@ class IsolatedTask(Isolated):
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
         """Returns the answer of the file's own environment. Raises JudgementLost if the episode is gone."""
         key = example.key
-        told = tuple((turn.said, tuple((m["role"], m["content"]) for m in turn.observed)) for turn in turns)
-        asked = wire.Observe(key.seed, key.index, example.prompt, told)
+        asked = wire.Observe(key.seed, key.index, written_prompt(example.prompt), tuple(turns))
         observed = self._process.ask(asked, self._affinity(key))
         if isinstance(observed, wire.OtherExample):
             raise self._draws_otherwise()
@@ -154,7 +153,7 @@ class IsolatedTask(Isolated):
         )
 
 
-def parts_of(completions: Sequence[str], most: int) -> list[Sequence[str]]:
+def parts_of(completions: Sequence[Said], most: int) -> list[Sequence[Said]]:
     """Splits a large group, in order, into at most `most` parts of about the same size.
 
     >>> [len(part) for part in parts_of("a" * 64, most=3)], len(parts_of("a" * 16, most=3))

@@ -29,7 +29,7 @@ from typing import IO, cast
 
 import msgspec
 
-from swarmnode.chat import asked_of
+from swarmnode.chat import asked_of, read_prompt
 from swarmnode.errors import JudgementLost, JudgementOverran, StillLoading, TaskError
 from swarmnode.tasks.processes import worker_messages as wire
 from swarmnode.tasks.processes.task_output import pass_on
@@ -330,9 +330,9 @@ class TaskProcess:
 def _doing(name: str, request: wire.Request) -> str:
     match request:
         case wire.Score(prompt=prompt):
-            return f"the reward of task {name} on the example {asked_of(prompt)!r:.80}"
+            return f"the reward of task {name} on the example {asked_of(read_prompt(prompt))!r:.80}"
         case wire.Observe(prompt=prompt):
-            return f"the environment of task {name} in the example {asked_of(prompt)!r:.80}"
+            return f"the environment of task {name} in the example {asked_of(read_prompt(prompt))!r:.80}"
         case wire.Draw(seed=seed):
             return f"examples({seed}) of task {name}"
         case _:

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 import msgspec
 
-from swarmnode.chat import Turn
+from swarmnode.chat import read_prompt, written_prompt
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.drawing.draw_digest import draw_digest, written_down
@@ -111,7 +111,7 @@ class TaskWorker:
             example = self._example(asked)
         else:
             key = ExampleKey(self._task.name, self._task.version, asked.seed, asked.index)
-            example = Example(key, given.prompt, given.columns, given.conversational)
+            example = Example(key, read_prompt(given.prompt), given.columns, given.conversational)
         if example is None:
             return wire.OtherExample()
         return wire.Scored(score_strictly(self._task, example, asked.completions))
@@ -119,24 +119,19 @@ class TaskWorker:
     def _observe(self, asked: wire.Observe) -> wire.Reply:
         if not is_environment(self._task):
             return wire.Failure(f"{self._task.name} does not answer", "")
-        turns = [
-            Turn(said, tuple({"role": role, "content": content} for role, content in observed))
-            for said, observed in asked.turns
-        ]
         example = self._example(asked)
         if example is None:
             return wire.OtherExample()
         try:
-            return wire.Observed(self._task.observe(example, turns))
+            return wire.Observed(self._task.observe(example, asked.turns))
         except JudgementLost as lost:
             return wire.Observed(None, lost.message)
 
     def _example(self, asked: wire.Score | wire.Observe) -> Example | None:
         """Returns the requested example. None: this process draws another one there."""
         examples = self._drawing(asked.seed, asked.index + 1).examples
-        if len(examples) <= asked.index or examples[asked.index].prompt != asked.prompt:
-            return None
-        return examples[asked.index]
+        found = examples[asked.index] if asked.index < len(examples) else None
+        return found if found is not None and written_prompt(found.prompt) == asked.prompt else None
 
     def _drawing(self, seed: int, end: int) -> _Drawing:
         drawing = self._drawings.get(seed)

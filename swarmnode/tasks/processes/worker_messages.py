@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.types import Message, Scores
+from swarmnode.chat import Message, Said, Turn
+from swarmnode.types import Scores
 
 MAX_FRAME_BYTES = 1 << 28
 """Longest message in bytes, far above a group of 64 of the longest completions or a few hundred examples."""
@@ -38,7 +39,8 @@ class Draw(msgspec.Struct, frozen=True, tag=True):
 
 
 class DrawnExample(msgspec.Struct, frozen=True):
-    """An example. `columns` are those that can be serialized; the process that judges has all of them."""
+    """An example, its prompt as chat.py writes it. `columns` are those that can be serialized; the process
+    that judges has all of them."""
 
     prompt: str
     columns: dict[str, Any]
@@ -52,18 +54,17 @@ class Score(msgspec.Struct, frozen=True, tag=True):
     seed: int
     index: int
     prompt: str
-    completions: tuple[str, ...]
+    completions: tuple[Said, ...]
     given: DrawnExample | None = None
 
 
 class Observe(msgspec.Struct, frozen=True, tag=True):
-    """Ask the environment to answer the last of these turns: each the policy's text, and the role and content
-    of every observation."""
+    """Ask the environment to answer the last of these turns."""
 
     seed: int
     index: int
     prompt: str
-    turns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    turns: tuple[Turn, ...]
 
 
 class Digest(msgspec.Struct, frozen=True, tag=True):

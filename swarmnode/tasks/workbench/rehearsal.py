@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, cast
 
-from swarmnode.chat import Turn, transcript
+from swarmnode.chat import Turn, tools_of
 from swarmnode.tasks.play.tools import parameters_of
 from swarmnode.tasks.task import Environment, score_strictly
 from swarmnode.tasks.workbench.probes import answer_of
-from swarmnode.types import Example, Scores, tools_of
+from swarmnode.types import Example, Scores
 
 WORDS = ("1", "?", "a", "yes", "2")
 """Turns of the rehearsal if there are no tools to call."""
@@ -47,7 +47,7 @@ def rehearse(task: Environment, example: Example) -> Rehearsal:
         if observed is None:
             break
     turns[-1] = Turn(turns[-1].said)
-    (scores,) = score_strictly(task, example, [transcript(turns)])
+    (scores,) = score_strictly(task, example, [tuple(turns)])
     return Rehearsal(tuple(turns), scores)
 
 

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from swarmnode.chat import Prompt, tools_of
 from swarmnode.errors import TaskError
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.tasks.processes.isolated_task import isolate
 from swarmnode.tasks.task import Isolated, Task, holds_out, is_environment, is_exchangeable, score_strictly
-from swarmnode.types import tools_of
 
 
 @dataclass(frozen=True, slots=True)
 class ShownExample:
     """One question, with the columns that its rewards get besides the answer."""
 
-    prompt: str
+    prompt: Prompt
     columns: Mapping[str, Any]
     held_out: bool
 

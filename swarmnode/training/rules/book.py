@@ -18,7 +18,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from swarmnode.types import Example, ExampleKey, Stretch, check_given, in_turns
+from swarmnode.chat import written_prompt
+from swarmnode.types import Example, ExampleKey, Stretch, check_given
 
 MAX_BOOK = 65_536
 """Answers of the largest book (lessons.SharingRule.book_size)."""
@@ -52,14 +53,16 @@ class BookCandidate:
     """A policy of ours sampled the end of text behind it."""
     given: tuple[Stretch, ...] = ()
     """Tokens of it that an environment wrote."""
+    in_turns: bool = False
+    """It is a conversation with an environment."""
 
     @property
     def entry(self) -> "Entry":
         """The answer as the book holds it."""
         key = self.example.key
         return Entry(
-            key.task, key.version, key.seed, key.index, self.example.prompt, self.token_ids, self.reward,
-            self.author, self.own, self.ended, self.given, in_turns(self.text),
+            key.task, key.version, key.seed, key.index, written_prompt(self.example.prompt), self.token_ids,
+            self.reward, self.author, self.own, self.ended, self.given, self.in_turns,
         )  # fmt: skip
 
 
@@ -76,6 +79,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     seed: int
     index: int
     prompt: str
+    """Its prompt as chat.py writes it."""
     token_ids: Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
     """Its tokens without an end of text."""
     reward: float

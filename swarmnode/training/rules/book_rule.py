@@ -185,8 +185,9 @@ def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[Bo
         token_ids = _without_end(completion)
         if token_ids and completion.sampled_tokens:
             answer = BookCandidate(
-                group.example, completion.text, token_ids, reward, group.author, own, ended, completion.given
-            )
+                group.example, completion.text, token_ids, reward, group.author, own, ended, completion.given,
+                in_turns=not isinstance(completion.said, str),
+            )  # fmt: skip
             found.setdefault(token_ids, answer)
     return list(found.values())
 

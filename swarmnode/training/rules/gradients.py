@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from swarmnode.chat import Prompt, read_prompt
 from swarmnode.model.policy import Policy
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
@@ -28,7 +29,12 @@ class Gradients:
     its steps."""
 
     def __init__(
-        self, forward: Forward, policy: Policy, render: Callable[[str], tuple[int, ...]], *, max_tokens: int
+        self,
+        forward: Forward,
+        policy: Policy,
+        render: Callable[[Prompt], tuple[int, ...]],
+        *,
+        max_tokens: int,
     ) -> None:
         """`render`: token ids of a prompt. `max_tokens`: longest answer that our sampler allows; longer ones
         are not looked at."""
@@ -103,7 +109,7 @@ class Gradients:
         return found
 
     def _sample(self, entry: Entry, number: int) -> TrainingSample:
-        prompt_ids = self._render(entry.prompt)
+        prompt_ids = self._render(read_prompt(entry.prompt))
         return TrainingSample(prompt_ids, entry.token_ids, 0.0, None, (), number, given=entry.given)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.chat import Turn, turns_of
+from swarmnode.chat import Message, Turn, turns_of
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.node.commands.tryout import try_tasks
@@ -21,7 +21,7 @@ from swarmnode.testing import FakeTask
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.evaluation import conversation_rules
 from swarmnode.training.records import Counters
-from swarmnode.types import Completion, Example, ExampleKey, Message
+from swarmnode.types import Completion, Example, ExampleKey
 
 SETTINGS = [
     "rollout.groups=4",
@@ -90,7 +90,7 @@ def test_rounds_of_conversations_are_trained_on_evaluated_and_kept(learner: Poli
         assert report.engine_gap is None or report.engine_gap < 1e-3, "the trainer reads what the engine read"
         learner.use_newest_policy()
     for one in answers:
-        spoken = turns_of(one.text)
+        spoken = turns_of(one.said)
         assert [turn.said for turn in spoken] == [turn.said for turn in heard_and_said(one, learner)]
         for number, turn in enumerate(spoken[:-1], start=1):
             assert turn.observed == ({"role": "tool", "content": f"{number}:{turn.said}"},)
@@ -156,7 +156,7 @@ def test_the_engine_and_the_trainer_read_what_an_environment_says_as_the_same_te
     rollouts = learner.rollouts(1)
     eos, heard = base.eos_token_ids[0], 0
     for completion in (one for group in rollouts.groups for one in group.completions):
-        _, as_played_again = learner._renderer.encode_turns(turns_of(completion.text), "length")
+        _, as_played_again = learner._renderer.encode_turns(turns_of(completion.said), "length")
         for (start, end), again in zip(completion.given, as_played_again, strict=False):
             observed = completion.token_ids[start:end]
             assert observed.count(eos) == 1 + (observed[0] == eos)

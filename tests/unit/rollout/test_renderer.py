@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swarmnode.chat import Turn, chat_text
+from swarmnode.chat import Turn, prompt_of
 from swarmnode.errors import ModelError
 from swarmnode.rollout.renderer import Renderer, marks_of, spelt_out
 
@@ -58,7 +58,7 @@ def test_a_template_makes_the_prompt_a_turn_and_opens_the_answer() -> None:
 def test_a_text_stands_as_it_is_where_prompts_are_raw_and_conversations_keep_their_template() -> None:
     raw = Renderer(byte_tokenizer(CHAT), raw_prompts=True)
     assert raw.prompt_ids("1+1=") == PLAIN.prompt_ids("1+1=") != CHATTY.prompt_ids("1+1=")
-    asked = chat_text([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
+    asked = prompt_of([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
     assert raw.prompt_ids(asked) == CHATTY.prompt_ids(asked)
 
 
@@ -85,7 +85,7 @@ def test_a_tokenizer_without_eos_must_be_told_one() -> None:
     assert Renderer(byte_tokenizer(eos=None), eos_token_ids=(7,)).eos_token_ids == (7,)
 
 
-TALK = chat_text(
+TALK = prompt_of(
     [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "1+1="},
@@ -162,7 +162,7 @@ def like_qwen() -> Renderer:
 
 def test_tools_are_part_of_a_prompt() -> None:
     renderer = like_qwen()
-    prompt = chat_text([{"role": "user", "content": "3 + 4?"}], [TOOL])
+    prompt = prompt_of([{"role": "user", "content": "3 + 4?"}], [TOOL])
     text = str(renderer._tokenizer.decode(renderer.prompt_ids(prompt)))
     assert '"name": "add"' in text
     assert text.endswith("<|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n")
@@ -226,7 +226,7 @@ def test_a_policy_that_is_not_told_of_its_tools_is_told_of_once(
 ) -> None:
     renderer = Renderer(byte_tokenizer(template))
     for _ in range(2):
-        renderer.prompt_ids(chat_text([{"role": "user", "content": asked}], [TOOL]))
+        renderer.prompt_ids(prompt_of([{"role": "user", "content": asked}], [TOOL]))
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (0 if told else 1)
     assert all(one.startswith("the policy is not told of its tools add:") for one in warnings)

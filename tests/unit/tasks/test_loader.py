@@ -387,7 +387,6 @@ def test_a_message_may_be_a_list_of_texts_as_in_data_sets_with_pictures(write):
         ("[{'role': 'user', 'content': '?', 'tool_calls': [1]}]", "a prompt has a message"),
         ("['?']", "a prompt has a message"),
         ("[]", "a prompt is"),
-        ("chr(2) + '?'", "begins with a control character"),
     ],
 )
 def test_what_is_no_prompt_is_refused_with_what_to_do(write, messages, complaint):

@@ -1,1 +1,1 @@
-"""A member at work: its thread, the way of micro-batches, and the end of an iteration."""
+"""One iteration at one member: micro-batches pass through its stage, and it ends with one optimizer step."""

@@ -1,11 +1,11 @@
 """Packs the state of a stage after each step, offers it to others, and makes it equal among its replicas.
 
-step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> agreement.py (who is right)
+step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> replica_vote.py
                                       |
        the state: into Offer (own_stage.py: others may fetch it), its digest into statuses
 
-What is decided, and what a liar can gain, is in agreement.py. Here it is done: stay, take over the state of
-those that are right, or go back to the one before the step. What comes from another replica must have the
+What is decided, and what a liar can gain, is in replica_vote.py. Here it is done: stay, take over the state
+of those that are right, or go back to the one before the step. What comes from another replica must have the
 digest that it was voted for by.
 
 A large state (full training) is packed with the optimizer's moments every tenth step only, and whenever
@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError
@@ -75,8 +74,7 @@ class Alignment:
     def __init__(
         self,
         context: StageContext,
-        optimizer: torch.optim.Optimizer,
-        averager: GradientExchange,
+        gradient_exchange: GradientExchange,
         reload: Reload | None,
         *,
         start: StageState | None,
@@ -84,8 +82,7 @@ class Alignment:
     ) -> None:
         """`start`: the state at the assignment's first iteration, None where it may not be the pipeline's."""
         self._context = context
-        self._optimizer = optimizer
-        self._averager = averager
+        self._gradient_exchange = gradient_exchange
         self._reload = reload
         self._before = start
         self._offer = offer
@@ -98,47 +95,47 @@ class Alignment:
         packed = await self._packed(whole=whole)
         if whole:
             self._offer(steps, packed)
-        agreement = await self._compared(packed.digest)
-        if not agreement.differs and agreement.agrees:
+        vote = await self._compared(packed.digest)
+        if not vote.differs and vote.agrees:
             self._before = packed if whole else self._before
             return Aligned(packed.digest, agrees=True)
         full = packed if whole else await self._packed(whole=True)
         if not whole:
             # Others want to see it.
             self._offer(steps, full)
-        if agreement.agrees:
+        if vote.agrees:
             self._before = full
             return Aligned(packed.digest, agrees=True)
-        if agreement.rivals:
-            return await self._settle(agreement, packed, full)
-        tensors = await self._theirs(agreement.ask, {agreement.digest}, whole=whole)
+        if vote.rivals:
+            return await self._settle(vote, packed, full)
+        tensors = await self._theirs(vote.ask, {vote.digest}, whole=whole)
         if tensors is None:
             return Aligned(packed.digest, agrees=False, is_right=False)
         return await self._adopted(tensors, whole=whole)
 
-    async def _settle(self, agreement: ReplicaVote, packed: StageState, full: StageState) -> Aligned:
+    async def _settle(self, vote: ReplicaVote, packed: StageState, full: StageState) -> Aligned:
         """Resolve a vote without a majority. `packed`: the state that was compared. `full`: the same with
         Adam's moments."""
         context, before = self._context, self._before
-        whole, names = packed is full, [", ".join(side.peers) for side in agreement.rivals]
+        whole, names = packed is full, [", ".join(side.peers) for side in vote.rivals]
         assert before is not None, "who does not know where it stands has no rivals"
         # Who comes over to us meanwhile gives what we have.
         found = [
             await self._unpacked(full)
             if side.digest == packed.digest
             else await self._theirs(side.peers, {side.digest, packed.digest}, whole=whole)
-            for side in agreement.rivals
+            for side in vote.rivals
         ]
         states = [tensors for tensors in found if tensors is not None]
         if len(states) == len(found):
             states.append(await self._unpacked(full))
             if await asyncio.to_thread(_all_near, states, await self._unpacked(before)):
-                if agreement.rivals[0].digest == packed.digest:
+                if vote.rivals[0].digest == packed.digest:
                     self._before = full
                     return Aligned(packed.digest, agrees=True)
                 logger.info("our weights are those of %s but for rounding: we take theirs", names[0])
                 return await self._adopted(states[0], whole=whole)
-        if {side.before for side in agreement.rivals} == {before.digest}:
+        if {side.before for side in vote.rivals} == {before.digest}:
             logger.warning(
                 "step %d is undone: the weights of %s differ, and nothing tells which are right. "
                 "If that goes on, leave one out (pipeline.members)",
@@ -171,7 +168,7 @@ class Alignment:
     async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> Aligned:
         """Load this state, continue from it, and offer it to other members."""
         context = self._context
-        await context.queue.call(context.worker.load_state, tensors, self._optimizer)
+        await context.queue.call(context.worker.load_state, tensors, context.optimizer)
         self._before = state = await self._packed(whole=True)
         self._offer(context.iteration + 1, state)
         return Aligned((state if whole else await self._packed(whole=False)).digest, agrees=False)
@@ -180,13 +177,14 @@ class Alignment:
         return await asyncio.to_thread(unpack_states, [state], max_bytes=len(state.data))
 
     async def _packed(self, *, whole: bool) -> StageState:
-        return await self._context.queue.call(self._context.worker.state, self._optimizer if whole else None)
+        context = self._context
+        return await context.queue.call(context.worker.state, context.optimizer if whole else None)
 
     async def _compared(self, digest: str) -> ReplicaVote:
         context, assignment = self._context, self._context.assignment
         try:
             async with asyncio.timeout(context.settings.close_timeout_s):
-                return await self._averager.compare(
+                return await self._gradient_exchange.compare(
                     digest,
                     StageIteration(assignment.digest, assignment.stage, context.iteration),
                     assignment.replicas,

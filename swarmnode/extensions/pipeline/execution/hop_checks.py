@@ -1,6 +1,6 @@
 """Checks of a tensor message against the plan, independent of the state of its receiver.
 
-tensor_transport.py -> pipeline_member.py (Inbox.admit) -> [check_hop] -> relay.py, iteration_driver.py
+tensor_transport.py -> active_assignment.py -> [check_hop] -> relay.py, iteration_driver.py
 
 Looks at the message alone, before a byte of its tensor is read: so it is cheap, and a stranger's numbers are
 within bounds before anything is made of them.

@@ -21,15 +21,11 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import (
-    HopFailure,
-    InFlightMicroBatch,
-    IterationOutcome,
-)
-from swarmnode.extensions.pipeline.execution.member_records import Feed, RoundTrip
+from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import HopFailure, InFlightMicroBatch
+from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, RoundTrip
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
-from swarmnode.extensions.pipeline.plans.recovery import deadline_s, predicted_s, repaired_path
+from swarmnode.extensions.pipeline.plans.recovery import predicted_s, repaired_path
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     MAX_ATTEMPTS,
@@ -41,6 +37,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Passed,
     Trouble,
 )
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 logger = logging.getLogger(__name__)
@@ -59,21 +56,26 @@ class MicroBatchDriver:
         self._context = context
         self._plan = context.assignment.plan
         self.agents = tuple(agent for agent, path in enumerate(self._plan.paths) if path[0] == context.own)
+        self._began_s = 0.0
         self._in_flight: dict[int, InFlightMicroBatch] = {}
         self._load: Counter[int] = Counter()
         """Our micro-batches that hold a slot, by node."""
-        self._outcome = IterationOutcome(0.0)
+        self._came_back: dict[int, InFlightMicroBatch] = {}
+        """The attempt that came back, by micro-batch number."""
+        self._report = IterationReport(0)
 
-    async def run(self, feed: Feed) -> IterationOutcome:
-        """Bring the micro-batches of one iteration along their paths until each is back or given up."""
+    async def run(self, feed: Feed) -> IterationReport:
+        """Bring the micro-batches of one iteration along their paths until each is back or given up. Returns
+        what is known of it before its step is taken."""
         clock = asyncio.get_running_loop().time
-        self._outcome = IterationOutcome(clock())
+        self._began_s, self._came_back = clock(), {}
+        report = self._report = IterationReport(self._context.iteration)
         async with asyncio.TaskGroup() as agents:
             for agent in self.agents:
                 agents.create_task(self._run_agent(agent, feed))
-        self._outcome.ended_s = clock()
+        report.makespan_s, report.micro_batches = clock() - self._began_s, len(self._came_back)
         self._in_flight.clear()
-        return self._outcome
+        return report
 
     def admit(self, message: Hop) -> None:
         """Raises Rejected: unknown_work for a message that is not awaited now; wrong_shape."""
@@ -109,7 +111,7 @@ class MicroBatchDriver:
     def finished(self, node: int) -> Finished:
         """Return the message that tells a member which micro-batches of the ended iteration came back past
         it."""
-        back = [(number, j.attempt.number) for number, j in self._outcome.back.items() if node in j.path]
+        back = [(number, j.attempt.number) for number, j in self._came_back.items() if node in j.path]
         return Finished(
             plan=self._context.assignment.digest,
             iteration=self._context.iteration,
@@ -149,12 +151,12 @@ class MicroBatchDriver:
         self, agent: int, wave: int, path: tuple[int, ...], inputs: LossInputs, feed: Feed
     ) -> None:
         """Bring one micro-batch along its path, attempt after attempt."""
-        context, outcome, tried = self._context, self._outcome, set[int]()
+        context, report, tried = self._context, self._report, set[int]()
         clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
         number, pause_s = context.micro_batch(agent, wave), FULL_PAUSE_S
         for attempt in range(min(context.settings.max_attempts, MAX_ATTEMPTS)):
             began_s = clock()
-            if began_s > outcome.began_s + context.budget_s:
+            if began_s > self._began_s + context.budget_s:
                 break
             shape = torch.Size((*inputs.batch.input_ids_BT.shape, context.worker.model.hidden_size))
             in_flight = InFlightMicroBatch(
@@ -168,19 +170,19 @@ class MicroBatchDriver:
                 self._load.subtract(path)
                 in_flight.awaits = None
             if failure is None:
-                outcome.tokens += inputs.tokens
+                report.tokens += inputs.tokens
                 self._note_skips(agent, path)
                 if path == planned and attempt == 0:
                     took_s, wanted_s = clock() - began_s, predicted_s(self._plan)[agent][wave]
-                    outcome.round_trips.append(RoundTrip(path, took_s, wanted_s))
+                    report.round_trips.append(RoundTrip(path, took_s, wanted_s))
                 return
-            outcome.retried += 1
+            report.retried += 1
             node = path[failure.position]
             logger.info("micro-batch %d does not pass node %d: %s", number, node, failure.trouble)
             if failure.position == 0:
                 break  # Our own layers, or the loss, have no finite numbers for it.
             if failure.trouble == "silent":
-                outcome.lost.add(node)
+                report.lost.add(node)
                 context.has_lost(node, f"micro-batch {number} did not get past it")
             tried.add(node)
             again = repaired_path(self._plan, path, context.lost, tried - context.lost, self._load)
@@ -193,7 +195,7 @@ class MicroBatchDriver:
             if again is None:
                 break
             path = again
-        outcome.given_up += 1
+        report.given_up += 1
         self._in_flight.pop(agent, None)
 
     async def _attempt(
@@ -239,20 +241,19 @@ class MicroBatchDriver:
         except TimeoutError:
             return await self._culprit(in_flight, homeward=homeward)
         # From here on the others count it, so it is back whatever becomes of our own part.
-        self._outcome.back[in_flight.micro_batch] = in_flight
+        self._came_back[in_flight.micro_batch] = in_flight
         try:
             await queue.perform("backward", attempt.agent, lambda: backward(gradient))
         except Rejected as rejected:
             logger.warning("our part of micro-batch %d is dropped: %s", in_flight.micro_batch, rejected)
-        self._outcome.outputs.append(found.output)
+        self._report.loss += found.output.loss.item()
         return None
 
     def _limit_s(self, attempt: MicroBatchAttempt) -> float:
         """Return the time limit of an attempt. It is long enough for a silent neighbour to be noticed
         before."""
-        settings = self._context.settings
-        limit_s = deadline_s(self._plan, attempt.agent, attempt.wave, slack=settings.slack, floor_s=0.0)
-        return limit_s + settings.hop_timeout_s + settings.grace_s
+        settings, planned_s = self._context.settings, predicted_s(self._plan)[attempt.agent][attempt.wave]
+        return planned_s * settings.slack + settings.hop_timeout_s + settings.grace_s
 
     async def _there(
         self, in_flight: InFlightMicroBatch, hidden_BTD: Tensor, inputs: LossInputs
@@ -311,12 +312,8 @@ class MicroBatchDriver:
         fault."""
         in_flight.awaits = None
         positions = range(1, len(in_flight.path))
-        async with asyncio.TaskGroup() as asking:
-            answers = [
-                asking.create_task(self._has_passed(in_flight, position, homeward)) for position in positions
-            ]
-        passed = [answer.result() for answer in answers]
-        order = list(zip(positions, passed, strict=True))
+        passed = await of_each(positions, lambda position: self._has_passed(in_flight, position, homeward))
+        order = list(passed.items())
         if homeward:
             order.reverse()
         guilty = next((position for position, has in order if not has), order[-1][0] if order else 0)
@@ -334,4 +331,4 @@ class MicroBatchDriver:
 
     def _note_skips(self, agent: int, path: tuple[int, ...]) -> None:
         visited = {self._plan.instance.stage_of[node] for node in path}
-        self._outcome.skipped.update(set(self._plan.stages(agent)) - visited)
+        self._report.skipped.update(set(self._plan.stages(agent)) - visited)

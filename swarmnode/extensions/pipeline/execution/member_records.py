@@ -2,9 +2,10 @@
 
 membership.py -> [Assignment] -> pipeline_member.py (relay.py, iteration_driver.py, step_barrier.py) ->
     [IterationReport] -> node
-sources.py, rollout_feed.py -> [Feed] -> iteration_driver.py
+text_feed.py, rollout_feed.py -> [Feed] -> iteration_driver.py
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -93,18 +94,6 @@ member whose weights are those of the majority (state_service.py). Raises Networ
 
 
 @dataclass(frozen=True, slots=True)
-class LossSums:
-    """Undivided sums of the losses over the micro-batches that came back."""
-
-    loss: float = 0.0
-    clipped: int = 0
-    kl: float | None = None
-    """None without a reference model."""
-    entropy: float | None = None
-    """None if it was not measured."""
-
-
-@dataclass(frozen=True, slots=True)
 class RoundTrip:
     """One micro-batch that came back along the path that the plan has for it."""
 
@@ -116,44 +105,44 @@ class RoundTrip:
     """Predicted time of the same round trip, waiting for others included."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class IterationReport:
-    """The report of one iteration by its data node."""
+    """One iteration of a data node: counted while its micro-batches run, complete once the step is taken."""
 
     iteration: int
-    """The iteration that ended: optimizer steps taken before it."""
-    makespan_s: float
+    """The iteration itself: optimizer steps taken before it."""
+    makespan_s: float = 0.0
     """Real seconds between the start of its first micro-batch and the return of the last."""
-    closing_s: float
+    closing_s: float = 0.0
     """Real seconds between the return of the last micro-batch and the optimizer step: the step barrier."""
-    micro_batches: int
+    micro_batches: int = 0
     """Micro-batches that came back."""
-    tokens: int
+    tokens: int = 0
     """Sum of the weights of those micro-batches: tokens, or answers."""
-    sums: LossSums
-    retried: int
+    loss: float = 0.0
+    """Undivided sum of their losses."""
+    retried: int = 0
     """Attempts beyond the first of each micro-batch."""
-    given_up: int
+    given_up: int = 0
     """Micro-batches that never came back."""
-    skipped: Mapping[int, int] = field(default_factory=dict[int, int])
+    skipped: Counter[int] = field(default_factory=Counter[int])
     """By stage, micro-batches that left it out although the plan has it on their path."""
-    lost: tuple[int, ...] = ()
+    lost: set[int] = field(default_factory=set[int])
     """Nodes that did not answer."""
-    round_trips: tuple[RoundTrip, ...] = ()
+    round_trips: list[RoundTrip] = field(default_factory=list[RoundTrip])
     """Round trips of the micro-batches that needed no repair."""
     stragglers: int = 0
     """Micro-batches of others that were still at this member when the iteration was closed, and were
     dropped."""
     busy_share: float = 0.0
     """Share of the whole iteration in which this member's stage computed."""
-    contributors: tuple[str, ...] = ()
-    """Peers whose gradients are in the step of this stage."""
-    rejected: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Replicas whose gradients are not in the step, with the reason."""
-    stepped: bool = True
-    """True if the optimizer of this stage took a step."""
     grad_norm: float | None = None
     """Norm of this stage's gradient, before clipping. None: no step."""
     agrees: bool = True
     """True if the weights here were those of the majority of replicas. If False, they have been replaced by
     them."""
+
+    @property
+    def stepped(self) -> bool:
+        """True if the optimizer of this stage took a step."""
+        return self.grad_norm is not None

@@ -22,7 +22,7 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.extensions.pipeline.execution.alignment import OfferState, offer_to_none
+from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
     Assignment,
@@ -38,7 +38,7 @@ from swarmnode.extensions.pipeline.execution.stage_queue import (
     StageQueue,
     TaskOrder,
 )
-from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier, report_of
+from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
@@ -63,7 +63,7 @@ T = TypeVar("T")
 class PipelineMember:
     """Serves one stage, and trains if it holds data.
 
-    async with PipelineMember(streams, key=key, averager=exchange) as member:
+    async with PipelineMember(streams, key=key, gradient_exchange=exchange) as member:
         member.assign(Assignment(plan, digest(plan), peers, own=2, iteration=0), worker, optimizer)
         report = await member.train(feed)        # on a data node
         await member.wait_step(1)                # elsewhere
@@ -74,7 +74,7 @@ class PipelineMember:
         streams: MemberStreams,
         *,
         key: NodeKey,
-        averager: GradientExchange,
+        gradient_exchange: GradientExchange,
         settings: MemberSettings | None = None,
         queue: StageQueue | None = None,
         reload: Reload | None = None,
@@ -86,9 +86,9 @@ class PipelineMember:
         """Called with the peer id of a member that seems to be gone, and the reason. It may be alive all the
         same."""
         self._key = key
-        self._averager = averager
+        self._gradient_exchange = gradient_exchange
         self._reload = reload
-        self._transport = TensorTransport(streams, self)
+        self.transport = TensorTransport(streams, self)
         self._queue = queue or StageQueue()
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
@@ -104,7 +104,7 @@ class PipelineMember:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._queue)
             await stack.enter_async_context(self._tasks)
-            await stack.enter_async_context(self._transport)
+            await stack.enter_async_context(self.transport)
             self._stack = stack.pop_all()
         return self
 
@@ -145,10 +145,6 @@ class PipelineMember:
             else frozenset()
         )
 
-    @property
-    def transport(self) -> TensorTransport:
-        return self._transport
-
     def lose(self, peer_id: str, why: str) -> None:
         """Stop sending to a peer that is gone (membership.py) in this iteration. Micro-batches on their way
         past it start again."""
@@ -182,8 +178,9 @@ class PipelineMember:
         context = StageContext(
             assignment=assignment,
             worker=worker,
+            optimizer=optimizer,
             queue=self._queue,
-            sender=MessageSender(self._transport, assignment, self.settings, key=self._key, lost=lost),
+            sender=MessageSender(self.transport, assignment, self.settings, key=self._key, lost=lost),
             settings=self.settings,
             spawn=self._spawn,
             report_lost=lambda node, why: self.on_lost(assignment.peers[node], why),
@@ -193,15 +190,16 @@ class PipelineMember:
         )
         self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own))
         self._queue.post(_prepare, worker, assignment.iteration)
+        alignment = Alignment(context, self._gradient_exchange, self._reload, start=start, offer=offer)
         self._active = active = ActiveAssignment(
             context,
             Relay(context),
             MicroBatchDriver(context),
-            StepBarrier(context, optimizer, self._averager, self._reload, start=start, offer=offer),
+            StepBarrier(context, self._gradient_exchange, alignment),
             asyncio.get_running_loop().create_future(),
         )
         active.iterations = self._spawn(self._iterate(active))
-        self._transport.adopt(PlanMembers(assignment.digest, assignment.peers, assignment.own))
+        self.transport.adopt(PlanMembers(assignment.digest, assignment.peers, assignment.own))
         # Of the former plan something may be on its way yet; who was left out of it before is a stranger.
         self._forget_plans(keep={assignment.digest, former})
 
@@ -230,8 +228,8 @@ class PipelineMember:
         return former.context.assignment.digest
 
     def _forget_plans(self, *, keep: Collection[str | None]) -> None:
-        for plan in self._transport.plans.keys() - keep:
-            self._transport.retire(plan)
+        for plan in self.transport.plans.keys() - keep:
+            self.transport.retire(plan)
 
     async def train(self, feed: Feed) -> IterationReport:
         """Run one iteration of a data node until its step is taken. Raises ModelError without an
@@ -242,12 +240,13 @@ class PipelineMember:
                 "this member cannot train", hint="it needs an assignment, and one iteration at a time"
             )
         context, clock = active.context, asyncio.get_running_loop().time
-        iteration, ended = context.iteration, active.ended
+        ended = active.ended
         busy_s, stragglers = self._queue.busy_s, active.relay.stragglers
         self._training = True
         try:
             active.barrier.begin()
-            outcome = await active.driver.run(feed)
+            report = await active.driver.run(feed)
+            back_s = clock()
             for node in sorted(node for nodes in context.assignment.plan.instance.stages for node in nodes):
                 if node == context.own:
                     active.barrier.hear(active.driver.finished(node))
@@ -256,15 +255,12 @@ class PipelineMember:
             closed = await asyncio.shield(ended)
         finally:
             self._training = False
-        ended_s = clock()
-        return report_of(
-            iteration,
-            outcome,
-            closed,
-            ended_s=ended_s,
-            busy_s=self._queue.busy_s - busy_s,
-            stragglers=active.relay.stragglers - stragglers,
-        )
+        report.closing_s = clock() - back_s
+        whole_s = report.makespan_s + report.closing_s
+        report.busy_share = (self._queue.busy_s - busy_s) / whole_s if whole_s > 0 else 0.0
+        report.stragglers = active.relay.stragglers - stragglers
+        report.grad_norm, report.agrees = closed.grad_norm, closed.agrees
+        return report
 
     async def wait_step(self, iteration: int) -> None:
         """Wait until this number of optimizer steps is taken. Raises ModelError if this member has lost

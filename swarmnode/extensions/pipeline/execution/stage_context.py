@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
 from swarmnode.extensions.pipeline.execution.message_sender import MessageSender
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
@@ -25,6 +27,7 @@ class StageContext:
     assignment: Assignment
     worker: StageWorker
     """Only to be touched in the thread of `queue`."""
+    optimizer: torch.optim.Optimizer
     queue: StageQueue
     sender: MessageSender
     settings: MemberSettings

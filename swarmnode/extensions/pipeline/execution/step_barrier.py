@@ -12,24 +12,18 @@ counted one that came back another way, a replica has counted it too, so the who
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-
-import torch
+from dataclasses import dataclass
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
-from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import IterationOutcome
-from swarmnode.extensions.pipeline.execution.member_records import IterationReport, Reload
+from swarmnode.extensions.pipeline.execution.alignment import Alignment
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
     ContributionBounds,
     GradientExchange,
-    SoloExchange,
     StageIteration,
 )
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
-from swarmnode.extensions.pipeline.stages.packed_state import StageState
 from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Passed
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 
@@ -42,8 +36,6 @@ NOTHING = GradientSum({}, 0, 0)
 class BarrierResult:
     """The end of an iteration at this member."""
 
-    contributors: tuple[str, ...] = ()
-    rejected: Mapping[str, str] = field(default_factory=dict[str, str])
     grad_norm: float | None = None
     """None if no step was taken, or if it was undone."""
     digest: str = ""
@@ -74,20 +66,11 @@ class StepBarrier:
     """Ends the iterations of one assignment, one after the other."""
 
     def __init__(
-        self,
-        context: StageContext,
-        optimizer: torch.optim.Optimizer,
-        averager: GradientExchange,
-        reload: Reload | None,
-        *,
-        start: StageState | None = None,
-        offer: OfferState = offer_to_none,
+        self, context: StageContext, gradient_exchange: GradientExchange, alignment: Alignment
     ) -> None:
-        """`start`, `offer`: as for `Alignment`."""
         self._context = context
-        self._optimizer = optimizer
-        self._averager = averager if len(context.assignment.replicas) > 1 else SoloExchange()
-        self._alignment = Alignment(context, optimizer, self._averager, reload, start=start, offer=offer)
+        self._gradient_exchange = gradient_exchange
+        self._alignment = alignment
         self._finished: dict[int, dict[int, Finished]] = {}
         """By iteration, the report of each data node."""
         self._begun = asyncio.Event()
@@ -136,6 +119,8 @@ class StepBarrier:
         context, iteration = self._context, self._context.iteration
         own = await context.queue.call(self._settle, dict(self._heard))
         combined = await self._combined(own)
+        for peer_id, fault in combined.rejected.items():
+            logger.info("the gradients of %s are not in step %d: %s", peer_id, iteration + 1, fault)
         grad_norm = await context.queue.call(self._step, combined.sum)
         aligned = await self._alignment.align()
         self._finished = {late: heard for late, heard in self._finished.items() if late > iteration}
@@ -144,8 +129,6 @@ class StepBarrier:
             self._begun.set()
         context.iteration += 1
         return BarrierResult(
-            contributors=combined.contributors,
-            rejected={peer: str(fault) for peer, fault in combined.rejected.items()},
             grad_norm=None if aligned.undone else grad_norm,
             digest=aligned.digest,
             agrees=aligned.agrees,
@@ -213,7 +196,9 @@ class StepBarrier:
         """Take one step of the optimizer. To be called in the worker thread."""
         context = self._context
         try:
-            return context.worker.apply(total.of_step(1), self._optimizer, max_norm=context.settings.max_norm)
+            return context.worker.apply(
+                total.of_step(1), context.optimizer, max_norm=context.settings.max_norm
+            )
         except Rejected as rejected:
             logger.warning("no step in iteration %d: %s", context.iteration, rejected)
             return None
@@ -227,7 +212,7 @@ class StepBarrier:
         )
         try:
             # It bounds itself; ended from here, the survivors would step on different sums.
-            return await self._averager.combine(
+            return await self._gradient_exchange.combine(
                 own,
                 StageIteration(assignment.digest, assignment.stage, context.iteration),
                 assignment.replicas,
@@ -237,36 +222,3 @@ class StepBarrier:
             # Where the others did without us, the next comparison of weights brings us back to theirs.
             logger.warning("stepping on our own gradients alone: %s", error)
             return Combined(own, (us,), {})
-
-
-def report_of(
-    iteration: int,
-    outcome: IterationOutcome,
-    closed: BarrierResult,
-    *,
-    ended_s: float,
-    busy_s: float,
-    stragglers: int,
-) -> IterationReport:
-    """Return a data node's report of an iteration. `ended_s`: event loop time at which its step was taken."""
-    whole_s = ended_s - outcome.began_s
-    return IterationReport(
-        iteration=iteration,
-        makespan_s=outcome.ended_s - outcome.began_s,
-        closing_s=ended_s - outcome.ended_s,
-        micro_batches=len(outcome.back),
-        tokens=outcome.tokens,
-        sums=outcome.sums,
-        retried=outcome.retried,
-        given_up=outcome.given_up,
-        skipped=dict(outcome.skipped),
-        lost=tuple(sorted(outcome.lost)),
-        round_trips=tuple(outcome.round_trips),
-        stragglers=stragglers,
-        busy_share=busy_s / whole_s if whole_s > 0 else 0.0,
-        contributors=closed.contributors,
-        rejected=closed.rejected,
-        stepped=closed.grad_norm is not None,
-        grad_norm=closed.grad_norm,
-        agrees=closed.agrees,
-    )

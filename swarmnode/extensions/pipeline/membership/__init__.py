@@ -1,1 +1,1 @@
-"""Membership of a pipeline and agreement on its plan, without a coordinator."""
+"""Who is a member, and which plan all members agree on, without a coordinator."""

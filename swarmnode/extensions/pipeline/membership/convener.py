@@ -1,6 +1,6 @@
 """Decides if it is our turn to propose a plan and if one is due, and draws the conclusions of the round.
 
-known_members.py, follower.py -> [Convener] -> convening.Round -> who is left out, whether we resign
+known_members.py, follower.py -> [Convener] -> proposal_round.py -> who is left out, whether we resign
 
 A death is planned around at once, newcomers once no more of them come, or have come for long enough. Inputs
 that gave no plan are not tried again before something changes, or a while has passed. Whoever says that
@@ -171,7 +171,7 @@ class Convener:
         if plan is None:
             return []
         said = [self._presence.announced, *(self._members[peer].presence.costs for peer in others)]
-        found = useless_members(said, plan.former.stage_of) & {*plan.peers}
+        found = useless_members(said, plan.as_former.stage_of) & {*plan.peers}
         self._judged &= found
         return sorted(found - self._judged)
 

@@ -216,7 +216,7 @@ class Follower:
     @property
     def former(self) -> FormerStages | None:
         """The stages that members hold under the plan in force, None without one."""
-        return self.in_force.former if self.in_force else None
+        return self.in_force.as_former if self.in_force else None
 
     @property
     def proposed(self) -> AgreedPlan | None:

@@ -54,23 +54,17 @@ MAX_TRACKED_PEERS = 1024
 """Bound of the tracked peers: as many as could be members. The one that was not heard of for longest is
 forgotten."""
 TICK_S = 1.0
+ECHOES = 7
+"""Round trips of which the median is taken."""
+LONG_ENOUGH_S = 0.2
+"""Time beyond the round trip from which a bulk transfer tells the bandwidth."""
+TIMEOUT_S = 10.0
+"""Limit of each request."""
+REFRESH_S = 300.0
+"""Time after which a link is measured again, also when it failed."""
 
 RECENT = 5
 """Measurements of a link of which the median counts: two outliers in five leave no trace."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSettings:
-    """Numbers and time limits of the measurements of links."""
-
-    echoes: int = 7
-    """Round trips of which the median is taken."""
-    long_enough_s: float = 0.2
-    """Time beyond the round trip from which a bulk transfer tells the bandwidth."""
-    timeout_s: float = 10.0
-    """Limit of each request."""
-    refresh_s: float = 300.0
-    """Time after which a link is measured again, also when it failed."""
 
 
 @dataclass(slots=True)
@@ -147,17 +141,11 @@ class LinkProber:
     """
 
     def __init__(
-        self,
-        streams: MemberStreams,
-        *,
-        rng: random.Random,
-        settings: ProbeSettings | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, streams: MemberStreams, *, rng: random.Random, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`rng` makes the probes' bytes, `clock` tells seconds."""
         self._streams = streams
         self._rng = rng
-        self._settings = settings or ProbeSettings()
         self._clock = clock
         self._links: dict[str, _Link] = {}
 
@@ -183,7 +171,7 @@ class LinkProber:
             except NetworkError as error:
                 link.failures += 1
                 logger.debug("no probe of %s came through (%d in a row): %s", peer_id, link.failures, error)
-            link.due_at_s = self._clock() + self._settings.refresh_s
+            link.due_at_s = self._clock() + REFRESH_S
 
     def links(self) -> dict[str, LinkCosts]:
         """Return the link to each peer that was measured lately: the medians of the latest measurements."""
@@ -203,12 +191,12 @@ class LinkProber:
 
     async def measure(self, peer_id: str) -> LinkCosts:
         """Return one measurement. Raises NetworkError: no answer, a wrong one, or a refusal."""
-        trips = [await self._timed(peer_id, ECHO_BYTES) for _ in range(self._settings.echoes)]
+        trips = [await self._timed(peer_id, ECHO_BYTES) for _ in range(ECHOES)]
         trip_s = median(trips)
         size_bytes = FIRST_BULK_BYTES
         while True:
             beyond_s = await self._timed(peer_id, size_bytes) - trip_s
-            if beyond_s >= self._settings.long_enough_s or size_bytes >= MAX_PROBE_BYTES:
+            if beyond_s >= LONG_ENOUGH_S or size_bytes >= MAX_PROBE_BYTES:
                 return _link_costs(trip_s / 2, size_bytes / max(beyond_s, LEAST_TRANSFER_S))
             size_bytes = min(size_bytes * BULK_GROWTH, MAX_PROBE_BYTES)
 
@@ -220,7 +208,7 @@ class LinkProber:
         try:
             answer = await self._streams.ask(
                 peer_id, MemberService.PROBES, Probe(size_bytes), bytes,
-                timeout_s=self._settings.timeout_s, payload=payload,
+                timeout_s=TIMEOUT_S, payload=payload,
             )  # fmt: skip
         except Rejected as error:
             raise PeerUnreachable(f"{peer_id} refused a probe: {error}") from error

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
 from swarmnode.extensions.pipeline.membership.membership_messages import Ping, Request, Status, Suspect
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
 
 logger = logging.getLogger(__name__)
@@ -81,23 +82,14 @@ class LivenessMonitor:
 
     async def look(self, peers: Iterable[str]) -> None:
         """Exchange status with these members, all at once and with a short deadline."""
-        async with asyncio.TaskGroup() as tasks:
-            for peer in peers:
-                tasks.create_task(self._look(peer))
-
-    async def _look(self, peer: str) -> None:
-        try:
-            await self._ask(peer, Ping(self._status()), self._members.settings.confirm_s)
-        except (NetworkError, MemberRefused) as error:
-            logger.debug("%s does not say where it stands: %s", peer, error)
+        within_s = self._members.settings.confirm_s
+        await of_each(peers, lambda peer: self._tell(peer, Ping(self._status()), within_s))
 
     async def _ping_forever(self) -> None:
         settings = self._members.settings
         asking = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
         while True:
-            async with asyncio.TaskGroup() as tasks:
-                for peer in self._members.due(_now_s()):
-                    tasks.create_task(self._ping(peer, asking))
+            await of_each(self._members.due(_now_s()), lambda peer: self._ping(peer, asking))
             for peer in self._members.silent(_now_s()):
                 self._gone(peer, f"silent for {settings.silence_s:.0f} s")
             await self._news.pause(settings.ping_s / LOOKS_PER_PING)
@@ -107,9 +99,7 @@ class LivenessMonitor:
             await self._reported.wait()
             self._reported.clear()
             suspects, self._suspects = self._suspects, {}
-            async with asyncio.TaskGroup() as tasks:
-                for peer, why in suspects.items():
-                    tasks.create_task(self._confirm(peer, why))
+            await of_each(suspects.items(), lambda suspect: self._confirm(*suspect))
 
     async def _ping(self, peer: str, asking: asyncio.Semaphore) -> None:
         async with asking:
@@ -130,13 +120,13 @@ class LivenessMonitor:
             logger.debug("%s lives, though reported lost (%s): %s", peer, why, error)
         except NetworkError as error:
             if self._gone(peer, f"{why}; {error}") and self._turn() != self._members.own:
-                await self._tell(self._turn(), Suspect(peer))
+                await self._tell(self._turn(), Suspect(peer), settings.answer_s)
 
-    async def _tell(self, peer: str, request: Request) -> None:
+    async def _tell(self, peer: str, request: Request, within_s: float) -> None:
         try:
-            await self._ask(peer, request, self._members.settings.answer_s)
+            await self._ask(peer, request, within_s)
         except (NetworkError, MemberRefused) as error:
-            logger.debug("%s was not told: %s", peer, error)
+            logger.debug("%s does not answer: %s", peer, error)
 
     def _gone(self, peer: str, why: str) -> bool:
         gone = self._members.lost(peer, why, _now_s())

@@ -48,6 +48,7 @@ from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.node_key import NodeKey
@@ -148,9 +149,7 @@ class Membership:
         finally:
             if self._heard is not None:
                 await self._heard.aclose()
-            async with asyncio.TaskGroup() as tasks:
-                for peer in self._members.living():
-                    tasks.create_task(self._try(peer, Leave()))
+            await of_each(self._members.living(), self._tell_leaving)
 
     async def agreed(self, iteration: int) -> AgreedPlan:
         """Return the plan for this iteration, in which we are a data node. The iteration counts as running
@@ -213,7 +212,7 @@ class Membership:
             in_force=plan.epoch if plan else 0,
             plan=plan.digest if plan else "",
             stage=-1 if stage is None else stage,
-            ends=plan.former.ends if plan else (),
+            ends=plan.as_former.ends if plan else (),
             weights=follower.weights,
             epoch=follower.epoch,
             progress=follower.progress,
@@ -314,9 +313,9 @@ class Membership:
         self._follower.hear(peer_id, status, self._now_s())
         return status
 
-    async def _try(self, peer_id: str, request: Request) -> None:
+    async def _tell_leaving(self, peer_id: str) -> None:
         try:
-            await ask(self._streams, peer_id, request, self._own.sealed, timeout_s=self._settings.answer_s)
+            await ask(self._streams, peer_id, Leave(), self._own.sealed, timeout_s=self._settings.answer_s)
         except (NetworkError, MemberRefused) as error:
             logger.debug("%s was not told: %s", peer_id, error)
 

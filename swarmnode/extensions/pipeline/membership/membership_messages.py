@@ -1,6 +1,6 @@
 """Messages between members about the pipeline itself: presence, state, proposals. Bounded and strict.
 
-membership.py -> [control] -> gossip, member_streams.py -> [control] -> membership.py
+membership.py -> [membership_messages] -> gossip, member_streams.py -> [membership_messages] -> membership.py
 
 A `Presence` is signed by its author for one pipeline of one swarm, so it can be gossiped, handed on in a
 proposal and believed whoever brings it. Everything else is a request to one member, whose transport tells the

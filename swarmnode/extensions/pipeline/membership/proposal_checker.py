@@ -1,6 +1,6 @@
 """Checks a proposal: its sender may make it, and it describes the members as they are.
 
-Propose of a convener -> [checked] -> planning.Inputs -> follower.py
+Propose of a convener -> [checked] -> PlanInputs -> follower.py
 """
 
 from collections.abc import Callable

@@ -27,6 +27,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     TakeAssignment,
 )
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, must_load
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 
 MAX_HOLDS = 5
@@ -200,9 +201,7 @@ class ProposalRound:
             except NetworkError as error:
                 self._out.again[peer] = str(error)
 
-        async with asyncio.TaskGroup() as tasks:
-            for peer in peers:
-                tasks.create_task(tell(peer))
+        await of_each(peers, tell)
         return self._goes_on
 
     async def _until(
@@ -245,9 +244,7 @@ class ProposalRound:
                 told = self._out.failed if peer == self._own else self._out.again
                 told[peer] = status.detail or "failed"
 
-        async with asyncio.TaskGroup() as tasks:
-            for peer in peers:
-                tasks.create_task(look(peer))
+        await of_each(peers, look)
 
     @property
     def _goes_on(self) -> bool:

@@ -1,6 +1,6 @@
 """A data node's observations of the other members at work: who is slower than it claims, or does nothing.
 
-IterationReport, who did not answer -> [SlowdownLog] -> Observation -> announcements -> plans/evidence.py
+IterationReport, who did not answer -> [SlowdownLog] -> Observation -> announcements -> plans/observations.py
 
 Micro-batches that take longer than planned make the members on their path look slow; those that pass others
 by then show who it was, as of every member the better quarter counts. Who does not answer although it lives
@@ -109,7 +109,7 @@ class SlowdownLog:
             excess_s = each.took_s - usual * each.planned_s
             for node in each.path[1:]:
                 peer = agreed.peers[node]
-                part = agreed.part_of(peer)
+                part = agreed.planned_stage_of(peer)
                 if peer not in claims or part is None:
                     continue
                 both_ways = 1 + instance.backward_factor

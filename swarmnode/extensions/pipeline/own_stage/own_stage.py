@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from swarmnode.errors import CheckpointError, NetworkError, StorageError
+from swarmnode.extensions.pipeline.execution.alignment import RARE_STEPS, SMALL_STATE_BYTES
 from swarmnode.extensions.pipeline.execution.member_records import Assignment
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.collected_state import stage_state, whole_state
@@ -31,17 +32,13 @@ from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel, StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import Activations, StageWorker
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
-from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, LayerAssignments
+from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, LayerHolders
 from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
 from swarmnode.extensions.pipeline.states.state_service import StateService
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.training.adam import adam
 
 logger = logging.getLogger(__name__)
-
-SMALL_STATE_BYTES = 64 * 2**20
-"""Size up to which a copy is made after every step. A larger one (full training) is made every tenth."""
-RARE_STEPS = 10
 
 COPY_TRIES = 4
 COPY_PAUSE_S = 0.5
@@ -96,7 +93,7 @@ class OwnStage:
         member: PipelineMember,
         decode: DecodeNode,
         states: StateService,
-        averager: ReplicaExchange,
+        gradient_exchange: ReplicaExchange,
         checkpoints: StageCheckpoints,
         living: Callable[[], Collection[str]],
     ) -> None:
@@ -107,7 +104,7 @@ class OwnStage:
         self._member = member
         self._decode = decode
         self._states = states
-        self._averager = averager
+        self._gradient_exchange = gradient_exchange
         self._checkpoints = checkpoints
         self._living = living
         self._held: _Held | None = None
@@ -144,7 +141,7 @@ class OwnStage:
         part = part_of(agreed, self._peer_id)
         if part is None or (self._held is not None and self._held.part == part):
             return
-        planned = agreed.part_of(self._peer_id)
+        planned = agreed.planned_stage_of(self._peer_id)
         needed = planned.held_bytes if planned is not None else 0
         if self._held is None or needed + self._held_bytes <= self._settings.free_bytes:
             self._next = await asyncio.to_thread(self._load, part)
@@ -154,8 +151,8 @@ class OwnStage:
         self.ready.clear()
         # Rollouts that are under way do not wait for what goes by the former plan.
         self._decode.hold(None)
-        self._averager.admit(agreed.peers, scope_of(agreed, self._peer_id))
-        before = None if agreed.before is None else LayerAssignments(agreed.before.ranges)
+        self._gradient_exchange.admit(agreed.peers, scope_of(agreed, self._peer_id))
+        before = None if agreed.before is None else LayerHolders(agreed.before.ranges)
         self._states.admit(agreed.members, holders_of(agreed), former=before)
         self.agreed = agreed
         self.plans += 1
@@ -179,7 +176,7 @@ class OwnStage:
         await self._bring_up_to_date(held, worker, agreed)
         self._states.settle()
         self._held, self._next, self._worker = held, None, worker
-        planned = agreed.part_of(self._peer_id)
+        planned = agreed.planned_stage_of(self._peer_id)
         self._held_bytes = planned.held_bytes if planned is not None else 0
         state = await self._publish(held, worker)
         self._member.assign(

@@ -7,28 +7,28 @@ from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.plans.recovery import neighbours
 from swarmnode.extensions.pipeline.replication.replica_answers import AnswerScope
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
-from swarmnode.extensions.pipeline.states.holdings import LayerAssignments
+from swarmnode.extensions.pipeline.states.holdings import LayerHolders
 
 
 def part_of(agreed: AgreedPlan, peer_id: str) -> StagePart | None:
     """Return the layers of a member; None if it has none."""
-    part, stage = agreed.part_of(peer_id), agreed.stage_of(peer_id)
+    part, stage = agreed.planned_stage_of(peer_id), agreed.stage_of(peer_id)
     return None if part is None else StagePart(part.first, part.end, has_ends=stage == 0)
 
 
 def scope_of(agreed: AgreedPlan, peer_id: str) -> AnswerScope | None:
     """Return the bounds of questions that the replicas of a member's stage may ask it; None if it has no
     stage."""
-    stage, part = agreed.stage_of(peer_id), agreed.part_of(peer_id)
+    stage, part = agreed.stage_of(peer_id), agreed.planned_stage_of(peer_id)
     if stage is None or part is None:
         return None
     return AnswerScope(agreed.digest, stage, frozenset(part.peers), agreed.iteration)
 
 
-def holders_of(agreed: AgreedPlan) -> LayerAssignments:
+def holders_of(agreed: AgreedPlan) -> LayerHolders:
     """Return the layers of each member under a plan, and the keepers of their copies."""
     keepers = zip(agreed.peers, neighbours(agreed.plan.instance), strict=True)
-    return LayerAssignments(
-        agreed.former.ranges,
+    return LayerHolders(
+        agreed.as_former.ranges,
         {peer: agreed.peers[keeper] for peer, keeper in keepers if keeper is not None},
     )

@@ -34,13 +34,13 @@ class StageServices:
     ) -> None:
         """`living`: returns the members that answer, with or without a stage."""
         self._parts = parts
-        self._averager = ReplicaExchange(streams)
+        self._gradient_exchange = ReplicaExchange(streams)
         self._stack = AsyncExitStack()
         self.states = StateService(streams)
         self.member = PipelineMember(
             streams,
             key=parts.key,
-            averager=self._averager,
+            gradient_exchange=self._gradient_exchange,
             settings=parts.member,
             reload=self._reload,
         )
@@ -57,14 +57,14 @@ class StageServices:
             member=self.member,
             decode=self.decode,
             states=self.states,
-            averager=self._averager,
+            gradient_exchange=self._gradient_exchange,
             checkpoints=parts.checkpoints,
             living=living,
         )
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._averager)
+            await stack.enter_async_context(self._gradient_exchange)
             await stack.enter_async_context(self.states)
             self.states.offer_earlier(self._parts.earlier)
             await stack.enter_async_context(self.member)

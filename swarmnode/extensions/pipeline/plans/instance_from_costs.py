@@ -38,18 +38,18 @@ def instance_from(
     """
     names = tuple(sorted(peer for part in parts.stages for peer in part.peers))
     members = [costs[name] for name in names]
-    holding = _holding(members, parts, settings.micro_batch_tokens)
+    table = _placement_table(members, parts, settings.micro_batch_tokens)
     stages = tuple(tuple(sorted(map(names.index, part.peers))) for part in parts.stages)
     stage_of = {node: stage for stage, nodes in enumerate(stages) for node in nodes}
     known = _both_ends(names, links)
     size_bytes, count = settings.token_bytes * settings.micro_batch_tokens, range(len(names))
     instance = Instance(
         names=names,
-        forward_s=tuple(holding.forward_s[node][stage_of[node]] for node in count),
+        forward_s=tuple(table.forward_s[node][stage_of[node]] for node in count),
         hop_s=tuple(
             tuple(0.0 if i == j else known[i, j].transfer_s(size_bytes) for j in count) for i in count
         ),
-        memory=tuple(holding.memory[node][stage_of[node]] for node in count),
+        memory=tuple(table.memory[node][stage_of[node]] for node in count),
         stages=stages,
         path_length=parts.path_length,
         waves=settings.waves,
@@ -58,10 +58,10 @@ def instance_from(
         first_gap_s=0.0,
         max_gap=settings.max_gap,
     )
-    return instance, holding
+    return instance, table
 
 
-def _holding(members: Sequence[MemberCosts], parts: Partition, tokens: int) -> PlacementTable:
+def _placement_table(members: Sequence[MemberCosts], parts: Partition, tokens: int) -> PlacementTable:
     """Return, as [node][stage], the seconds of a micro-batch and the micro-batches that fit beside the
     stage's weights."""
     seconds = [

@@ -1,6 +1,6 @@
 """Weighs members' observations of each other in a plan, and finds those that are left out because of them.
 
-announcements, holders of stage 0 -> [counted_observations] -> costs.corrected_costs
+announcements, holders of stage 0 -> [counted_observations] -> member_costs.corrected_costs
                                   -> [useless_members] -> planning.py (spare)
 
 Only a node that starts micro-batches sees their fate, so only data nodes of the former plan are witnesses.

@@ -105,22 +105,22 @@ class AgreedPlan:
         """Return the stage of a member; None for a spare member or a stranger."""
         return self.partition.stage_of.get(peer_id)
 
-    def part_of(self, peer_id: str) -> PlannedStage | None:
+    def planned_stage_of(self, peer_id: str) -> PlannedStage | None:
         """Return the planned stage of a member, with its layers; None if it has none."""
         stage = self.stage_of(peer_id)
         return None if stage is None else self.partition.stages[stage]
 
     def place_of(self, peer_id: str) -> str:
         """Return the assignment of a member in words, for people."""
-        stage, part = self.stage_of(peer_id), self.part_of(peer_id)
+        stage, part = self.stage_of(peer_id), self.planned_stage_of(peer_id)
         if stage is None or part is None:
             return "no stage for us"
         stages, count = len(self.partition.stages), len(self.members)
         return f"stage {stage} of {stages}, layers {part.first} to {part.end - 1}, {count} members"
 
     @property
-    def former(self) -> FormerStages:
-        """The stages and their holders under this plan, which the next plan starts from."""
+    def as_former(self) -> FormerStages:
+        """The stages and their holders under this plan, as the next plan starts from them."""
         return FormerStages(tuple(part.end for part in self.partition.stages), self.partition.stage_of)
 
 
@@ -166,7 +166,7 @@ def must_load(agreed: AgreedPlan, former: FormerStages | None) -> tuple[str, ...
     """Return members that hold other layers under the plan than before, so that they have to load weights;
     sorted."""
     before = former.ranges if former is not None else {}
-    return tuple(sorted(peer for peer, part in agreed.former.ranges.items() if before.get(peer) != part))
+    return tuple(sorted(peer for peer, part in agreed.as_former.ranges.items() if before.get(peer) != part))
 
 
 def _stage_count(settings: PlanSettings, members: int) -> int | None:
@@ -188,8 +188,8 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
             raise
         # Whoever was left alone with the model goes on so: these newcomers are too small to share it.
         return _alone(inputs, scene.costs[min(whole)])
-    instance, holding = scene.measured(parts)
-    found = search(instance, seed=0, effort=_effort(settings.search_tasks), holding=holding).plan
+    instance, table = scene.measured(parts)
+    found = search(instance, seed=0, effort=_effort(settings.search_tasks), table=table).plan
     stages = tuple(
         replace(part, peers=tuple(instance.names[node] for node in nodes))
         for part, nodes in zip(parts.stages, found.instance.stages, strict=True)

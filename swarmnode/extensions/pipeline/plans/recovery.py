@@ -16,12 +16,6 @@ from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
-SLACK = 3.0
-"""Factor of the predicted time of a micro-batch: home machines and lines vary by about this much."""
-
-FLOOR_S = 5.0
-"""Seconds added to it: below this a busy machine or a hanging line decides, not the plan."""
-
 Path = tuple[int, ...]
 
 
@@ -117,18 +111,10 @@ def neighbours(instance: Instance) -> tuple[int | None, ...]:
     return tuple(keeper)
 
 
-def deadline_s(plan: Plan, agent: int, wave: int, *, slack: float = SLACK, floor_s: float = FLOOR_S) -> float:
-    """Return the seconds that a micro-batch may take, from its start, before its data node repairs its path.
-
-    They are its predicted time, waiting for others included, times `slack`, plus `floor_s`.
-    """
-    return predicted_s(plan)[agent][wave] * slack + floor_s
-
-
 @lru_cache(maxsize=8)
 def predicted_s(plan: Plan) -> tuple[tuple[float, ...], ...]:
     """Return [agent][wave]: seconds from the start of a micro-batch's first forward to the end of its last
-    backward.
+    backward, waiting for others included.
 
     >>> link = ((0.0, 1.0), (1.0, 0.0))
     >>> two = Instance(("a", "b"), (1.0, 1.0), link, (1, 1), ((0,), (1,)), path_length=2, waves=1)

@@ -1,1 +1,1 @@
-"""The replicas of a stage: they add up their gradients, and compare their weights after the step."""
+"""Members that hold the same stage: they add up gradients before a step, and compare weights after it."""

@@ -48,49 +48,49 @@ class Contribution:
     """Euclidean norm of the sum over all its parameters."""
 
 
-def contribute(own: GradientSum, expected: ContributionBounds) -> Contribution:
+def contribute(own: GradientSum, bounds: ContributionBounds) -> Contribution:
     """Return our own contribution. Raises Rejected: not_finite, weight; ModelError for gradients that are not
     of this stage."""
-    names = sorted(expected.shapes)
+    names = sorted(bounds.shapes)
     for name, tensor in own.tensors.items():
-        if tuple(tensor.shape) != expected.shapes.get(name):
+        if tuple(tensor.shape) != bounds.shapes.get(name):
             raise ModelError(f"a gradient {list(tensor.shape)} of {name} is none of this stage")
     held = [own.tensors[name].detach().reshape(-1) for name in names if name in own.tensors]
     flat = torch.cat(held).to("cpu", torch.float32) if held else torch.zeros(0)
     present = sum((name in own.tensors) << index for index, name in enumerate(names))
     head = Head(own.tokens, own.visits, present.to_bytes(-(-len(names) // 8), "little"))
-    return read_values(head, bytearray(flat.numpy().tobytes()), expected)
+    return read_values(head, bytearray(flat.numpy().tobytes()), bounds)
 
 
-def size_bytes(head: Head, expected: ContributionBounds) -> int:
+def size_bytes(head: Head, bounds: ContributionBounds) -> int:
     """Return the number of bytes that belong to a head, before anything is allocated. Raises Rejected:
     wrong_shape, weight."""
-    if head.tokens > expected.max_tokens or head.visits > expected.max_visits:
+    if head.tokens > bounds.max_tokens or head.visits > bounds.max_visits:
         raise Rejected(ContributionFault.WEIGHT, f"{head.tokens} tokens in {head.visits} micro-batches")
     if not head.tokens and any(head.present):
         raise Rejected(ContributionFault.WEIGHT, "gradients of no token")
-    return 4 * sum(_sizes(_names(head, expected), expected))
+    return 4 * sum(_sizes(_names(head, bounds), bounds))
 
 
-def most_bytes(expected: ContributionBounds) -> int:
+def most_bytes(bounds: ContributionBounds) -> int:
     """Return the largest size of one contribution: every parameter."""
-    return 4 * sum(_sizes(list(expected.shapes), expected))
+    return 4 * sum(_sizes(list(bounds.shapes), bounds))
 
 
-def read_values(head: Head, data: bytearray, expected: ContributionBounds) -> Contribution:
+def read_values(head: Head, data: bytearray, bounds: ContributionBounds) -> Contribution:
     """Return the contribution of a head and its bytes. Raises Rejected: not_finite, and as `size_bytes`.
 
     Takes seconds for gigabytes.
     """
-    if len(data) != size_bytes(head, expected):
+    if len(data) != size_bytes(head, bounds):
         raise Rejected(ContributionFault.WRONG_SHAPE, f"{len(data)} bytes of gradients")
-    names = _names(head, expected)
+    names = _names(head, bounds)
     flat = torch.frombuffer(data, dtype=torch.float32) if data else torch.zeros(0)
     norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
     if not math.isfinite(norm):
         raise Rejected(ContributionFault.NOT_FINITE)
-    parts = zip(names, flat.split(_sizes(names, expected)) if names else [], strict=True)
-    tensors = {name: part.view(expected.shapes[name]) for name, part in parts}
+    parts = zip(names, flat.split(_sizes(names, bounds)) if names else [], strict=True)
+    tensors = {name: part.view(bounds.shapes[name]) for name, part in parts}
     digest = hashlib.sha256(encode(head))
     digest.update(data)
     return Contribution(head, data, digest.hexdigest(), GradientSum(tensors, head.tokens, head.visits), norm)
@@ -102,13 +102,13 @@ def fault_of(rejected: Rejected) -> ContributionFault:
     return ContributionFault(rejected.reason) if known else ContributionFault.MALFORMED
 
 
-def _names(head: Head, expected: ContributionBounds) -> list[str]:
-    names = sorted(expected.shapes)
+def _names(head: Head, bounds: ContributionBounds) -> list[str]:
+    names = sorted(bounds.shapes)
     bits = int.from_bytes(head.present, "little")
     if len(head.present) != -(-len(names) // 8) or bits >> len(names):
         raise Rejected(ContributionFault.WRONG_SHAPE, f"this stage has {len(names)} parameters")
     return [name for index, name in enumerate(names) if bits >> index & 1]
 
 
-def _sizes(names: Sequence[str], expected: ContributionBounds) -> list[int]:
-    return [math.prod(expected.shapes[name]) for name in names]
+def _sizes(names: Sequence[str], bounds: ContributionBounds) -> list[int]:
+    return [math.prod(bounds.shapes[name]) for name in names]

@@ -69,7 +69,7 @@ class Combined:
 
 
 @dataclass(frozen=True, slots=True)
-class AveragingSettings:
+class GradientExchangeSettings:
     max_norm_ratio: float = 16.0
     """Largest ratio of a replica's gradient norm a token to the (lower) median of all replicas. Means over
     few micro-batches of unequal size differ by single digits."""
@@ -97,15 +97,15 @@ class GradientExchange(Protocol):
     async def combine(
         self,
         own: GradientSum,
-        exchange: StageIteration,
+        stage_iteration: StageIteration,
         replicas: Sequence[str],
-        expected: ContributionBounds,
+        bounds: ContributionBounds,
     ) -> Combined:
         """Return the sum over all replicas whose contribution is sound. Bounded in time whatever they do."""
         ...
 
     async def compare(
-        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+        self, digest: str, stage_iteration: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
         """Compare the state after the step with the other replicas.
 
@@ -113,21 +113,3 @@ class GradientExchange(Protocol):
         not know that the pipeline was there.
         """
         ...
-
-
-class SoloExchange:
-    """The exchange of a stage without replicas."""
-
-    async def combine(
-        self,
-        own: GradientSum,
-        exchange: StageIteration,
-        replicas: Sequence[str],
-        expected: ContributionBounds,
-    ) -> Combined:
-        return Combined(own, tuple(replicas[:1]), {})
-
-    async def compare(
-        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
-    ) -> ReplicaVote:
-        return ReplicaVote(agrees=True, digest=digest)

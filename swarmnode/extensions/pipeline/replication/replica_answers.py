@@ -47,7 +47,7 @@ class AnswerScope:
 
 @dataclass(slots=True)
 class OwnAnswers:
-    """What other replicas may ask about one exchange; None where it is not there yet."""
+    """What other replicas may ask about one iteration; None where it is not there yet."""
 
     contribution: Contribution | None = None
     held: HeldContributions | None = None
@@ -63,9 +63,9 @@ class ReplicaAnswers:
         self._changed = asyncio.Event()
         self._waiting: Counter[str] = Counter()
 
-    def of(self, exchange: StageIteration) -> OwnAnswers:
-        """Return our answers about an exchange, to be filled in. `tell` says that they were."""
-        own = self._own.setdefault(exchange, OwnAnswers())
+    def of(self, stage_iteration: StageIteration) -> OwnAnswers:
+        """Return our answers about an iteration, to be filled in. `tell` says that they were."""
+        own = self._own.setdefault(stage_iteration, OwnAnswers())
         if len(self._own) > KEPT_EXCHANGES:
             self._own.popitem(last=False)
         return own
@@ -78,10 +78,10 @@ class ReplicaAnswers:
     async def answer(self, incoming: Incoming[Question]) -> Reply:
         """Answer a question, waiting until it can be. Raises Rejected."""
         peer_id, question = incoming.peer_id, incoming.message
-        self._check_scope(peer_id, question.exchange)
+        self._check_scope(peer_id, question.stage_iteration)
 
         def own() -> OwnAnswers:
-            return self._own.get(question.exchange) or OwnAnswers()
+            return self._own.get(question.stage_iteration) or OwnAnswers()
 
         if isinstance(question, AskGradients):
             found = await self._until(peer_id, lambda: own().contribution)
@@ -106,14 +106,14 @@ class ReplicaAnswers:
             self._waiting += Counter()  # forgets the peers at zero
         return found
 
-    def _check_scope(self, peer_id: str, exchange: StageIteration) -> None:
+    def _check_scope(self, peer_id: str, stage_iteration: StageIteration) -> None:
         """Raises Rejected for a question outside of the plan, before anything is waited for. Nothing is known
         of a plan that we have yet to take up."""
         scope = self.scope
-        if scope is None or scope.plan != exchange.plan:
+        if scope is None or scope.plan != stage_iteration.plan:
             return
-        if exchange.stage != scope.stage or peer_id not in scope.replicas:
+        if stage_iteration.stage != scope.stage or peer_id not in scope.replicas:
             raise Rejected(Refusal.NOT_A_MEMBER, "of this stage")
         begun = (each.iteration for each in self._own if each.plan == scope.plan)
-        if exchange.iteration > max(begun, default=scope.iteration) + 1:
-            raise Rejected(Refusal.TOO_EARLY, f"for iteration {exchange.iteration}")
+        if stage_iteration.iteration > max(begun, default=scope.iteration) + 1:
+            raise Rejected(Refusal.TOO_EARLY, f"for iteration {stage_iteration.iteration}")

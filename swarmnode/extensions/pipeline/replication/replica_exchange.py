@@ -41,10 +41,10 @@ from swarmnode.extensions.pipeline.replication.contributions import (
     size_bytes,
 )
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
-    AveragingSettings,
     Combined,
     ContributionBounds,
     ContributionFault,
+    GradientExchangeSettings,
     StageIteration,
 )
 from swarmnode.extensions.pipeline.replication.replica_answers import AnswerScope, ReplicaAnswers
@@ -56,10 +56,11 @@ from swarmnode.extensions.pipeline.replication.replica_questions import (
     Question,
     StageQuestion,
 )
-from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, agreement_of
+from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, vote_of
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.incoming_streams import ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
 from swarmnode.extensions.pipeline.wire.services import MemberService
 
@@ -78,10 +79,10 @@ class ReplicaExchange:
         combined = await exchange.combine(worker.take_gradients(), StageIteration(plan, 1, 7), ...)
     """
 
-    def __init__(self, streams: MemberStreams, settings: AveragingSettings | None = None) -> None:
+    def __init__(self, streams: MemberStreams, settings: GradientExchangeSettings | None = None) -> None:
         self._streams = streams
         self._members: frozenset[str] = frozenset()
-        self._settings = settings or AveragingSettings()
+        self._settings = settings or GradientExchangeSettings()
         self._answers = ReplicaAnswers()
         self._silent: frozenset[str] = frozenset()
         """Replicas that the last exchange was closed without."""
@@ -105,25 +106,23 @@ class ReplicaExchange:
     async def combine(
         self,
         own: GradientSum,
-        exchange: StageIteration,
+        stage_iteration: StageIteration,
         replicas: Sequence[str],
-        expected: ContributionBounds,
+        bounds: ContributionBounds,
     ) -> Combined:
         """Implements `GradientExchange.combine`. A frozen replica costs `contribution_timeout_s` and the time
         that its bytes may take. If our own gradients would be refused by every replica, they count as none.
         Raises ModelError for gradients that are not of this stage."""
-        us, answers = self._streams.peer_id, self._answers.of(exchange)
+        us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         others = sorted(set(replicas) - {us})
+        if not others:
+            return Combined(own, (us,), {})
         # Those of all others share the line.
-        fetch_s = len(others) * most_bytes(expected) / self._settings.least_bytes_per_s
+        fetch_s = len(others) * most_bytes(bounds) / self._settings.least_bytes_per_s
         fetch_s += self._settings.contribution_timeout_s
-        answers.contribution = await self._contribution(own, exchange, expected)
+        answers.contribution = await self._contribution(own, stage_iteration, bounds)
         self._answers.tell()
-        async with asyncio.TaskGroup() as tasks:
-            asked = {
-                peer: tasks.create_task(self._fetch(peer, exchange, expected, fetch_s)) for peer in others
-            }
-        found = {peer: task.result() for peer, task in asked.items()}
+        found = await of_each(others, lambda peer: self._fetch(peer, stage_iteration, bounds, fetch_s))
         faults = {peer: one for peer, one in found.items() if isinstance(one, ContributionFault)}
         came = {us: answers.contribution}
         came |= {peer: one for peer, one in found.items() if isinstance(one, Contribution)}
@@ -133,17 +132,17 @@ class ReplicaExchange:
         # A replica may have begun a whole step later than we did, and waited as long for one that is dead.
         timeout_s = 2 * fetch_s + self._settings.round_timeout_s
         told = await self._asked(
-            set(others) - self._silent, AskHeld(exchange), HeldContributions, lambda _: timeout_s
+            set(others) - self._silent, AskHeld(stage_iteration), HeldContributions, lambda _: timeout_s
         )
         held = [answers.held.digests, *(one.digests for one in told.values())]
         ratio = self._settings.max_norm_ratio
         return await asyncio.to_thread(combined, came, faults, held, max_norm_ratio=ratio)
 
     async def compare(
-        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+        self, digest: str, stage_iteration: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
         """Implements `GradientExchange.compare`; where replicas differ, replica_vote.py decides."""
-        us, answers = self._streams.peer_id, self._answers.of(exchange)
+        us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         weights = answers.weights = ReplicaWeights(digest, before)
         answers.contribution = None  # Its bytes have served their turn.
         self._answers.tell()
@@ -151,31 +150,38 @@ class ReplicaExchange:
         patient_s, short_s = self._settings.contribution_timeout_s, self._settings.round_timeout_s
         said = await self._asked(
             others,
-            AskDigest(exchange),
+            AskDigest(stage_iteration),
             ReplicaWeights,
             lambda peer: short_s if peer in self._silent else patient_s,
         )
-        return agreement_of(us, {us: weights, **said}, [peer for peer in others if peer not in said])
+        return vote_of(us, {us: weights, **said})
 
     async def _contribution(
-        self, own: GradientSum, exchange: StageIteration, expected: ContributionBounds
+        self, own: GradientSum, stage_iteration: StageIteration, bounds: ContributionBounds
     ) -> Contribution:
         try:
-            return await asyncio.to_thread(contribute, own, expected)
+            return await asyncio.to_thread(contribute, own, bounds)
         except Rejected as rejected:
-            logger.warning("our gradients of iteration %d are left out: %s", exchange.iteration, rejected)
-            return contribute(NOTHING, expected)
+            logger.warning(
+                "our gradients of iteration %d are left out: %s", stage_iteration.iteration, rejected
+            )
+            return contribute(NOTHING, bounds)
 
     async def _fetch(
-        self, peer_id: str, exchange: StageIteration, expected: ContributionBounds, timeout_s: float
+        self, peer_id: str, stage_iteration: StageIteration, bounds: ContributionBounds, timeout_s: float
     ) -> Contribution | ContributionFault:
         """Return the contribution of a replica, or why there is none."""
-        body = AnswerBody(lambda head: size_bytes(head, expected))
+        body = AnswerBody(lambda head: size_bytes(head, bounds))
         try:
             head = await self._streams.ask(
-                peer_id, MemberService.GRADIENTS, AskGradients(exchange), Head, timeout_s=timeout_s, body=body
+                peer_id,
+                MemberService.GRADIENTS,
+                AskGradients(stage_iteration),
+                Head,
+                timeout_s=timeout_s,
+                body=body,
             )
-            return await asyncio.to_thread(read_values, head, body.data, expected)
+            return await asyncio.to_thread(read_values, head, body.data, bounds)
         except (NetworkError, MemberRefused):
             return ContributionFault.SILENT
         except Rejected as rejected:
@@ -198,6 +204,5 @@ class ReplicaExchange:
             except (NetworkError, Rejected):
                 return None
 
-        async with asyncio.TaskGroup() as tasks:
-            asked = {peer: tasks.create_task(ask(peer)) for peer in peers}
-        return {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
+        found = await of_each(peers, ask)
+        return {peer: told for peer, told in found.items() if told is not None}

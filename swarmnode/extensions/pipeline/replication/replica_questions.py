@@ -17,7 +17,7 @@ MAX_REPLICAS = 64
 
 
 class StageQuestion(MemberMessage, frozen=True):
-    exchange: StageIteration
+    stage_iteration: StageIteration
 
 
 class AskGradients(StageQuestion, frozen=True, tag="gradients"):

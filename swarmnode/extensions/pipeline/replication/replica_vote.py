@@ -1,6 +1,6 @@
 """Decides which weights are right when the replicas of a stage differ after a step.
 
-replica_exchange.py (what replicas say) -> [agreement_of] -> ReplicaVote -> alignment.py (stay, take over, go
+replica_exchange.py (what replicas say) -> [vote_of] -> ReplicaVote -> alignment.py (stay, take over, go
     back)
                           two states that stand against each other -> [is_near] -> alignment.py
 
@@ -68,7 +68,6 @@ class ReplicaVote:
     agrees: bool
     ask: tuple[str, ...] = ()
     """Replicas with the right weights, without us: fetch their state from them."""
-    silent: tuple[str, ...] = ()
     digest: str = ""
     """Digest of the right weights."""
     differs: bool = False
@@ -77,14 +76,14 @@ class ReplicaVote:
     """If undecided, the sides of equal size, the one with the smallest peer id first."""
 
 
-def agreement_of(us: str, said: Mapping[str, ReplicaWeights], silent: Sequence[str] = ()) -> ReplicaVote:
+def vote_of(us: str, said: Mapping[str, ReplicaWeights]) -> ReplicaVote:
     """Return the vote over the reports `said`, by peer id, ours among them.
 
     >>> said = {peer: ReplicaWeights(mark * 64, "0" * 64) for peer, mark in zip("abc", "122")}
-    >>> agreement_of("a", said).ask, agreement_of("b", said).agrees
+    >>> vote_of("a", said).ask, vote_of("b", said).agrees
     (('b', 'c'), True)
     >>> del said["c"]
-    >>> [side.peers for side in agreement_of("a", said).rivals]
+    >>> [side.peers for side in vote_of("a", said).rivals]
     [('a',), ('b',)]
     """
     knowing = {peer: weights for peer, weights in said.items() if weights.before}
@@ -96,7 +95,6 @@ def agreement_of(us: str, said: Mapping[str, ReplicaWeights], silent: Sequence[s
     return ReplicaVote(
         agrees=not is_open and said[us].digest == right.digest,
         ask=tuple(peer for peer in right.peers if peer != us),
-        silent=tuple(silent),
         digest=right.digest,
         differs=len({weights.digest for weights in said.values()}) > 1,
         rivals=tuple(largest) if is_open else (),

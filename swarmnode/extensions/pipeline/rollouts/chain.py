@@ -5,7 +5,7 @@ pipeline_engine.py -> [Chain] -> remote_chain.py (members of a pipeline) | tests
 A chain decides nothing: it says who stopped a feed and why, and the engine chooses what to do about it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -19,11 +19,6 @@ from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
-from swarmnode.rollout.decode.adapters.adapter import LoraPair
-from swarmnode.rollout.engine import PolicyUpdate
-
-MAX_FEED_TOKENS = 4096
-"""Default bound of the tokens of one feed: a longer prompt comes in pieces."""
 
 
 class StopReason(StrEnum):
@@ -80,12 +75,6 @@ class Chain(Protocol):
         """Bound of the tokens of one feed."""
         ...
 
-    @property
-    def takes_policies(self) -> bool:
-        """True if `adopt` brings weights to the stages. If False, the stages train, and a version only names
-        their weights."""
-        ...
-
     def route(self, path: StagePath) -> Route | None:
         """Return the nodes that take a path now, perhaps without a stage that no node holds. None if it is no
         path here."""
@@ -107,17 +96,6 @@ class Chain(Protocol):
     def close_session(self, route: Route, session: int) -> None:
         """Let nodes forget a session, without waiting for it."""
         ...
-
-    def check(self, update: PolicyUpdate) -> Mapping[str, LoraPair]:
-        """Return the tensors of a policy that `adopt` has to bring to the stages. Raises EngineError for a
-        policy that this chain cannot have."""
-        ...
-
-    def adopt(self, pairs: Mapping[str, LoraPair]) -> None:
-        """Sample from another policy from now on."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def embedded(stage: StageModel, ids: Sequence[int]) -> Tensor:

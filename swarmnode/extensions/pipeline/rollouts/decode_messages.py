@@ -16,7 +16,7 @@ from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest, Index, TensorHeader
-from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, members_of
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
 
@@ -124,8 +124,8 @@ class StepProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 DecodeMessage = DecodeStep | Halted | Closed | FeedQuestion
 
 
-def check_frame(
-    frame: DecodeStep | Halted | Closed, peer_id: str, plans: Mapping[str, PlanMembers]
+def check_message(
+    message: DecodeStep | Halted | Closed, peer_id: str, plans: Mapping[str, PlanMembers]
 ) -> PlanMembers:
     """Return the members of the plan of a message. Raises Rejected if this peer may not send it to us:
     unknown_plan, not_a_member, wrong_route.
@@ -133,22 +133,18 @@ def check_frame(
     A step comes from the node before us on its path. A halt comes from the node that it concerns or from a
     neighbour on the path, so that a member cannot accuse others.
     """
-    members = plans.get(frame.plan)
-    if members is None:
-        raise Rejected(Refusal.UNKNOWN_PLAN)
-    if peer_id not in members.peers:
-        raise Rejected(Refusal.NOT_A_MEMBER)
-    if max(frame.path) >= len(members.peers):
+    members = members_of(message.plan, peer_id, plans)
+    if max(message.path) >= len(members.peers):
         raise Rejected(Refusal.WRONG_ROUTE, "a node that the plan does not have")
-    if isinstance(frame, Halted):
-        to_us = frame.path[0] == members.own
-        near = frame.path[max(frame.position - 1, 1) : frame.position + 2]
+    if isinstance(message, Halted):
+        to_us = message.path[0] == members.own
+        near = message.path[max(message.position - 1, 1) : message.position + 2]
         from_path = any(members.peers[node] == peer_id for node in near)
     else:
-        to_us = frame.target == members.own
-        from_path = members.peers[frame.path[frame.position - 1]] == peer_id
+        to_us = message.target == members.own
+        from_path = members.peers[message.path[message.position - 1]] == peer_id
     if not to_us or not from_path:
-        raise Rejected(Refusal.WRONG_ROUTE, f"{type(frame).__name__} on path {frame.path}")
+        raise Rejected(Refusal.WRONG_ROUTE, f"{type(message).__name__} on path {message.path}")
     return members
 
 

@@ -41,7 +41,7 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     FeedQuestion,
     Halted,
     StepProgress,
-    check_frame,
+    check_message,
 )
 from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightSteps
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
@@ -256,7 +256,7 @@ class DecodeNode:
         message = incoming.message
         if isinstance(message, FeedQuestion):
             return Reply(self._tracing.tell(incoming.peer_id, message))
-        members = check_frame(message, incoming.peer_id, self._plans)
+        members = check_message(message, incoming.peer_id, self._plans)
         if isinstance(message, Halted):
             self._in_flight.arrived(message, message.stopped)
             return Reply()

@@ -37,8 +37,6 @@ class RecoveryCounts:
     """Tokens whose keys and values were computed again because a node had lost them."""
     rerouted: int = 0
     """Sequences that went on without a stage that no node holds any more."""
-    feeds: int = 0
-    """Messages sent around, each for all sequences of a path."""
 
 
 @dataclass(slots=True)
@@ -163,7 +161,6 @@ class Feeder:
         found: dict[int, Tensor] = {}
         while waiting := self._sequences.keys() - found.keys():
             loads = self._loads(waiting, version)
-            self.counts.feeds += len(loads)
             results = self._chain.run([load.feed for load in loads])
             failed: list[tuple[_Load, Stopped]] = []
             unhelpful: Stopped | None = None

@@ -33,7 +33,7 @@ Arrival = asyncio.Future[Tensor | Stopped]
 
 @dataclass(slots=True)
 class InFlightStep:
-    """One feed of ours, with the fields that a frame about it must have."""
+    """One feed of ours, with the fields that a message about it must have."""
 
     number: int
     members: PlanMembers
@@ -47,8 +47,8 @@ class InFlightStep:
     """Event that ends the feed at once, even after a result was found: our plan is over, or a member of the
     path is gone."""
 
-    def is_meant(self, frame: DecodeStep | Halted) -> bool:
-        return (frame.plan, frame.path, frame.session) == (self.members.plan, self.path, self.session)
+    def is_meant(self, message: DecodeStep | Halted) -> bool:
+        return (message.plan, message.path, message.session) == (self.members.plan, self.path, self.session)
 
     def stop(self, stopped: Stopped) -> None:
         if not self.found.done():
@@ -68,7 +68,7 @@ class InFlightSteps:
     """
 
     def __init__(self, refused: Counter[Refusal]) -> None:
-        """`refused`: counter, by reason, of frames that were not accepted."""
+        """`refused`: counter, by reason, of messages that were not accepted."""
         self._refused = refused
         self._expected: dict[int, InFlightStep] = {}
 
@@ -93,16 +93,16 @@ class InFlightSteps:
         finally:
             del self._expected[number]
 
-    def arrived(self, frame: DecodeStep | Halted, result: Tensor | Stopped) -> bool:
-        """Resolve a feed with the result that a frame brings. Returns True if it was awaited hidden
+    def arrived(self, message: DecodeStep | Halted, result: Tensor | Stopped) -> bool:
+        """Resolve a feed with the result that a message brings. Returns True if it was awaited hidden
         states."""
-        expected = self._expected.get(frame.number)
-        if expected is None or expected.found.done() or not expected.is_meant(frame):
+        expected = self._expected.get(message.number)
+        if expected is None or expected.found.done() or not expected.is_meant(message):
             self._refused[Refusal.UNKNOWN_WORK] += 1
             return False
         if isinstance(result, Tensor) and tuple(result.shape) != expected.shape:
             self._refused[Refusal.WRONG_SHAPE] += 1
-            expected.stop(Stopped(StopReason.LOST, frame.path[-1], f"sent {tuple(result.shape)}"))
+            expected.stop(Stopped(StopReason.LOST, message.path[-1], f"sent {tuple(result.shape)}"))
             return False
         expected.found.set_result(result)
         return isinstance(result, Tensor)

@@ -10,10 +10,10 @@ The path is part of the policy. A request goes along the one it was sampled on b
 that `choose_path` gives for its prompt, and says so in `Sampled.path`. When a stage is held by nobody any
 more, what was on it goes on along the rest, and its path is then that one: its last tokens were sampled so.
 
-The weights are at the stages. `set_policy` brings them a policy where the chain can (one process); between
-members it only names the version that they must have come to, which is the pipeline's iteration: a feed of
-another version is refused, `step` then raises EngineError with everything as before, and goes on once
-`set_policy` has named the new one. There is one policy at a time, so nothing can be pinned.
+The weights are at the stages. `set_policy` only names the version that they must have come to, which is the
+pipeline's iteration: a feed of another version is refused, `step` then raises EngineError with everything as
+before, and goes on once `set_policy` has named the new one. There is one policy at a time, so nothing can be
+pinned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ SCORE_ATTEMPTS = 4
 class PipelineEngine(TorchEngine):
     """An `Engine` for a model in stages.
 
-    >>> chain = RemoteChain(node, loop, members, on_lost=print)                            # doctest: +SKIP
+    >>> chain = RemoteChain(node, loop, members, on_lost=print, step_timeout_s=20.0)       # doctest: +SKIP
     >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))          # doctest: +SKIP
     """
 
@@ -100,10 +100,6 @@ class PipelineEngine(TorchEngine):
         outputs = super().set_policy(update, inflight)
         self._feeder.policy_moved()
         return outputs
-
-    def close(self) -> None:
-        super().close()
-        self._chain.close()
 
     # One step
 
@@ -250,15 +246,18 @@ class PipelineEngine(TorchEngine):
             )
 
     def _pairs(self, update: PolicyUpdate) -> LoraPairs:
-        return self._chain.check(update)
+        if update.tensors:
+            raise EngineError(
+                "the weights of a pipeline are at its stages and are not brought by a policy update",
+                hint="name the version only: PolicyUpdate(version, {}, 1.0)",
+            )
+        return {}
 
     def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
-        self._chain.adopt(pairs)
         return []
 
     def _base(self) -> DecodePolicy:
-        is_base = self._newest.is_base if self._chain.takes_policies else self._newest.version == 0
-        if not is_base:
+        if self._newest.version != 0:
             raise EngineError(
                 f"the stages carry policy {self._newest.version}, so the base cannot be sampled from",
                 hint="update to a policy without tensors first",

@@ -11,8 +11,7 @@ plan. The weights are the pipeline's: a policy is its version here, and nothing 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,37 +24,26 @@ from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, 
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tails_of
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES
-from swarmnode.rollout.decode.adapters.adapter import LoraPair
-from swarmnode.rollout.engine import PolicyUpdate
 
 SPARE_S = 5.0
 """Time that the engine's thread waits in addition to the limit of the work on the event loop."""
+MAX_FEED_TOKENS = 4096
+"""Bound of the tokens of one message: a longer prompt comes in pieces."""
+SETTLE_TIMEOUT_S = 300.0
+"""Limit of the change of our own stage to the next plan, its weights included."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class ChainSettings:
-    """Time limits and bounds of generation through the pipeline."""
-
-    step_timeout_s: float = 20.0
-    """Time after which a step that has not come around is looked for."""
-    max_feed_tokens: int = 4096
-    """Bound of the tokens of one message: a longer prompt comes in pieces."""
-    settle_timeout_s: float = 300.0
-    """Limit of the change of our own stage to the next plan, its weights included."""
 
 
 class RemoteChain:
     """A `Chain` over the network, for the data node whose `DecodeNode` this is.
 
-    >>> chain = RemoteChain(node, asyncio.get_running_loop(), members, on_lost=print)     # doctest: +SKIP
+    >>> chain = RemoteChain(node, loop, members, on_lost=print, step_timeout_s=20.0)      # doctest: +SKIP
     >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))         # doctest: +SKIP
     >>> outputs = await asyncio.to_thread(engine.step)                                    # doctest: +SKIP
     """
-
-    takes_policies = False
 
     def __init__(
         self,
@@ -64,21 +52,22 @@ class RemoteChain:
         members: StageHolders,
         *,
         on_lost: Callable[[str, str], None],
-        settings: ChainSettings | None = None,
+        step_timeout_s: float,
     ) -> None:
-        """`node` holds the own stage, with both ends. `on_lost(peer_id, why)` is called on the event loop."""
+        """`node` holds the own stage, with both ends. `on_lost(peer_id, why)` is called on the event loop. A
+        step that has not come around within `step_timeout_s` is looked for."""
         self._node = node
         self._loop = loop
         self._members = members
         self._lost: frozenset[int] = frozenset()
         self._on_lost = on_lost
-        self._settings = settings or ChainSettings()
+        self._step_timeout_s = step_timeout_s
         model = self._caches.model
         self._ends: StageModel | None = None
         self.device: torch.device = model.device
         self.vocabulary: int = model.vocabulary
         token_bytes = model.hidden_size * model.settings.dtype.itemsize
-        self.max_feed_tokens = min(self._settings.max_feed_tokens, MAX_TENSOR_BYTES // token_bytes)
+        self.max_feed_tokens = min(MAX_FEED_TOKENS, MAX_TENSOR_BYTES // token_bytes)
 
     def adopt_members(self, members: StageHolders) -> None:
         """Use another plan, in which no node is lost yet. From any thread; steps under way are sent again."""
@@ -88,9 +77,9 @@ class RemoteChain:
         return route_along(self._members, path, self._lost)
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
-        self._wait(self._settle(), self._settings.settle_timeout_s)
+        self._wait(self._settle(), SETTLE_TIMEOUT_S)
         # Asking who stopped a step comes on top of the step.
-        most_s = self._settings.step_timeout_s + ASK_TIMEOUT_S
+        most_s = self._step_timeout_s + ASK_TIMEOUT_S
         return self._wait(self._run_all(feeds), most_s)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -100,7 +89,7 @@ class RemoteChain:
         async def compute() -> Tensor:
             return await self._node.run_in_stage_thread(lambda: _logits(ends, hidden_ND))
 
-        return self._wait(compute(), self._settings.step_timeout_s)
+        return self._wait(compute(), self._step_timeout_s)
 
     def give_up(self, node: int, why: str) -> None:
         # A node of a plan that has just ended may be none of this one.
@@ -113,20 +102,6 @@ class RemoteChain:
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._close_session(route, session), self._loop)
-
-    def check(self, update: PolicyUpdate) -> Mapping[str, LoraPair]:
-        if update.tensors:
-            raise EngineError(
-                "the weights of a pipeline are at its stages and are not brought by a policy update",
-                hint="name the version only: PolicyUpdate(version, {}, 1.0)",
-            )
-        return {}
-
-    def adopt(self, pairs: Mapping[str, LoraPair]) -> None:
-        """Do nothing: each feed names the version that it wants."""
-
-    def close(self) -> None:
-        """Do nothing: the DecodeNode is closed by its owner."""
 
     @property
     def _caches(self) -> StageCaches:
@@ -150,20 +125,16 @@ class RemoteChain:
     async def _run_all(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         if self._node.plan == self._members.plan:
             self._ends = self._caches.model
-        if len(feeds) == 1:
-            return [await self._run(feeds[0])]
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._run(feed)) for feed in feeds]
-        return [task.result() for task in running]
+        return [*(await of_each(range(len(feeds)), lambda place: self._run(feeds[place]))).values()]
 
     async def _settle(self) -> None:
         """Wait while our own stage changes. Raises EngineError if we do not sample under the new plan."""
         try:
-            async with asyncio.timeout(self._settings.settle_timeout_s):
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 await self._node.settled()
         except TimeoutError as error:
             raise EngineError(
-                f"our own stage was not there within {self._settings.settle_timeout_s:g} s",
+                f"our own stage was not there within {SETTLE_TIMEOUT_S:g} s",
                 hint="what was sampled is kept; look at what the log says of the change of plan",
             ) from error
         if self._node.plan != self._members.plan:
@@ -177,7 +148,7 @@ class RemoteChain:
         started_s = self._loop.time()
         key = self._key(members, feed.session) if feed.session else None
         try:
-            async with asyncio.timeout(self._settings.step_timeout_s):
+            async with asyncio.timeout(self._step_timeout_s):
                 hidden_ND = await self._node.compute(
                     members.plan, key, segments, lambda model: _embedded(model, feed.ids), feed.version
                 )
@@ -189,7 +160,7 @@ class RemoteChain:
             return Stopped(hidden_ND.why, nodes[0], hidden_ND.detail)
         if len(nodes) == 1:
             return tails_of(hidden_ND, segments)
-        left_s = self._settings.step_timeout_s - (self._loop.time() - started_s)
+        left_s = self._step_timeout_s - (self._loop.time() - started_s)
         found = await self._node.send_around(
             members.plan, nodes, feed.session, segments, hidden_ND,
             version=feed.version, timeout_s=max(left_s, 0.1),

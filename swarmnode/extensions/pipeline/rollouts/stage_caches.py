@@ -118,9 +118,9 @@ class StageCaches:
         self._max_bytes = max_bytes
         self._idle_s = idle_s
         self._clock = clock
-        self._shapes = _shapes(model)
-        item_bytes = model.settings.dtype.itemsize
-        self.position_bytes = 2 * item_bytes * sum(heads * width for heads, width in self._shapes.values())
+        self._layers = range(model.part.first_layer, model.part.end_layer)
+        heads, width = model.key_shape
+        self.position_bytes = 2 * len(self._layers) * heads * width * model.settings.dtype.itemsize
         """Bytes of one position of one cell."""
         self._sessions: dict[SessionKey, _Session] = {}
 
@@ -135,10 +135,6 @@ class StageCaches:
     def close(self, key: SessionKey) -> None:
         """Forget a session; an unknown one is ignored."""
         self._sessions.pop(key, None)
-
-    def clear(self) -> None:
-        """Forget all sessions."""
-        self._sessions.clear()
 
     @torch.inference_mode()
     def run(self, key: SessionKey | None, segments: Segments, hidden_ND: Tensor) -> Tensor:
@@ -221,7 +217,8 @@ class StageCaches:
         place: dict[str, Any] = {"device": self.model.device, "dtype": self.model.settings.dtype}
         for kept in (session.keys, session.values):
             # Layer by layer: what is held twice while it is copied is one layer's.
-            for layer, (heads, width) in self._shapes.items():
+            for layer in self._layers:
+                heads, width = self.model.key_shape
                 grown = torch.zeros(cells, heads, columns, width, **place)
                 if layer in kept:
                     grown[: len(session.lengths), :, : session.columns] = kept[layer]
@@ -289,34 +286,6 @@ class _Columns:
         kept[self._cells_B1, :, self._positions_BT] = new_BGTE.transpose(1, 2)
         rows = kept[: len(self._cells_B1)] if self._in_order else kept[self._cells_B1[:, 0]]
         return rows[:, :, : self._seen]
-
-
-class _Probe:
-    """Records the shapes of the keys of a stage's layers."""
-
-    def __init__(self) -> None:
-        self.shapes: dict[int, tuple[int, int]] = {}
-
-    def update(
-        self, keys_BGTE: Tensor, values_BGTE: Tensor, layer_idx: int, *_: Any
-    ) -> tuple[Tensor, Tensor]:
-        if keys_BGTE.shape != values_BGTE.shape:
-            raise ValueError("keys and values of different shapes are not kept")
-        self.shapes[layer_idx] = (keys_BGTE.shape[1], keys_BGTE.shape[3])
-        return keys_BGTE, values_BGTE
-
-    def mask(self, window: int | None) -> Tensor:
-        return torch.ones(1, 1, 1, 1, dtype=torch.bool)
-
-
-@torch.inference_mode()
-def _shapes(model: StageModel) -> dict[int, tuple[int, int]]:
-    """Return (heads, width) of the keys of each of our own layers, found by running them."""
-    probe = _Probe()
-    place: dict[str, Any] = {"device": model.device, "dtype": model.settings.dtype}
-    positions_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    model.forward_cached(torch.zeros(1, 1, model.hidden_size, **place), positions_11, probe)
-    return probe.shapes
 
 
 def _batches(segments: Segments) -> Iterator[list[int]]:

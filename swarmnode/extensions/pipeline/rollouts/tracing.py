@@ -25,6 +25,7 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     who_stopped,
 )
 from swarmnode.extensions.pipeline.wire.member_streams import BrokenOff, MemberStreams
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.services import MemberService
 
@@ -78,11 +79,8 @@ class Tracing:
         """Ask every node of the path of a feed that did not come around. Returns the stop with the node at
         which it stands."""
         asked = FeedQuestion(members.plan, number)
-        async with asyncio.TaskGroup() as tasks:
-            asking = {
-                node: tasks.create_task(self._progress_at(members.peers[node], asked)) for node in path[1:]
-            }
-        node = who_stopped(path, {node: task.result() for node, task in asking.items()})
+        answers = await of_each(path[1:], lambda node: self._progress_at(members.peers[node], asked))
+        node = who_stopped(path, answers)
         return Stopped(StopReason.FORGOTTEN if node is None else StopReason.LOST, node, detail)
 
     async def until_assigned(

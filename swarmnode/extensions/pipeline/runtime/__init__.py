@@ -1,1 +1,1 @@
-"""A member of a pipeline as a running node: what ties its parts together, from settings to checkpoints."""
+"""A member as a running node: its process from settings to checkpoints, and whether it holds the data."""

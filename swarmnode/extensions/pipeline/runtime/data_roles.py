@@ -16,7 +16,7 @@ from swarmnode.extensions.pipeline.execution.member_records import CLOSE_TIMEOUT
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
-from swarmnode.extensions.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
+from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders, path_of_prompt
 from swarmnode.extensions.pipeline.runtime.member_parts import DataNode
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
@@ -129,7 +129,7 @@ class RolloutRole:
             asyncio.get_running_loop(),
             _members(agreed, own),
             on_lost=data_node.lost,
-            settings=ChainSettings(step_timeout_s=CLOSE_TIMEOUT_S),
+            step_timeout_s=CLOSE_TIMEOUT_S,
         )
         engine = PipelineEngine(
             self._chain,
@@ -224,7 +224,7 @@ class TextRole:
         return TextFeed(self._source, self._data_node.peer_id, iteration_plan.iteration)
 
     def _tell(self, report: IterationReport) -> None:
-        loss = report.sums.loss / report.tokens if report.tokens else None
+        loss = report.loss / report.tokens if report.tokens else None
         seconds = report.makespan_s + report.closing_s
         logger.info(
             "iteration %d: loss %s over %d tokens in %.2f s",

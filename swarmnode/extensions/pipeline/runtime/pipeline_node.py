@@ -69,7 +69,7 @@ class PipelineNode:
         self._stopping = asyncio.Event()
         self._stack = AsyncExitStack()
         self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
-        self._outcomes = SlowdownLog(parts.plan.micro_batch_tokens)
+        self._slowdowns = SlowdownLog(parts.plan.micro_batch_tokens)
         self._board = StatusBoard(
             peer_id=parts.key.peer_id,
             name=parts.key.name,
@@ -112,7 +112,7 @@ class PipelineNode:
 
     def observed(self) -> dict[str, Observation]:
         """Return our observations of the members that our micro-batches passed, for announcements."""
-        return self._outcomes.observed(time.monotonic())
+        return self._slowdowns.observed(time.monotonic())
 
     def request_stop(self) -> None:
         """End after the running iteration."""
@@ -283,7 +283,7 @@ class PipelineNode:
         # The next plan may be there already, whose nodes are others.
         if agreed is not None and agreed.iteration <= report.iteration:
             silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
-            self._outcomes.add(agreed, report, silent, self.membership.claims(), time.monotonic())
+            self._slowdowns.add(agreed, report, silent, self.membership.claims(), time.monotonic())
 
     def _suspect(self, peer_id: str, why: str) -> None:
         logger.warning("%s does not answer: %s", peer_id, why)
@@ -308,7 +308,7 @@ class PipelineNode:
 
     async def _look(self) -> None:
         self._tell_of_the_dead()
-        self._outcomes.keep(self.membership.claims())
+        self._slowdowns.keep(self.membership.claims())
         await self._board.look_at(self.parts.host, self.parts.discovery.reach)
         self._view.look_at(
             self.own_stage, members=len(self.membership.members()), iteration=self.member.iteration

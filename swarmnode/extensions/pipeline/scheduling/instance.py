@@ -80,11 +80,6 @@ class Instance:
         """The stage of each node; -1 for a node in no stage."""
         return stage_of(self.stages, self.node_count)
 
-    @property
-    def skip_ratio(self) -> float:
-        """Share of the stages that a micro-batch does not visit."""
-        return 1.0 - self.path_length / len(self.stages)
-
     def slots(self, stage: int) -> int:
         """Return the micro-batches that the nodes of a stage can hold at once."""
         return sum(self.memory[node] for node in self.stages[stage])

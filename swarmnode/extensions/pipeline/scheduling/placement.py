@@ -69,15 +69,15 @@ def search(
     *,
     seed: int,
     effort: PlacementEffort | None = None,
-    holding: PlacementTable | None = None,
+    table: PlacementTable | None = None,
 ) -> PlacedPlan:
     """Search maps and paths together. Never worse than the given map with the first paths laid for it.
 
-    Stages keep their numbers of nodes. Without `holding`, nodes keep their speed and slots wherever they are.
+    Stages keep their numbers of nodes. Without `table`, nodes keep their speed and slots wherever they are.
     Raises ConfigError if a node cannot hold the stage where the given map has it.
     """
     effort = effort or PlacementEffort()
-    table = holding or _uniform(instance)
+    table = table or _uniform(instance)
     given = first_plan(_with_stages(instance, instance.stages, table))
     rng = random.Random(seed)
     found = [PlacedPlan.of(given)]

@@ -12,10 +12,6 @@ from math import sqrt
 from swarmnode.extensions.pipeline.scheduling.instance import least_visits
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 
-POWER = 8
-"""Exponent of the power mean of round trips, which is near their maximum, yet every agent counts, since
-waiting grows with them all. Computed with products and roots, which every machine rounds alike, as it does
-not a general power."""
 NODE_MOVES = 0.4
 """Share of moves that swap two nodes; the others change paths."""
 
@@ -150,7 +146,12 @@ class PlacementState:
 
 
 class PlacementPrice:
-    """The cheap price of a state in seconds, kept up to date. Only for comparisons."""
+    """The cheap price of a state in seconds, kept up to date. Only for comparisons.
+
+    It is the power mean of the round trips, of exponent 8: near their maximum, yet every agent counts, since
+    waiting grows with them all. Computed with products and roots, which every machine rounds alike, as it
+    does not a general power.
+    """
 
     def __init__(self, state: PlacementState) -> None:
         instance = state.instance

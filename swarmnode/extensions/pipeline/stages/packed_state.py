@@ -1,6 +1,6 @@
 """The learned state of a stage as bytes: for a checkpoint, for a copy at a neighbour, and for newcomers.
 
-stage_worker.py (StageWorker.state) -> [stage_state] -> disk or a peer -> StageWorker.load_state
+stage_worker.py (StageWorker.state) -> [pack_state] -> disk or a peer -> StageWorker.load_state
 
 Tensors have the names that they have in the whole model, so the states of the stages of one partition are
 the material of any other. The bytes are a safetensors file; those of all stages' adapters together have the
@@ -38,7 +38,7 @@ def pack_state(tensors: Mapping[str, Tensor]) -> StageState:
     """
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     data = b"".join(tensor_pieces(on_cpu))
-    return StageState(data, _digest(data))
+    return StageState(data, digest_of(data))
 
 
 def unpack_states(states: Iterable[StageState], *, max_bytes: int) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def unpack_states(states: Iterable[StageState], *, max_bytes: int) -> dict[str, 
     for state in states:
         if len(state.data) > max_bytes:
             raise CheckpointError(f"a stage's state has {len(state.data)} bytes, the bound is {max_bytes}")
-        if _digest(state.data) != state.digest:
+        if digest_of(state.data) != state.digest:
             raise CheckpointError("a stage's state does not have its digest", hint="ask another peer")
         try:
             found.update(load(state.data))
@@ -104,5 +104,6 @@ def matching_moments(
     return found
 
 
-def _digest(data: bytes) -> str:
+def digest_of(data: bytes | bytearray) -> str:
+    """Return the digest of a packed state: SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()

@@ -94,6 +94,8 @@ class StageModel:
         self.packs = cut.packing_obstacle is None
         self.hidden_size: int = causal_lm.config.hidden_size
         self.vocabulary: int = causal_lm.config.vocab_size
+        self.key_shape = key_shape(causal_lm.config)
+        """Heads with keys and values of their own, and their width."""
         if self.packs:
             causal_lm.set_attn_implementation(PACKED_ATTENTION)
         self._decoder = causal_lm.base_model
@@ -193,6 +195,12 @@ def build_stage(
     causal_lm = _meta_model(config, part, settings.dtype)
     _fill(causal_lm, read, settings)
     return StageModel(part, causal_lm, settings, cut)
+
+
+def key_shape(config: Any) -> tuple[int, int]:
+    """Return the heads of a layer that have keys and values of their own, and the width of each."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_key_value_heads, width
 
 
 def adapter_start(seed: int, module: str, shape: Sequence[int]) -> Tensor:

@@ -1,6 +1,6 @@
 """One member's arithmetic: micro-batches go forward through its stage, and their gradients backward.
 
-transport (a driver, in a worker thread) -> [StageWorker] -> stage_model.py
+relay.py, iteration_driver.py (in the worker thread of stage_queue.py) -> [StageWorker] -> stage_model.py
 
 Pure arithmetic and bookkeeping, for one thread: no sockets, no clock. A micro-batch needs a slot, which its
 agent reserves before it is admitted at any stage of its path; so what is in flight never exceeds the memory
@@ -298,7 +298,7 @@ class StageWorker:
     def load_state(
         self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Load our own tensors from among these (`stage_state.unpack_states`); those of other stages are
+        """Load our own tensors from among these (`packed_state.unpack_states`); those of other stages are
         ignored.
 
         `optimizer`: that of `model.trainable().values()`, if its moments are wanted too. Micro-batches in

@@ -1,6 +1,6 @@
 """Tests if a family of models can be cut into stages, by cutting a small random model of its configuration.
 
-whole_model.py (configuration) -> [try_cut] -> Cut -> stage_model.py, or ModelError
+whole_model.py (configuration) -> [try_cut] -> StageCut -> stage_model.py, or ModelError
 
 Which families can is not a list: the small model is cut, and its logits compared.
 """

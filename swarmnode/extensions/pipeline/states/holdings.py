@@ -6,7 +6,7 @@ Pure. Layers are named globally, so states of any partition cover the layers of 
 iteration only, since layers of different iterations make a model that nobody trained.
 
 Anyone may say that it holds anything. So what counts first is who may be expected to hold it: the members of
-that stage under the plans that were run, and the keepers of their copies (`LayerAssignments`). Their word is
+that stage under the plans that were run, and the keepers of their copies (`LayerHolders`). Their word is
 taken before any other's, then that of the larger number; how far a state reaches decides only among equals.
 """
 
@@ -77,7 +77,7 @@ class HolderCredibility(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerAssignments:
+class LayerHolders:
     """The layers of each member under a plan, and the keeper of each member's copy."""
 
     ranges: Mapping[str, tuple[int, int]]
@@ -140,9 +140,9 @@ def of_part(tensors: Mapping[str, Tensor], part: StagePart) -> dict[str, Tensor]
 
 
 def offers(
-    told: Mapping[str, Collection[Holding]], assignments: Sequence[LayerAssignments] = ()
+    told: Mapping[str, Collection[Holding]], layer_holders: Sequence[LayerHolders] = ()
 ) -> list[Offer]:
-    """Return the reported holdings, by peer id, as offers. `assignments`: those of the plans that were run.
+    """Return the reported holdings, by peer id, as offers. `layer_holders`: those of the plans that were run.
 
     Of two digests of the same layers and iteration, the one with the higher credibility counts, then the one
     with more holders of that credibility, then the one with the smallest peer id. Replicas compare their
@@ -152,7 +152,7 @@ def offers(
     for peer_id in sorted(told):
         for holding in set(told[peer_id]):
             credibility = max(
-                (each.credibility(peer_id, holding) for each in assignments), default=HolderCredibility.NONE
+                (each.credibility(peer_id, holding) for each in layer_holders), default=HolderCredibility.NONE
             )
             holders.setdefault(holding, []).append((credibility, peer_id))
     best: dict[tuple[int, int, bool, int], Offer] = {}

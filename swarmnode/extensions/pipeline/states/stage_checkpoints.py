@@ -13,7 +13,6 @@ step (holdings.py). As in checkpoint_store.py a folder is whole or not there: wr
 with a dot, synced and renamed. What is damaged is skipped with a warning and never deleted.
 """
 
-import hashlib
 import logging
 import os
 import shutil
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, StorageError
-from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageState
+from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageState, digest_of
 from swarmnode.extensions.pipeline.stages.stage_model import PEFT_PREFIX
 from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, Holding, layer_of
 from swarmnode.machine.storage import make_folder, sync, write_synced
@@ -75,7 +74,7 @@ class StageCheckpoint:
             data = (self.folder / STATE).read_bytes()
         except OSError as error:
             raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {error}") from error
-        if len(data) != holding.size_bytes or hashlib.sha256(data).hexdigest() != holding.digest:
+        if len(data) != holding.size_bytes or digest_of(data) != holding.digest:
             raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {STATE} has changed")
         return HeldState(holding, StageState(data, holding.digest))
 

@@ -9,7 +9,7 @@ that have left stay as long as there is room: they are for that.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swarmnode.extensions.pipeline.states.holdings import HeldState, Holding, LayerAssignments
+from swarmnode.extensions.pipeline.states.holdings import HeldState, Holding, LayerHolders
 
 
 class StateCopies:
@@ -22,8 +22,8 @@ class StateCopies:
         self._most_bytes = most_bytes
         self._kept: dict[str, HeldState] = {}
         self._coming: dict[str, int] = {}
-        self.assignments: LayerAssignments | None = None
-        """Assignments of the plan, which say whose copies are ours to keep."""
+        self.layer_holders: LayerHolders | None = None
+        """Who holds and who keeps what under the plan: whose copies are ours to keep."""
 
     def held(self) -> tuple[HeldState, ...]:
         return tuple(self._kept.values())
@@ -33,10 +33,10 @@ class StateCopies:
         return self._kept.get(peer_id)
 
     def is_ours_to_keep(self, peer_id: str, holding: Holding) -> bool:
-        assignments = self.assignments
-        if assignments is None or assignments.keepers.get(peer_id) != self._peer_id:
+        layer_holders = self.layer_holders
+        if layer_holders is None or layer_holders.keepers.get(peer_id) != self._peer_id:
             return False
-        return assignments.ranges.get(peer_id) == (holding.first_layer, holding.end_layer)
+        return layer_holders.ranges.get(peer_id) == (holding.first_layer, holding.end_layer)
 
     def is_coming(self, peer_id: str) -> bool:
         """Return True if a copy of this peer's state is being fetched."""

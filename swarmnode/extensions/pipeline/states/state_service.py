@@ -14,7 +14,6 @@ Each state is seen to be what its holder said before it counts: all its layers a
 """
 
 import asyncio
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +27,7 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError, NetworkError, Rejected
 from swarmnode.extensions.pipeline.stages.packed_state import (
     StageState,
+    digest_of,
     matching_moments,
     matching_tensors,
     unpack_states,
@@ -37,7 +37,7 @@ from swarmnode.extensions.pipeline.states.holdings import (
     Assembled,
     HeldState,
     Holding,
-    LayerAssignments,
+    LayerHolders,
     Offer,
     covering,
     layer_of,
@@ -55,6 +55,7 @@ from swarmnode.extensions.pipeline.states.state_questions import (
 )
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
+from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
 
@@ -64,7 +65,7 @@ KEPT_OWN = 2
 """Own states that are kept. A member that fetches the last one across a boundary can finish, and a copy that
 is one step old still finds the layers beside it at the same iteration."""
 
-KEPT_ASSIGNMENTS = 3
+JUDGING_PLANS = 3
 """Plans by which the credibility of a holder is judged: a copy may be that of a member that left some plans
 ago."""
 
@@ -92,7 +93,7 @@ class StateService:
     """Keeps states for the members of a pipeline, and fetches theirs.
 
     async with StateService(streams) as states:
-        states.admit(assignment.peers, LayerAssignments({peer: (0, 8), ...}, {peer: keeper, ...}))
+        states.admit(assignment.peers, LayerHolders({peer: (0, 8), ...}, {peer: keeper, ...}))
         states.settle()
         states.publish(HeldState.of(part, worker.iteration, worker.state(optimizer)))
     """
@@ -108,8 +109,8 @@ class StateService:
         self._copies = StateCopies(
             self._peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
         )
-        self._former: LayerAssignments | None = None
-        self._settled: list[LayerAssignments] = []
+        self._former: LayerHolders | None = None
+        self._settled: list[LayerHolders] = []
         self.failures: Counter[str] = Counter()
         """Reasons why holders did not give a state that they reported, counted."""
 
@@ -126,25 +127,25 @@ class StateService:
     def admit(
         self,
         peers: Collection[str],
-        assignments: LayerAssignments | None = None,
+        layer_holders: LayerHolders | None = None,
         *,
-        former: LayerAssignments | None = None,
+        former: LayerHolders | None = None,
     ) -> None:
         """Answer these members from now on. Copies of members that have left stay: they are kept for that
         case.
 
-        `assignments`: those of the plan that is taken up; they say whose copies we keep. `former`: those of
+        `layer_holders`: those of the plan that is taken up; they say whose copies we keep. `former`: those of
         the plan before, as the members agree on it. Its members, and those of plans that we settled under,
         are believed first. While neither is known (all begin from disk), all members count the same.
         """
         self._members = frozenset(peers)
-        self._copies.assignments, self._former = assignments, former
+        self._copies.layer_holders, self._former = layer_holders, former
 
     def settle(self) -> None:
         """Record that we, and presumably the others, hold the stages of the present plan: their word counts
         for them from now on."""
-        if self._copies.assignments is not None:
-            self._settled = [*self._settled[1 - KEPT_ASSIGNMENTS :], self._copies.assignments]
+        if self._copies.layer_holders is not None:
+            self._settled = [*self._settled[1 - JUDGING_PLANS :], self._copies.layer_holders]
 
     def offer_earlier(self, held: Sequence[HeldState]) -> None:
         """Offer states that an earlier run has left on this disk until the first step is taken from them.
@@ -185,7 +186,7 @@ class StateService:
 
     async def find(self, peers: Collection[str]) -> list[Offer]:
         """Return the offers of these members. A member that does not answer holds nothing."""
-        return offers(await self._told(peers), self._assignments)
+        return offers(await self._told(peers), self._layer_holders)
 
     async def fetch(self, offer: Offer) -> StageState:
         """Return the bytes of an offered state from the first holder that gives them. Raises CheckpointError
@@ -202,7 +203,7 @@ class StateService:
                     data = bytearray()
                 await self._continue(peer_id, holding, data)
                 if len(data) == holding.size_bytes:
-                    if await asyncio.to_thread(_digest, data) == holding.digest:
+                    if await asyncio.to_thread(digest_of, data) == holding.digest:
                         return StageState(bytes(data), holding.digest)
                     self.failures["bad_digest"] += 1
                     data = bytearray()
@@ -236,7 +237,7 @@ class StateService:
         told, own = await self._told(peers), {self._peer_id: self.holdings()}
         most = self._limits.max_state_bytes if most_bytes is None else most_bytes
         # Others come first: of equals the first counts, and whoever asks may have lost track.
-        every = (*offers(told, self._assignments), *offers(own, self._assignments))
+        every = (*offers(told, self._layer_holders), *offers(own, self._layer_holders))
         offered = [offer for offer in every if offer.holding.size_bytes <= most]
         while True:
             chosen = covering(
@@ -273,14 +274,11 @@ class StateService:
         return tensors, None
 
     @property
-    def _assignments(self) -> tuple[LayerAssignments, ...]:
+    def _layer_holders(self) -> tuple[LayerHolders, ...]:
         return (*self._settled, *([self._former] if self._former is not None else ()))
 
     async def _told(self, peers: Collection[str]) -> dict[str, tuple[Holding, ...]]:
-        others = sorted(set(peers) - {self._peer_id})
-        async with asyncio.TaskGroup() as tasks:
-            asked = {peer: tasks.create_task(self._holdings_of(peer)) for peer in others}
-        return {peer: task.result() for peer, task in asked.items()}
+        return await of_each(sorted(set(peers) - {self._peer_id}), self._holdings_of)
 
     async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
         """Append the bytes that this holder gives of a state. Failures are counted; bytes that came before
@@ -357,10 +355,6 @@ class StateService:
 
 def _place(holding: Holding) -> tuple[int, int, int]:
     return holding.first_layer, holding.end_layer, holding.iteration
-
-
-def _digest(data: bytearray) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _opened(

@@ -21,16 +21,22 @@ class PlanMembers:
     own: int
 
 
+def members_of(plan: str, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:
+    """Return the members of a plan. Raises Rejected unless this peer is one: unknown_plan, not_a_member."""
+    members = plans.get(plan)
+    if members is None:
+        raise Rejected(Refusal.UNKNOWN_PLAN)
+    if peer_id not in members.peers:
+        raise Rejected(Refusal.NOT_A_MEMBER)
+    return members
+
+
 def check_sender(message: Message, peer_id: str, plans: Mapping[str, PlanMembers]) -> None:
     """Raises Rejected if this peer may not send us this message: unknown_plan, not_a_member, wrong_route.
 
     A hop must come from the node before us on its own path, so a member cannot speak for another one.
     """
-    members = plans.get(message.plan)
-    if members is None:
-        raise Rejected(Refusal.UNKNOWN_PLAN)
-    if peer_id not in members.peers:
-        raise Rejected(Refusal.NOT_A_MEMBER)
+    members = members_of(message.plan, peer_id, plans)
     if isinstance(message, Finished) and members.peers.index(peer_id) != message.node:
         raise Rejected(Refusal.WRONG_ROUTE, f"in the name of node {message.node}")
     if not isinstance(message, Hop):

@@ -1,11 +1,11 @@
 """Activations and gradients between the members of a pipeline: sent, answered, never taken twice.
 
-relay.py, driver -> [TensorTransport.send] -> member_streams.py -> [TensorTransport] of another member
+message_sender.py -> [TensorTransport.send] -> member_streams.py -> [TensorTransport] of another member
                                                                     -> its MessageHandler
 
 `send` makes one attempt. It returns what the other member says, and raises when there is no answer: then the
 message may have been taken or not, and sending it again is safe. Choosing another member, or giving up, is
-decided above (recovery). A message counts as done when MessageHandler.take has seen it, complete and
+decided above (recovery.py). A message counts as done when MessageHandler.take has seen it, complete and
 undamaged: the same message again is answered, not taken a second time.
 """
 

@@ -45,7 +45,7 @@ class PromptBatch:
 
 
 @dataclass(slots=True, eq=False)
-class Prompt:
+class StoredPrompt:
     """A distinct prompt of the waiting requests, and the place of its computed state."""
 
     ids: tuple[int, ...]
@@ -67,17 +67,17 @@ class PromptStore:
         self.kept = kept
         """Conversations that prompts may continue."""
         self._decoder = decoder
-        self._prompts: dict[PromptKey, Prompt] = {}
-        self._left: dict[PromptKey, Prompt] = {}  # nobody waits with them; the last one left last
+        self._prompts: dict[PromptKey, StoredPrompt] = {}
+        self._left: dict[PromptKey, StoredPrompt] = {}  # nobody waits with them; the last one left last
 
     def expect(self, request: Request) -> None:
         """Counts one more waiting request with this prompt."""
         version, ids = key = _key(request)
         if (prompt := self._prompts.get(key)) is None:
-            prompt = self._prompts[key] = self._left.pop(key, None) or Prompt(ids, version)
+            prompt = self._prompts[key] = self._left.pop(key, None) or StoredPrompt(ids, version)
         prompt.waiting += 1
 
-    def leave(self, request: Request) -> Prompt:
+    def leave(self, request: Request) -> StoredPrompt:
         """Counts one fewer waiting request with this prompt: it starts now, or was aborted."""
         prompt = self._prompts[_key(request)]
         prompt.waiting -= 1
@@ -95,13 +95,13 @@ class PromptStore:
         for prompt in self._prompts.values():
             prompt.batch, prompt.kept_tokens = None, 0
 
-    def compute(self, prompts: Iterable[Prompt], policy_of: PolicyOf) -> None:
+    def compute(self, prompts: Iterable[StoredPrompt], policy_of: PolicyOf) -> None:
         """Computes these prompts unless they are computed. If one is missing, some of the next ones are
         computed with it."""
         needed = list(dict.fromkeys(prompt for prompt in prompts if prompt.batch is None))
         if not needed:
             return
-        by_version: dict[int | None, list[Prompt]] = {}
+        by_version: dict[int | None, list[StoredPrompt]] = {}
         for prompt in [*needed, *self._next(needed)]:
             by_version.setdefault(prompt.version, []).append(prompt)
         for version, same in by_version.items():
@@ -110,7 +110,7 @@ class PromptStore:
             for batch in alike([len(prompt.ids) for prompt in fresh]):
                 self._compute_batch([fresh[index] for index in batch], policy.layers)
 
-    def _continue(self, prompts: Sequence[Prompt], policy: DecodePolicy) -> list[Prompt]:
+    def _continue(self, prompts: Sequence[StoredPrompt], policy: DecodePolicy) -> list[StoredPrompt]:
         """Computes the prompts that continue a kept conversation. Returns the others."""
         found = [(prompt, self.kept.find(policy, prompt.ids)) for prompt in prompts]
         going_on = [(prompt, kept) for prompt, kept in found if kept is not None]
@@ -124,7 +124,7 @@ class PromptStore:
                 prompt.kept_tokens = kept.computed
         return [prompt for prompt, kept in found if kept is None]
 
-    def _next(self, needed: Sequence[Prompt]) -> Iterator[Prompt]:
+    def _next(self, needed: Sequence[StoredPrompt]) -> Iterator[StoredPrompt]:
         """Returns the prompts to compute ahead of their time. Ones computed so before count as well."""
         known = [prompt for prompt in self._prompts.values() if prompt.batch is not None]
         tokens = sum(len(prompt.ids) for prompt in (*needed, *known))
@@ -145,7 +145,7 @@ class PromptStore:
             tokens -= len(prompt.ids)
             del self._left[key]
 
-    def _compute_batch(self, prompts: Sequence[Prompt], layers: Layers) -> None:
+    def _compute_batch(self, prompts: Sequence[StoredPrompt], layers: Layers) -> None:
         batch = compute_batch(self._decoder, layers, [prompt.ids for prompt in prompts])
         for place, prompt in enumerate(prompts):
             prompt.batch, prompt.place = batch, place

@@ -15,9 +15,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from swarmnode.chat import Prompt
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
-from swarmnode.tasks.task import Task, is_environment, score_strictly
+from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.training.rules.book import BookCandidate
 from swarmnode.training.rules.mending.mending import ForeignAnswer, MendedAnswer, Read, Tokens, mend, reasons
 from swarmnode.training.rules.mending.odd_pieces import OddPieces
@@ -32,7 +33,7 @@ MOST_NAMES = 1024
 class Text(Tokens, Protocol):
     """The policy's tokens and prompts (rollout/schedule/open_renderer.py)."""
 
-    def prompt_ids(self, text: str) -> tuple[int, ...]: ...
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]: ...
 
 
 class Mender:
@@ -60,8 +61,8 @@ class Mender:
         """Returns the answers, some of them cut, without the ones that must not be learnt from."""
         self._lost.clear()
         # What stands in a conversation was answered as it stands: nothing can be cut out of it.
-        whole = [answer for answer in answers if self._is_conversation(answer)]
-        answers = [answer for answer in answers if not self._is_conversation(answer)]
+        whole = [answer for answer in answers if answer.in_turns]
+        answers = [answer for answer in answers if not answer.in_turns]
         if not answers:
             return whole
         for answer in answers:
@@ -77,9 +78,6 @@ class Mender:
             elif result.outcome == "untouched":
                 kept.append(answer)
         return kept
-
-    def _is_conversation(self, answer: BookCandidate) -> bool:
-        return bool(answer.given) or is_environment(self._tasks.get(answer.example.key.task))
 
     def _foreign(self, answer: BookCandidate) -> ForeignAnswer:
         return ForeignAnswer(

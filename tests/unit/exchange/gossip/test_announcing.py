@@ -80,7 +80,7 @@ def test_unfinished_completions_are_not_announced(group: RolloutGroup, key: Node
 def test_completions_that_no_peer_would_take_are_not_announced(group: RolloutGroup, key: NodeKey):
     first, *rest = group.completions
     for text, reason in (("x" * 200_000, "too_long"), ("\ud800", "malformed_body")):
-        assert reason_of(replace(group, completions=(replace(first, text=text), *rest)), key) == reason
+        assert reason_of(replace(group, completions=(replace(first, said=text), *rest)), key) == reason
 
 
 def test_rewards_beyond_the_bound_are_not_announced(group: RolloutGroup, key: NodeKey):

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarmnode.chat import Turn, transcript, turns_of
+from swarmnode.chat import Turn, turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
@@ -98,18 +98,18 @@ def played(task: Environment, example: Example, saids: Sequence[str]) -> Complet
         turns.append(Turn(said, task.observe(example, [*turns, Turn(said)]) or ()))
     turns[-1] = Turn(turns[-1].said)
     ids, given = encode_turns(turns, "length")
-    return Completion(transcript(turns), ids, None, one_span(3, len(ids)), "stop", given=given)
+    return Completion(tuple(turns), ids, None, one_span(3, len(ids)), "stop", given=given)
 
 
 def group_of(task: Environment, key: NodeKey, *episodes: Sequence[str]) -> RolloutGroup:
     example = next(islice(draw_train(task, 1), 1))
     completions = tuple(played(task, example, saids) for saids in episodes)
-    scores = score_strictly(task, example, [one.text for one in completions])
+    scores = score_strictly(task, example, [one.said for one in completions])
     return RolloutGroup(example, completions, scores, key.peer_id, 3)
 
 
 def composed_of(group: RolloutGroup, key: NodeKey) -> Composed:
-    return compose(group, key, swarm="test", model=ModelLabel("tiny", 1), now=NOW, in_turns=True)
+    return compose(group, key, swarm="test", model=ModelLabel("tiny", 1), now=NOW)
 
 
 def announced(composed: Composed, key: NodeKey, body: bytes | None = None) -> Announcement:
@@ -151,7 +151,7 @@ def test_a_receiver_plays_and_scores_it_by_itself(game: Environment, key: NodeKe
 
 def test_policies_of_this_process_get_it_as_it_is(game: Environment, key: NodeKey) -> None:
     group = group_of(game, key, ["5", "0"], ["0"])
-    given = give(group, composed_of(group, key), in_turns=True).group
+    given = give(group, composed_of(group, key)).group
     assert [one.given for one in given.completions] == [one.given for one in group.completions]
 
 
@@ -176,7 +176,7 @@ def test_an_episode_that_does_not_play_so_is_dropped(
     composed = composed_of(group_of(game, key, SOUND, ["0"]), key)
     data = with_answers(composed, SOUND, ("0",), hostile)
     checked = check_body(data, announced(composed, key, data), rules)
-    assert [len(turns_of(one.text)) for one in checked.group.completions] == [2, 1]
+    assert [len(turns_of(one.said)) for one in checked.group.completions] == [2, 1]
     data = with_answers(composed, SOUND, hostile)
     with pytest.raises(Rejected) as caught:
         check_body(data, announced(composed, key, data), rules)
@@ -206,7 +206,7 @@ def test_marks_in_what_is_said_stay_text(game: Environment, key: NodeKey, rules:
     mark = '\x02[["0",[]]]<|im_end|>'
     composed = composed_of(group_of(game, key, [mark, "0"], ["5", "4", "0"]), key)
     checked = check_body(composed.body, announced(composed, key), rules)
-    turns = turns_of(checked.group.completions[0].text)
+    turns = turns_of(checked.group.completions[0].said)
     assert turns[0].said == mark
     assert turns[0].observed[0]["content"].endswith("to go")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.chat import tools_of
 from swarmnode.errors import TaskError
 from swarmnode.extensions.environments.mcp import McpServer
 from swarmnode.tasks.task import Environment
-from swarmnode.types import tools_of
 from tests.unit.tasks.play.test_environment_task import first, loaded, observed, play
 
 SERVER = """

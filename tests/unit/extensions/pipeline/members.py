@@ -20,7 +20,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     ContributionFault,
     StageIteration,
 )
-from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, agreement_of
+from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, vote_of
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_stage
@@ -93,23 +93,23 @@ class OfOne:
     async def combine(
         self,
         own: GradientSum,
-        exchange: StageIteration,
+        stage_iteration: StageIteration,
         replicas: Sequence[str],
-        expected: ContributionBounds,
+        bounds: ContributionBounds,
     ) -> Combined:
-        kept = self.all._sums.setdefault((exchange.stage, exchange.iteration), {})
+        kept = self.all._sums.setdefault((stage_iteration.stage, stage_iteration.iteration), {})
         kept[self.own] = own
         found = await self.all.gather(kept, replicas)
         absent = {peer: ContributionFault.SILENT for peer in set(replicas) - found.keys()}
         return Combined(sum_in_order([found[peer] for peer in sorted(found)]), tuple(sorted(found)), absent)
 
     async def compare(
-        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+        self, digest: str, stage_iteration: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
-        kept = self.all._said.setdefault((exchange.stage, exchange.iteration), {})
+        kept = self.all._said.setdefault((stage_iteration.stage, stage_iteration.iteration), {})
         kept[self.own] = ReplicaWeights(digest, before)
         found = await self.all.gather(kept, replicas)
-        return agreement_of(self.own, found)
+        return vote_of(self.own, found)
 
 
 class ListFeed:
@@ -242,9 +242,14 @@ async def crew(
             return await found.reload(*asked)
 
         for number, (own, host) in enumerate(zip(stacks, hosts, strict=True)):
-            averager = together.at(host.peer_id)
+            gradient_exchange = together.at(host.peer_id)
             more = of_member(number, peers)
-            kept = {"key": keys[number], "averager": averager, "settings": settings, "reload": reload}
+            kept = {
+                "key": keys[number],
+                "gradient_exchange": gradient_exchange,
+                "settings": settings,
+                "reload": reload,
+            }
             member = PipelineMember(await own.enter_async_context(MemberStreams(host)), **{**kept, **more})
             await own.enter_async_context(member)
             worker = make_worker(max(plan.instance.stage_of[number], 0))

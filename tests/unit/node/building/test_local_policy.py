@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.chat import chat_text
+from swarmnode.chat import prompt_of
 from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.local_policy import load_policy, renderer_of
@@ -18,7 +18,7 @@ def test_the_settings_say_how_a_policy_reads_prompts() -> None:
     said = ["policy.chat_template={loud=true}", "policy.raw_prompts=true"]
     config = load_config(environ={}, assignments=said).config.policy
     renderer = renderer_of(config, byte_tokenizer(template), (256,))
-    asked = chat_text([{"role": "system", "content": "Add: "}, {"role": "user", "content": "2+2"}])
+    asked = prompt_of([{"role": "system", "content": "Add: "}, {"role": "user", "content": "2+2"}])
     assert renderer.decode(renderer.prompt_ids("2+2")) == "2+2"
     assert renderer.decode(renderer.prompt_ids(asked)) == "Add: 2+2!"
 

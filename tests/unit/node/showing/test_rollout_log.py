@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.chat import Turn, chat_text, transcript
+from swarmnode.chat import Said, Turn, prompt_of
 from swarmnode.node.showing import rollout_log as module
 from swarmnode.node.showing.rollout_log import FILE, RolloutLog
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span, one_span
@@ -17,7 +17,7 @@ def spelt(token_ids: Sequence[int]) -> list[str]:
     return [f"<{token}>" for token in token_ids]
 
 
-def answered(author: str, number: int, text: str = "an answer") -> RolloutGroup:
+def answered(author: str, number: int, text: Said = "an answer") -> RolloutGroup:
     example = Example(ExampleKey("sums", "1", 0, number), f"{number} + 1 =\nThink.")
     completion = Completion(text, (1, 2), None, one_span(3, 2), "stop")
     scores = ({"correct": 1.0, "format*0.5": 0.5}, {"correct": 0.0, "format*0.5": None})
@@ -79,13 +79,14 @@ def test_each_token_is_kept_with_its_probability_and_its_policy_version(tmp_path
 
 
 def test_a_conversation_is_kept_turn_by_turn(tmp_path: Path) -> None:
-    prompt = chat_text([{"role": "system", "content": "brief"}, {"role": "user", "content": "2+2"}])
-    turns = transcript([Turn("ask", ({"role": "tool", "content": "\x1b[2J4"},)), Turn("4")])
+    prompt = prompt_of([{"role": "system", "content": "brief"}, {"role": "user", "content": "2+2"}])
+    turns = (Turn("ask", ({"role": "tool", "content": "\x1b[2J4"},)), Turn("4"))
     group = answered("me", 1, turns)
     example = Example(group.example.key, prompt)
     group = RolloutGroup(example, group.completions, group.scores, group.author, group.policy_version)
     log_in(tmp_path).keep(1, [group], [])
     (one,) = kept_in(tmp_path / FILE)
+    assert (one["prompt"], one["completion"]) == ("2+2 (before: system: brief)", "ask\n[tool] \\x1b[2J4\n4")
     assert one["messages"] == [["system", "brief"], ["user", "2+2"]]
     assert one["turns"] == [["ask", [["tool", "\\x1b[2J4"]]], ["4", []]]
 

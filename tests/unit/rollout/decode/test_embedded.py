@@ -16,7 +16,7 @@ from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.matrix import PackedMatrix, PlainMatrix, matrix, native_on_cpu
 from swarmnode.rollout.decode.prompts.pass_batches import BATCH_TOKENS, alike
-from swarmnode.rollout.decode.prompts.prompt_store import Prompt, PromptStore
+from swarmnode.rollout.decode.prompts.prompt_store import PromptStore, StoredPrompt
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Output, PolicyUpdate, Request
 
@@ -126,7 +126,7 @@ def test_a_group_that_comes_in_two_parts_computes_its_prompt_once(
     computed: list[int] = []
     compute = PromptStore._compute_batch
 
-    def counting(self: PromptStore, prompts: list[Prompt], layers: Layers) -> None:
+    def counting(self: PromptStore, prompts: list[StoredPrompt], layers: Layers) -> None:
         computed.append(len(prompts))
         compute(self, prompts, layers)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import msgspec
 import pytest
 
-from swarmnode.chat import Turn, turns_of
+from swarmnode.chat import Message, Turn, turns_of
 from swarmnode.errors import CheckpointError, JudgementLost, ModelError, TaskError
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.renderer import Renderer
@@ -24,7 +24,7 @@ from swarmnode.tasks.deadlines.work_clock import off_the_clock
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.task import is_environment, score_completions
 from swarmnode.testing.fake_engine import Answer, FakeEngine, by_turns
-from swarmnode.types import Completion, Example, ExampleKey, Message, sampled_places
+from swarmnode.types import Completion, Example, ExampleKey, sampled_places
 from tests.two_tools import Letters, TwoTools, last_words, lost, said, skilled, sum_of
 
 RENDERER = cast(Renderer, Letters())
@@ -100,7 +100,7 @@ def test_what_was_observed_stands_between_the_turns_and_is_not_of_the_policy() -
     given = [place for start, end in first.given for place in range(start, end)]
     assert {first.logprobs[place] for place in given} == {0.0}
     assert [place for place, value in enumerate(first.logprobs) if value == 0.0] == given
-    assert [turn.observed for turn in turns_of(first.text)] == [
+    assert [turn.observed for turn in turns_of(first.said)] == [
         ({"role": "tool", "content": str(low)},),
         ({"role": "tool", "content": str(high)},),
         ({"role": "tool", "content": str(total)},),
@@ -131,7 +131,7 @@ def test_the_last_turn_that_a_policy_has_is_not_answered(of_the_environment: int
     task.most_turns = of_the_environment
     found = completions(one_round(task, max_turns=2))
     assert {learned(one) for one in found} == {"look 0|look 1|"}
-    assert {(one.finish, last_words(one.text)) for one in found} == {(finish, "look 1")}
+    assert {(one.finish, last_words(one.said)) for one in found} == {(finish, "look 1")}
     assert set(task.played) == {1}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.chat import Turn, transcript
+from swarmnode.chat import Turn
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.judging.plain_rewards import final_answer
 from swarmnode.tasks.judging.rewards import builtin_rewards, call_reward, load_reward
@@ -93,9 +93,9 @@ def test_maj_at_k_takes_what_most_of_k_say_and_shares_ties() -> None:
     assert majority_at_k(["4"], [None], 1) is None
 
 
-def calculator(final: str, first: str = "") -> str:
+def calculator(final: str, first: str = "") -> tuple[Turn, ...]:
     call = '{"name": "add", "arguments": {"left": 2, "right": 2}}'
-    return transcript([Turn(first or call, ({"role": "tool", "content": "7"},)), Turn(final)])
+    return Turn(first or call, ({"role": "tool", "content": "7"},)), Turn(final)
 
 
 def add(left: int, right: int) -> int:

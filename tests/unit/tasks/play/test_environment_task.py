@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import swarmnode as sn
-from swarmnode.chat import Turn, transcript
+from swarmnode.chat import Turn, messages_of, tools_of
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
@@ -26,7 +26,7 @@ from swarmnode.tasks.workbench.check import check_task
 from swarmnode.tasks.workbench.rehearsal import Rehearsal, difference_of
 from swarmnode.tasks.workbench.task_description import description_of
 from swarmnode.tasks.workbench.template import write_template
-from swarmnode.types import Example, messages_of, tools_of
+from swarmnode.types import Example
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 
@@ -106,7 +106,7 @@ def test_a_file_with_tools_is_an_environment(tmp_path: Path) -> None:
     assert turns[0].observed == ({"role": "tool", "content": "1"},)
     assert turns[2] == Turn("2")
     wrong = (Turn("3"),)
-    assert task.score(example, [transcript(turns), transcript(wrong)]) == [
+    assert task.score(example, [tuple(turns), tuple(wrong)]) == [
         {"reward": 1.0, "calls": 2.0},
         {"reward": 0.0, "calls": 0.0},
     ]
@@ -133,7 +133,7 @@ def test_without_a_reward_the_last_turn_is_compared_with_the_answer(tmp_path: Pa
     task = loaded(tmp_path, TWO_TOOLS.partition("def reward(")[0])
     example = first(task)
     right = play(task, example, ["add(0, 1)", " 2"])
-    assert task.score(example, [transcript(right), "1"]) == [{"correct": 1.0}, {"correct": 0.0}]
+    assert task.score(example, [tuple(right), "1"]) == [{"correct": 1.0}, {"correct": 0.0}]
 
 
 def test_tools_stay_at_home_unless_they_say_otherwise(tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_tools_stay_at_home_unless_they_say_otherwise(tmp_path: Path) -> None:
 def test_a_reward_gets_conversations_as_trl_has_them() -> None:
     call = '<tool_call>{"name": "add", "arguments": {"left": 1, "right": 2}}</tool_call>'
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-    from swarmnode.chat import chat_text
+    from swarmnode.chat import prompt_of
     from swarmnode.types import ExampleKey
 
-    example = Example(ExampleKey("t", "1", 0, 0), chat_text([{"role": "user", "content": "?"}], tools))
+    example = Example(ExampleKey("t", "1", 0, 0), prompt_of([{"role": "user", "content": "?"}], tools))
     turns = [Turn(f"So: {call}", ({"role": "tool", "content": "3"},)), Turn("3")]
     function = {"name": "add", "arguments": {"left": 1, "right": 2}}
     assert conversation(example, turns) == [
@@ -215,7 +215,7 @@ def test_an_environment_factory_of_trl(tmp_path: Path) -> None:
     assert [tool["function"]["name"] for tool in tools_of(example.prompt)] == ["guess"]
     turns = play(task, example, ["guess: p", "guess: a", "It is pea."])
     assert observed(turns) == ["p__", "p_a"]
-    assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
+    assert task.score(example, [tuple(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
 
 
 def test_two_episodes_of_one_example_do_not_touch(tmp_path: Path) -> None:
@@ -234,24 +234,24 @@ def test_an_episode_that_is_gone_is_played_again_only_where_it_may_be(tmp_path: 
     assert other.observe(first(other), [*turns[:2], Turn("guess: e")]) == (
         {"role": "tool", "content": "pea"},
     )
-    assert other.score(first(other), [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
+    assert other.score(first(other), [tuple(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
     at_home = loaded(tmp_path, source.replace("exchangeable = True", ""))
     with pytest.raises(JudgementLost):
         at_home.observe(first(at_home), [*turns[:2], Turn("guess: e")])
-    assert at_home.score(first(at_home), [transcript(turns), "pea"]) == [{}, {OWN_REWARD: 0.0}]
+    assert at_home.score(first(at_home), [tuple(turns), "pea"]) == [{}, {OWN_REWARD: 0.0}]
 
 
 def test_an_episode_that_is_over_may_be_scored_again(tmp_path: Path) -> None:
     task = loaded(tmp_path, HANGMAN.replace("exchangeable = True", ""))
     example = first(task)
-    told = [transcript(play(task, example, ["guess: p", "guess: a", "pea"]))]
+    told = [tuple(play(task, example, ["guess: p", "guess: a", "pea"]))]
     assert task.score(example, told) == task.score(example, [*told, "?"])[:1] != [{}]
 
 
 def test_a_transcript_with_observations_that_were_not_made_has_no_reward(tmp_path: Path) -> None:
     task = loaded(tmp_path, HANGMAN)
     forged = [Turn("guess: x", ({"role": "tool", "content": "pea"},)), Turn("pea")]
-    assert task.score(first(task), [transcript(forged)]) == [{}]
+    assert task.score(first(task), [tuple(forged)]) == [{}]
 
 
 def test_a_reward_function_gets_the_environments(tmp_path: Path) -> None:
@@ -261,14 +261,14 @@ def test_a_reward_function_gets_the_environments(tmp_path: Path) -> None:
     )
     example = first(task)
     turns = play(task, example, ["guess: z", "Nothing."])
-    assert task.score(example, [transcript(turns)]) == [{"reward": 1.0, OWN_REWARD: 0.0}]
+    assert task.score(example, [tuple(turns)]) == [{"reward": 1.0, OWN_REWARD: 0.0}]
 
 
 def test_a_tool_that_nobody_called_in_the_episode_is_not_called_for_its_score(tmp_path: Path) -> None:
     task = loaded(tmp_path, HANGMAN)
     example = first(task)
     turns = [*play(task, example, ["guess: p"]), Turn("guess: a")]
-    assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(1 / 3)}]
+    assert task.score(example, [tuple(turns)]) == [{OWN_REWARD: pytest.approx(1 / 3)}]
 
 
 def test_an_action_that_no_step_has_taken_is_taken_before_it_is_scored() -> None:
@@ -276,7 +276,7 @@ def test_an_action_that_no_step_has_taken_is_taken_before_it_is_scored() -> None
     assert is_environment(task)
     example = first(task)
     cut = [*play(task, example, ["a"]), Turn("bb")]
-    assert task.score(example, [transcript(cut)]) == [{OWN_REWARD: 3.0}]
+    assert task.score(example, [tuple(cut)]) == [{OWN_REWARD: 3.0}]
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["answered", "no room for the answer"])
@@ -298,7 +298,7 @@ def test_a_call_is_made_once_however_often_it_is_scored(cut: bool) -> None:
     called = Turn("book: 7")
     observed = task.observe(example, [called])
     assert observed is not None and booked == [7]
-    told = transcript([called if cut else replace(called, observed=observed)])
+    told = tuple([called if cut else replace(called, observed=observed)])
     for _ in range(3):
         ((_, reward),) = task.score(example, [told])[0].items()
         assert reward == 1.0
@@ -399,7 +399,7 @@ def test_an_environment_of_openenv_brings_its_own_questions() -> None:
     assert "error" in observed(turns)[1]
     assert observed(turns)[2] == "error: 99 is forbidden"
     assert turns[-1].observed == ()
-    assert task.score(example, [transcript(turns)])[0][OWN_REWARD] == pytest.approx(1.0 - 0.125 * 1)
+    assert task.score(example, [tuple(turns)])[0][OWN_REWARD] == pytest.approx(1.0 - 0.125 * 1)
 
 
 def test_one_that_is_installed_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +411,7 @@ def test_one_that_is_installed_needs_no_file(tmp_path: Path, monkeypatch: pytest
     assert is_environment(task)
     example = first(task)
     assert example.prompt == f"Toss {example.columns['seed']}."
-    assert task.score(example, [transcript(play(task, example, ["heads"]))]) == [{OWN_REWARD: 1.0}]
+    assert task.score(example, [tuple(play(task, example, ["heads"]))]) == [{OWN_REWARD: 1.0}]
 
 
 def test_an_environment_of_gymnasium() -> None:
@@ -422,7 +422,7 @@ def test_an_environment_of_gymnasium() -> None:
     turns = play(task, example, ["a", "bb", "ccc", "dddd"])
     assert observed(turns) == ["a", "bb"]
     assert len(turns) == 3
-    assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: 6.0}]
+    assert task.score(example, [tuple(turns)]) == [{OWN_REWARD: 6.0}]
 
 
 class LikeNumpys:
@@ -568,7 +568,7 @@ def test_a_file_is_played_in_a_process_of_its_own(tmp_path: Path) -> None:
         task.interrupt()  # The episode dies with its process, and is played again in the next one.
         turns += (Turn("guess: e", task.observe(example, [*turns, Turn("guess: e")]) or ()),)
         assert observed(turns)[-1] == "pea"
-        assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: 1.0}]
+        assert task.score(example, [tuple(turns)]) == [{OWN_REWARD: 1.0}]
 
 
 def test_an_episode_of_a_process_that_died_is_lost_where_it_cannot_be_played_again(tmp_path: Path) -> None:
@@ -580,7 +580,7 @@ def test_an_episode_of_a_process_that_died_is_lost_where_it_cannot_be_played_aga
         task.interrupt()
         with pytest.raises(JudgementLost, match="is gone"):
             task.observe(example, [*turns, Turn("guess: a")])
-        assert task.score(example, [transcript([*turns, Turn("pea")])]) == [{}]
+        assert task.score(example, [tuple([*turns, Turn("pea")])]) == [{}]
 
 
 def isolated(path: Path) -> Any:
@@ -635,7 +635,7 @@ def test_other_rewards_judge_the_conversation_of_an_environment() -> None:
     task = as_task(as_task(None, environment=Echo), [turns_taken])
     assert is_environment(task)
     example = first(task)
-    assert task.score(example, [transcript(play(task, example, ["a", "b", "c"]))]) == [{"turns_taken": 3.0}]
+    assert task.score(example, [tuple(play(task, example, ["a", "b", "c"]))]) == [{"turns_taken": 3.0}]
 
 
 def test_a_node_takes_tools_and_environments(tmp_path: Path) -> None:
@@ -744,7 +744,7 @@ def test_the_examples_play(
     example = next(one for one in task.examples(0) if one.columns.get("answer", "") in ("", "2", "198"))
     turns = play(task, example, said)
     assert all(part in text for part, text in zip(answers, observed(turns), strict=True))
-    assert task.score(example, [transcript(turns)]) == [score]
+    assert task.score(example, [tuple(turns)]) == [score]
 
 
 def test_a_turn_has_a_deadline_of_its_own(tmp_path: Path) -> None:

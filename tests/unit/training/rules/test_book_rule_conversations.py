@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from swarmnode.chat import Turn, transcript
+from swarmnode.chat import Prompt, Turn, prompt_of
 from swarmnode.errors import CheckpointError
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.packing import TrainingSample
@@ -61,6 +61,18 @@ def test_a_conversation_that_had_no_room_behind_its_last_turn_gets_no_second_end
     assert [sample.completion_ids for sample in replays(rule)] == [(*IDS, EOS)]
 
 
+def test_a_prompt_of_messages_is_the_same_when_a_book_was_kept_and_read_again() -> None:
+    talk = prompt_of([{"role": "system", "content": "brief"}, {"role": "user", "content": "?"}], [{"a": 1}])
+    group = answered([([3], 1.0), ([2], 0.0)])
+    rule, restarted = BookRule(SharingRule()), BookRule(SharingRule())
+    rule.lessons([replace(group, example=replace(group.example, prompt=talk))], [], version=1)
+    restarted.restore(rule.state())
+    asked: list[Prompt] = []
+    rules = replace(RULES, render=lambda prompt: (asked.append(prompt), (3, 4))[1])
+    list(replayed_samples(restarted.lessons([], [], version=9).replayed, rules))
+    assert asked == [talk]
+
+
 def changed_entry(state: bytes, fields: Sequence[object]) -> bytes:
     """A saved book whose entries end with these fields, as given tokens stand there."""
     packed = msgspec.msgpack.decode(state)
@@ -85,10 +97,11 @@ def unread(requests: Sequence[ReadingRequest]) -> list[Reading]:
 def test_nothing_is_cut_out_of_a_conversation() -> None:
     task = TwoTools()
     example = next(task.examples(0))
-    text = transcript([Turn("buy more", ({"role": "tool", "content": "?"},)), Turn("3")])
     ids = tuple(map(ord, "buy more")), tuple(map(ord, "?3"))
-    heard_once = BookCandidate(example, text, (*ids[0], *ids[1]), 1.0, "x", False, False, ((8, 9),))
-    said_only = BookCandidate(example, transcript([Turn("3")]), (51,), 1.0, "x", False, False)
+    heard_once = BookCandidate(
+        example, "buy more3", (*ids[0], *ids[1]), 1.0, "x", False, False, ((8, 9),), in_turns=True
+    )
+    said_only = BookCandidate(example, "3", (51,), 1.0, "x", False, False, in_turns=True)
     mender = Mender(unread, {task.name: task}, Letters())
     assert mender([heard_once, said_only]) == [heard_once, said_only]
     assert task.played == [] and not mender.counts
@@ -105,7 +118,7 @@ def test_what_a_stranger_never_said_is_no_sample() -> None:
 def test_what_strangers_say_to_an_environment_counts_by_how_likely_it_is_to_us() -> None:
     """A right answer that asks nothing is known to those who saw what our environment says."""
     blind = answered([([9], 1.0), ([8, 9], 0.0)], author="stranger", finish="length")
-    talks = tuple(replace(one, text=transcript([Turn("9")])) for one in blind.completions)
+    talks = tuple(replace(one, said=(Turn("9"),)) for one in blind.completions)
     group = replace(blind, completions=talks)
     assert [sample.shaped for sample in lesson_samples(GroupLesson(group), RULES) or ()] == [True, True]
     assert not any(sample.shaped for sample in lesson_samples(GroupLesson(blind), RULES) or ())

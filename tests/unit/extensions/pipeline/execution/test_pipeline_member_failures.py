@@ -105,7 +105,7 @@ async def test_a_member_that_dies_in_the_middle_costs_a_repaired_path(folder: Pa
         await all_step(found, [2, 3], 1)
         assert notes.visits[1, 0][found.peers[2]] == 3
         nothing_is_lost(report)
-        assert report.lost == (1,)
+        assert report.lost == {1}
         assert report.retried == 1
         assert report.skipped == {}
         assert (0, "1") in {(by, node) for by, node, _ in found.lost}
@@ -163,7 +163,7 @@ async def test_a_member_that_freezes_is_replaced_and_does_not_step_alone_when_it
         report = await found.nodes[0].member.train(WithEvent(lambda: found.freeze(1)))
         await all_step(found, [2, 3], 1)
         nothing_is_lost(report)
-        assert report.lost == (1,)
+        assert report.lost == {1}
         assert report.retried <= 2
         with pytest.raises(ModelError, match="missed the end"):
             await found.nodes[1].member.wait_step(1)
@@ -224,7 +224,7 @@ async def test_who_takes_everything_and_does_nothing_is_found_and_replaced(folde
     ) as found:
         report = await found.nodes[0].member.train(ListFeed(batches(True), 2))
         nothing_is_lost(report)
-        assert report.lost == (1,)
+        assert report.lost == {1}
         assert report.retried == 1
 
 
@@ -281,7 +281,7 @@ async def test_a_micro_batch_without_finite_numbers_is_given_up(folder: Path) ->
     async with crew(REPLICAS, workers(folder), settings=QUICK) as found:
         report = await found.nodes[0].member.train(Broken(batches(True), 2))
         assert (report.micro_batches, report.given_up, report.stepped) == (3, 1, True)
-        assert report.lost == ()
+        assert report.lost == set()
         await all_step(found, [1, 2, 3], 1)
 
 

@@ -172,7 +172,7 @@ async def test_a_pass_that_fails_costs_its_micro_batch(
         report = await found.nodes[0].member.train(ListFeed(batches(True), 2))
         for node in found.nodes:
             await node.member.wait_step(1)
-    assert (report.micro_batches, report.retried, report.lost) == (4, 1, ())
+    assert (report.micro_batches, report.retried, report.lost) == (4, 1, set())
 
 
 def test_a_stage_without_memory_drops_the_micro_batch(folder: Path) -> None:

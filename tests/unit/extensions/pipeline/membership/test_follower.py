@@ -48,7 +48,7 @@ def begun(iteration: int = 0) -> Follower:
 def test_an_iteration_that_runs_is_not_held_but_the_next_one_is():
     follower = begun()
     follower.busy = True
-    again = PlanInputs(INPUTS.announcements, INPUTS.settings, PLAN.former, 2)
+    again = PlanInputs(INPUTS.announcements, INPUTS.settings, PLAN.as_former, 2)
     follower.propose("a", again, 0.0)
     follower.planned(again, compute_plan(again))
     with pytest.raises(Rejected, match=Refusal.BEGUN):
@@ -67,7 +67,7 @@ def behind(iteration: int) -> Follower:
     """Told to take its place for iteration 5, with this many steps of its own."""
     follower = begun()
     follower.iteration = iteration
-    again = PlanInputs(INPUTS.announcements, INPUTS.settings, PLAN.former, 3)
+    again = PlanInputs(INPUTS.announcements, INPUTS.settings, PLAN.as_former, 3)
     follower.propose("a", again, 0.0)
     follower.planned(again, compute_plan(again))
     follower.hold("a", 3, 5, 0.0)

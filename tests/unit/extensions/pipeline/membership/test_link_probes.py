@@ -13,7 +13,6 @@ from swarmnode.extensions.pipeline.membership.link_probes import (
     LinkProber,
     Probe,
     ProbeService,
-    ProbeSettings,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import MAX_AGE_S
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
@@ -70,9 +69,8 @@ async def line_to(bob: MemberStreams, clock: Clock, latency_s: float, bytes_per_
     return line
 
 
-def prober(alice: MemberStreams, clock: Clock, *, echoes: int = 7, refresh_s: float = 300.0) -> LinkProber:
-    settings = ProbeSettings(echoes=echoes, refresh_s=refresh_s)
-    return LinkProber(alice, rng=random.Random(1), settings=settings, clock=clock)
+def prober(alice: MemberStreams, clock: Clock) -> LinkProber:
+    return LinkProber(alice, rng=random.Random(1), clock=clock)
 
 
 @pytest.mark.parametrize("latency_s, bytes_per_s", [(0.05, 1e6), (0.001, 1e8), (0.3, 2e4)])
@@ -157,16 +155,17 @@ async def test_a_refusal_is_an_error_for_the_prober(hosts: Ends):
     alice, bob = hosts
     service = ProbeService(bob, clock=Clock())
     service.begin()
-    one = prober(alice, Clock(), echoes=int(BURST_ECHOES) + 1)
+    for _ in range(int(BURST_ECHOES)):
+        service.allows(alice.peer_id, 1)
     with pytest.raises(PeerUnreachable, match="refused"):
-        await one.measure(bob.peer_id)
+        await prober(alice, Clock()).measure(bob.peer_id)
 
 
 async def test_links_are_measured_again_when_due_and_not_before(hosts: Ends):
     alice, bob = hosts
     clock = Clock()
     line = await line_to(bob, clock, 0.05, 1e6)
-    one = prober(alice, clock, refresh_s=300.0)
+    one = prober(alice, clock)
     members = [alice.peer_id, bob.peer_id]
     await one.refresh(members)
     asked = len(line.sizes)
@@ -182,7 +181,7 @@ async def test_one_bad_hour_of_a_line_is_smoothed_away(hosts: Ends):
     alice, bob = hosts
     clock = Clock()
     line = await line_to(bob, clock, 0.05, 1e6)
-    one = prober(alice, clock, refresh_s=300.0)
+    one = prober(alice, clock)
     for latency_s in (0.05, 0.05, 0.05, 2.0, 0.05):
         line.latency_s = latency_s
         await one.refresh([bob.peer_id])
@@ -196,7 +195,7 @@ async def test_a_silent_peer_costs_no_other_its_probe_and_its_figures_age(
     alice, bob = hosts
     clock = Clock()
     await line_to(bob, clock, 0.05, 1e6)
-    one = prober(alice, clock, refresh_s=300.0)
+    one = prober(alice, clock)
     stranger = MemoryNetwork(seed=9).host().peer_id
     await one.refresh([stranger, bob.peer_id])
     assert set(one.links()) == {bob.peer_id}

@@ -312,7 +312,9 @@ def test_a_newcomer_joins_while_iterations_run_and_nobody_else_loads_anything():
         (late,) = await here.add(KEYS[6], load_s=3 * STEP_S)
         second = await here.settled()
         assert second.iteration > first.iteration
-        assert all(second.part_of(n.peer_id).first == first.part_of(n.peer_id).first for n in nodes)  # type: ignore[union-attr]
+        assert all(
+            second.planned_stage_of(n.peer_id).first == first.planned_stage_of(n.peer_id).first for n in nodes
+        )  # type: ignore[union-attr]
         assert [node.prepared for node in nodes] == prepared and late.prepared == 1
         # Training went on under the former plan while it loaded.
         old = [i for node in nodes for i, digest in node.trained if digest == first.digest]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmnode.extensions.pipeline.execution.member_records import IterationReport, LossSums, RoundTrip
+from swarmnode.extensions.pipeline.execution.member_records import IterationReport, RoundTrip
 from swarmnode.extensions.pipeline.membership.known_members import MemberClaim
 from swarmnode.extensions.pipeline.membership.slowdown_log import FAULT, FAULT_EVERY_S, MEMORY_S, SlowdownLog
 from swarmnode.extensions.pipeline.plans.observations import is_broken
@@ -29,9 +29,7 @@ def iteration(agreed: AgreedPlan = PLAN, *, slow: str = "", by_s: float = 0.0, f
         for path, waves in zip(agreed.plan.paths, predicted_s(agreed.plan), strict=True)
         for planned_s in waves
     ]
-    return IterationReport(
-        0, 1.0, 0.1, len(round_trips), 100, LossSums(), 0, 0, round_trips=tuple(round_trips)
-    )
+    return IterationReport(0, round_trips=round_trips)
 
 
 def seen(*reports: IterationReport, silent: tuple[str, ...] = (), every_s: float = 30.0) -> SlowdownLog:
@@ -64,14 +62,14 @@ def test_one_bad_iteration_leaves_no_trace():
 
 
 def test_who_does_not_answer_though_it_lives_is_found_broken_after_a_while_and_not_at_once():
-    nothing = IterationReport(0, 1.0, 0.1, 0, 0, LossSums(), 1, 0)
+    nothing = IterationReport(0, retried=1)
     quick = seen(*[nothing] * 9, silent=("c",), every_s=FAULT_EVERY_S / 8).observed(FAULT_EVERY_S)
     assert quick["c"].slowdown == FAULT and not is_broken(quick["c"])
     assert is_broken(seen(*[nothing] * 3, silent=("c",)).observed(60.0)["c"])
 
 
 def test_of_who_died_or_was_restarted_nothing_is_remembered():
-    nothing = IterationReport(0, 1.0, 0.1, 0, 0, LossSums(), 1, 0)
+    nothing = IterationReport(0, retried=1)
     dead, anew = seen(*[nothing] * 3, silent=("c",)), seen(*[nothing] * 3, silent=("c",))
     dead.keep(claims(without="c"))
     anew.keep(claims(session=2))

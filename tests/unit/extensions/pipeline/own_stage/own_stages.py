@@ -45,10 +45,14 @@ class One:
     def __init__(self, number: int, host: MemoryHost, home: "Home") -> None:
         self.host = host
         self.streams = MemberStreams(host)
-        self.averager = ReplicaExchange(self.streams)
+        self.gradient_exchange = ReplicaExchange(self.streams)
         self.states = StateService(self.streams)
         self.member = PipelineMember(
-            self.streams, key=key_of(number), averager=self.averager, settings=PATIENT, reload=self.reload
+            self.streams,
+            key=key_of(number),
+            gradient_exchange=self.gradient_exchange,
+            settings=PATIENT,
+            reload=self.reload,
         )
         self.decode = DecodeNode(
             self.streams,
@@ -58,7 +62,7 @@ class One:
         self.checkpoints = StageCheckpoints(home.folder / str(number), home.whole.fingerprint)
         self.own_stage = OwnStage(
             home.whole, home.settings, host.peer_id, member=self.member, decode=self.decode,
-            states=self.states, averager=self.averager, checkpoints=self.checkpoints,
+            states=self.states, gradient_exchange=self.gradient_exchange, checkpoints=self.checkpoints,
             living=lambda: [one.peer_id for one in home.living],
         )  # fmt: skip
 
@@ -68,7 +72,7 @@ class One:
 
     @property
     def services(self) -> tuple[Any, ...]:
-        return self.streams, self.averager, self.states, self.member, self.decode
+        return self.streams, self.gradient_exchange, self.states, self.member, self.decode
 
     async def reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
         part = self.own_stage.part
@@ -112,7 +116,7 @@ class Home:
             for stage, first, end in zip(stages, (0, *ends), ends, strict=False)
         )
         name = hashlib.sha256(f"{digest(plan)}{self._epoch}".encode()).hexdigest()
-        before = self._before.former if self._before is not None else None
+        before = self._before.as_former if self._before is not None else None
         spare = tuple(sorted(one.peer_id for one in self.living if one not in members))
         agreed = AgreedPlan(
             self._epoch, iteration, Partition(parts, len(parts), spare), plan, name, 1.0, before

@@ -188,13 +188,13 @@ def costs_of(names: str) -> dict[str, MemberCosts]:
 def test_an_instance_holds_what_was_measured():
     told = [member("b", free_bytes=5 * GB), member("a"), member("c", holds_data=True), member("unplaced")]
     costs = {each.peer_id: each for each in told}
-    instance, holding = instance_from(costs, LINKS, PARTS, SETTINGS)
+    instance, table = instance_from(costs, LINKS, PARTS, SETTINGS)
     assert instance.names == ("a", "b", "c")
     assert instance.stages == ((0, 2), (1,))
     assert instance.forward_s == pytest.approx((2e-3, 4e-3, 2e-3))
     assert instance.memory == (2, 3, 2)
     assert instance.backward_factor == pytest.approx(2.0)
-    assert holding.memory[0] == (2, 3)
+    assert table.memory[0] == (2, 3)
 
 
 def test_of_two_measurements_of_a_link_the_worse_counts_and_unmeasured_links_are_worse_still():
@@ -209,9 +209,9 @@ def test_of_two_measurements_of_a_link_the_worse_counts_and_unmeasured_links_are
 def test_who_does_not_hold_data_or_has_no_memory_has_no_slot():
     small = member("b", free_bytes=3 * GB + GB // 2, holds_data=False)
     costs = {"a": member("a", free_bytes=3 * GB), "c": member("c"), "b": small}
-    _, holding = instance_from(costs, LINKS, PARTS, SETTINGS)
-    assert holding.memory[1] == (0, 1)
-    assert holding.memory[0] == (1, 0)
+    _, table = instance_from(costs, LINKS, PARTS, SETTINGS)
+    assert table.memory[1] == (0, 1)
+    assert table.memory[0] == (1, 0)
 
 
 def test_costs_and_links_in_another_order_give_the_same_instance():

@@ -57,7 +57,7 @@ def test_nobody_is_made_faster_than_it_claims():
 def test_who_does_nothing_by_the_word_of_most_data_nodes_gets_no_stage():
     plan = plan_of(said(a={"d": USELESS}, b={"d": USELESS}))
     assert plan.spare == ("d",) and plan.members == {*"abcdef"}
-    assert plan.former.stage_of == {peer: at for peer, at in FORMER.stage_of.items() if peer != "d"}
+    assert plan.as_former.stage_of == {peer: at for peer, at in FORMER.stage_of.items() if peer != "d"}
 
 
 def test_two_of_five_data_nodes_leave_nobody_out():

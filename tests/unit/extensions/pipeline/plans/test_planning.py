@@ -43,7 +43,7 @@ def check(plan: AgreedPlan, of: list[MemberCosts]) -> None:
     assert ends[-1] == 6
     assert plan.members == {each.peer_id for each in of}
     for each in of:
-        part = plan.part_of(each.peer_id)
+        part = plan.planned_stage_of(each.peer_id)
         assert part is None or part.held_bytes + part.slot_bytes <= each.free_bytes
         node = plan.node_of(each.peer_id)
         assert (node is None) == (part is None)
@@ -89,9 +89,9 @@ def test_one_death_moves_at_most_one_member(seed: int):
     of, chosen, first = unequal(rng)
     victim = rng.choice(of)
     left = [each for each in of if each is not victim]
-    second = compute_plan(inputs(left, first.former, 2, chosen))
+    second = compute_plan(inputs(left, first.as_former, 2, chosen))
     check(second, left)
-    moved_to = [second.stage_of(peer) for peer in must_load(second, first.former)]
+    moved_to = [second.stage_of(peer) for peer in must_load(second, first.as_former)]
     emptied = [stage for stage, part in enumerate(first.partition.stages) if part.peers == (victim.peer_id,)]
     # Where no stage has become empty, only data nodes are worth a move, and only while stage 0 has fewer of
     # them than the other stages have replicas on average.
@@ -105,11 +105,11 @@ def test_one_death_moves_at_most_one_member(seed: int):
 @example(4323)
 def test_the_same_members_again_move_nobody_not_even_after_a_first_plan(seed: int):
     of, chosen, first = unequal(random.Random(seed))
-    second = compute_plan(inputs(of, first.former, 2, chosen))
-    assert must_load(second, first.former) == ()
-    third = compute_plan(inputs(of[1:], second.former, 3, chosen))
-    fourth = compute_plan(inputs(of[1:], third.former, 4, chosen))
-    assert must_load(fourth, third.former) == ()
+    second = compute_plan(inputs(of, first.as_former, 2, chosen))
+    assert must_load(second, first.as_former) == ()
+    third = compute_plan(inputs(of[1:], second.as_former, 3, chosen))
+    fourth = compute_plan(inputs(of[1:], third.as_former, 4, chosen))
+    assert must_load(fourth, third.as_former) == ()
 
 
 WEIGHTS = 800 * MB
@@ -133,8 +133,8 @@ def two_of_each(skip: float = 0.25) -> tuple[list[MemberCosts], PlanSettings, Ag
 def test_a_newcomer_takes_the_place_of_a_data_node_that_died(skip: float, speed: float):
     of, chosen, first = two_of_each(skip)
     of = [*of[1:], pretend.costs("p99", free=WEIGHTS, speed=speed)]
-    second = compute_plan(inputs(of, first.former, 2, chosen))
-    assert must_load(second, first.former) == ("p99",) and second.stage_of("p99") == 0
+    second = compute_plan(inputs(of, first.as_former, 2, chosen))
+    assert must_load(second, first.as_former) == ("p99",) and second.stage_of("p99") == 0
     assert tokens_of(second) == tokens_of(first)
 
 
@@ -153,7 +153,7 @@ def test_a_newcomer_becomes_a_data_node_though_it_would_save_more_time_elsewhere
 def test_a_newcomer_without_data_goes_elsewhere_and_a_replica_becomes_a_data_node():
     of, chosen, first = two_of_each()
     of = [*of[1:], pretend.costs("p99", free=WEIGHTS, data=False)]
-    second = compute_plan(inputs(of, first.former, 2, chosen))
+    second = compute_plan(inputs(of, first.as_former, 2, chosen))
     assert second.stage_of("p99") != 0
     assert len(second.partition.stages[0].peers) == 2
     assert tokens_of(second) == tokens_of(first)
@@ -161,23 +161,23 @@ def test_a_newcomer_without_data_goes_elsewhere_and_a_replica_becomes_a_data_nod
 
 def test_of_those_that_are_left_one_moves_to_stage_0_and_the_tokens_of_a_step_come_back():
     of, chosen, first = two_of_each()
-    second = compute_plan(inputs(of[1:], first.former, 2, chosen))
-    (moved,) = must_load(second, first.former)
+    second = compute_plan(inputs(of[1:], first.as_former, 2, chosen))
+    (moved,) = must_load(second, first.as_former)
     assert second.stage_of(moved) == 0 and tokens_of(second) == tokens_of(first)
-    third = compute_plan(inputs(of[1:], second.former, 3, chosen))
-    assert must_load(third, second.former) == ()
+    third = compute_plan(inputs(of[1:], second.as_former, 3, chosen))
+    assert must_load(third, second.as_former) == ()
 
 
 def test_nobody_moves_to_stage_0_where_the_other_stages_have_no_slots_for_what_it_would_start():
     of, chosen, first = two_of_each(skip=0.0)
-    second = compute_plan(inputs(of[1:], first.former, 2, chosen))
-    assert must_load(second, first.former) == ()
+    second = compute_plan(inputs(of[1:], first.as_former, 2, chosen))
+    assert must_load(second, first.as_former) == ()
 
 
 def test_all_data_nodes_that_died_are_replaced():
     of, chosen, first = two_of_each()
-    second = compute_plan(inputs(of[2:], first.former, 2, chosen))
-    assert len(must_load(second, first.former)) == 2
+    second = compute_plan(inputs(of[2:], first.as_former, 2, chosen))
+    assert len(must_load(second, first.as_former)) == 2
     assert len(second.partition.stages[0].peers) == 2 and tokens_of(second) == tokens_of(first)
 
 
@@ -185,7 +185,7 @@ def test_the_only_newcomer_with_data_fills_stage_0_whatever_else_is_empty():
     _, chosen, first = two_of_each()
     without = [pretend.costs(peer, free=WEIGHTS, data=False) for peer in ("p02", "p03", "p99")]
     of = [*without, pretend.costs("p98", free=WEIGHTS)]
-    second = compute_plan(inputs(of, first.former, 2, chosen))
+    second = compute_plan(inputs(of, first.as_former, 2, chosen))
     assert second.stage_of("p98") == 0 and second.stage_of("p99") == 2
 
 
@@ -213,8 +213,8 @@ def test_a_gap_is_filled_by_a_newcomer_before_anyone_moves():
     first = compute_plan(inputs(of, settings=pretend.settings(stages=3)))
     gone = next(part.peers[0] for part in first.partition.stages[1:] if len(part.peers) == 1)
     left = [*(each for each in of if each.peer_id != gone), pretend.costs("p99")]
-    second = compute_plan(inputs(left, first.former, 2, pretend.settings(stages=3)))
-    assert must_load(second, first.former) == ("p99",)
+    second = compute_plan(inputs(left, first.as_former, 2, pretend.settings(stages=3)))
+    assert must_load(second, first.as_former) == ("p99",)
     assert second.stage_of("p99") == first.stage_of(gone)
 
 
@@ -222,22 +222,22 @@ def test_too_few_for_the_former_stages_divide_the_layers_anew():
     of = members(3, free=800 * MB)
     chosen = pretend.settings(stages=3)
     first = compute_plan(inputs(of, settings=chosen))
-    second = compute_plan(inputs(of[:2], first.former, 2, chosen))
+    second = compute_plan(inputs(of[:2], first.as_former, 2, chosen))
     check(second, of[:2])
     assert len(second.partition.stages) == 2
-    third = compute_plan(inputs(of, second.former, 3, chosen))
+    third = compute_plan(inputs(of, second.as_former, 3, chosen))
     assert len(third.partition.stages) == 3
 
 
 def test_the_last_one_holds_everything_and_shares_it_again_with_who_comes():
     of = members(2, free=800 * MB)
-    alone = compute_plan(inputs(of[:1], compute_plan(inputs(of)).former, 2))
+    alone = compute_plan(inputs(of[:1], compute_plan(inputs(of)).as_former, 2))
     assert violations(alone.plan) == [] and alone.plan.paths[0] == (0,)
-    again = compute_plan(inputs(of, alone.former, 3))
+    again = compute_plan(inputs(of, alone.as_former, 3))
     assert len(again.partition.stages) == 2
     small = [of[0], pretend.costs("p99", free=20 * MB)]
-    kept = compute_plan(inputs(small, alone.former, 3))
-    assert kept.spare == ("p99",) and must_load(kept, alone.former) == ()
+    kept = compute_plan(inputs(small, alone.as_former, 3))
+    assert kept.spare == ("p99",) and must_load(kept, alone.as_former) == ()
 
 
 def test_what_does_not_fit_is_said_in_bytes_with_advice():

@@ -8,8 +8,8 @@ from swarmnode.extensions.pipeline.replication.replica_vote import (
     NEAR,
     ReplicaVote,
     ReplicaWeights,
-    agreement_of,
     is_near,
+    vote_of,
 )
 
 OLD = "0" * 64
@@ -21,7 +21,7 @@ def said(**marks: str) -> dict[str, ReplicaWeights]:
 
 
 def seen_by(us: str, votes: dict[str, ReplicaWeights]) -> ReplicaVote:
-    return agreement_of(us, votes)
+    return vote_of(us, votes)
 
 
 def test_the_largest_side_is_right_and_the_others_ask_it() -> None:

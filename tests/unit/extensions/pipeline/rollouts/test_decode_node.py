@@ -19,7 +19,7 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     FeedQuestion,
     Halted,
     StepProgress,
-    check_frame,
+    check_message,
     who_stopped,
 )
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
@@ -176,7 +176,7 @@ AT_START = {PLAN: PlanMembers(PLAN, ("a", "b", "c", "d"), own=0)}
 )  # fmt: skip
 def test_only_the_node_before_us_may_send_us_a_step(frame: Any, peer: str, reason: str) -> None:
     with pytest.raises(Rejected, match=reason):
-        check_frame(frame, peer, ROSTERS)
+        check_message(frame, peer, ROSTERS)
 
 
 def test_a_member_accuses_only_itself_and_its_neighbours() -> None:
@@ -186,12 +186,12 @@ def test_a_member_accuses_only_itself_and_its_neighbours() -> None:
         )
 
     for peer, position in (("b", 1), ("b", 2), ("c", 1), ("c", 3), ("d", 4)):
-        check_frame(halted(position), peer, AT_START)
+        check_message(halted(position), peer, AT_START)
     for peer, position in (("b", 3), ("d", 1), ("b", 4), ("a", 1)):
         with pytest.raises(Rejected, match="wrong_route"):
-            check_frame(halted(position), peer, AT_START)
+            check_message(halted(position), peer, AT_START)
     with pytest.raises(Rejected, match="wrong_route"):
-        check_frame(halted(1), "c", ROSTERS)
+        check_message(halted(1), "c", ROSTERS)
 
 
 def test_who_has_a_step_and_does_not_send_it_on_has_stopped_it() -> None:

@@ -14,7 +14,7 @@ import torch
 from swarmnode.errors import EngineError, NetworkError
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
-from swarmnode.extensions.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
+from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
@@ -26,7 +26,7 @@ from swarmnode.network.streams import StreamHost
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, Sampled, SamplingParams
 from swarmnode.types import Span
 from tests.contracts.hosts import HostFactory, p2pd_hosts
-from tests.local_chain import LocalChain
+from tests.local_chain import LocalChain, LocalPipelineEngine
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, VOCABULARY, bypass, tiny_model
 
@@ -61,7 +61,7 @@ def run(engine: PipelineEngine, asked: Sequence[Request] = ()) -> dict[str, Outp
 
 def local(paths: Callable[[Sequence[int]], StagePath] = lambda _: FULL, **settings: Any) -> PipelineEngine:
     chain = LocalChain(stages_of(MODEL, ENDS), max_cache_bytes=settings.pop("room", ROOM))
-    return PipelineEngine(chain, (), choose_path=paths, max_length=128, **settings)
+    return LocalPipelineEngine(chain, (), choose_path=paths, max_length=128, **settings)
 
 
 @torch.no_grad()
@@ -142,7 +142,7 @@ async def swarm(
         chain = RemoteChain(
             made[0].node, asyncio.get_running_loop(), StageHolders(PLAN, peers, tuple(stage_of), own=0),
             on_lost=lambda peer_id, why: lost.append((peer_id, why)),
-            settings=ChainSettings(step_timeout_s=step_timeout_s),
+            step_timeout_s=step_timeout_s,
         )  # fmt: skip
         engine = PipelineEngine(chain, (), choose_path=paths, max_running=16, max_length=128)
         yield Swarm(made, engine, chain, lost)
@@ -326,7 +326,7 @@ async def test_a_member_that_forgot_its_sessions_is_told_again() -> None:
             await asyncio.to_thread(engine.step)
         caches = pipeline.members[2].node.caches
         assert caches is not None
-        caches.clear()
+        caches._sessions.clear()
         found = await asyncio.to_thread(run, engine)
         assert pipeline.lost == []
         assert engine.recovery.refed_tokens > 0

@@ -178,7 +178,9 @@ class Member:
 
     @property
     def stage(self) -> int | None:
-        return self.node.pipeline_status.stage
+        """Of the stage that is held: the node's status tells it a tick later."""
+        agreed = self.node.own_stage.agreed if self.layers is not None else None
+        return agreed.stage_of(self.peer_id) if agreed is not None else None
 
     def weights(self) -> dict[str, Tensor]:
         """What its stage has learnt."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
-from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, LossSums
+from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
@@ -96,9 +96,7 @@ class LocalDrive:
         ):
             norm = worker.apply(one.of_step(1), optimizer, max_norm=1000.0)
         self.iteration += 1
-        return IterationReport(
-            self.iteration - 1, 0.0, 0.0, count, weight, LossSums(), 0, 0, stepped=True, grad_norm=norm
-        )
+        return IterationReport(self.iteration - 1, micro_batches=count, tokens=weight, grad_norm=norm)
 
     def whole_state(self) -> Assembled:
         if self.missing:

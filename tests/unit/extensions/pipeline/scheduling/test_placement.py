@@ -97,19 +97,19 @@ def test_paths_stay_within_a_city_once_nodes_may_move():
 def test_the_answer_is_never_worse_than_what_was_given():
     for seed in range(5):
         instance, table = uneven(seed)
-        found = search(instance, seed=seed, effort=PlacementEffort(1, 50, 300), holding=table)
+        found = search(instance, seed=seed, effort=PlacementEffort(1, 50, 300), table=table)
         assert found.makespan_s <= simulate(first_plan(instance)).makespan_s
 
 
 def test_stages_keep_their_sizes():
     instance, table = uneven(3)
-    found = search(instance, seed=3, effort=LITTLE, holding=table).plan.instance
+    found = search(instance, seed=3, effort=LITTLE, table=table).plan.instance
     assert [len(nodes) for nodes in found.stages] == [3, 3, 2]
 
 
 def test_the_same_seed_gives_the_same_map_and_another_seed_may_not():
     instance, table = uneven(4)
-    found = [search(instance, seed=seed, effort=LITTLE, holding=table) for seed in (7, 7, 8)]
+    found = [search(instance, seed=seed, effort=LITTLE, table=table) for seed in (7, 7, 8)]
     assert found[0] == found[1]
     assert found[2].plan != found[0].plan
 
@@ -155,7 +155,7 @@ def test_no_path_steps_over_more_stages_than_it_may():
 def test_no_rule_is_broken_and_no_memory_exceeded(seed: int):
     instance, table = uneven(seed)
     effort = PlacementEffort(starts=2, moves=150, schedule=700)
-    found = search(instance, seed=seed, effort=effort, holding=table)
+    found = search(instance, seed=seed, effort=effort, table=table)
     check(found, table)
 
 
@@ -163,4 +163,4 @@ def test_a_node_that_cannot_hold_its_stage_is_refused():
     instance, table = uneven(6)
     nothing = tuple((0, 0, 0) for _ in table.memory)
     with pytest.raises(ConfigError, match="memory"):
-        search(instance, seed=1, holding=PlacementTable(table.forward_s, nothing))
+        search(instance, seed=1, table=PlacementTable(table.forward_s, nothing))

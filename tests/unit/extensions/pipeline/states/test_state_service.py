@@ -17,7 +17,7 @@ from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.states.holdings import (
     HeldState,
     Holding,
-    LayerAssignments,
+    LayerHolders,
     Offer,
     covering,
     layer_of,
@@ -74,9 +74,9 @@ def ids(hosts: list[MemoryHost]) -> list[str]:
     return [host.peer_id for host in hosts]
 
 
-def kept_by(keeper: MemoryHost, owners: dict[MemoryHost, tuple[int, int]]) -> LayerAssignments:
+def kept_by(keeper: MemoryHost, owners: dict[MemoryHost, tuple[int, int]]) -> LayerHolders:
     ranges = {owner.peer_id: layers for owner, layers in owners.items()}
-    return LayerAssignments(ranges, dict.fromkeys(ranges, keeper.peer_id))
+    return LayerHolders(ranges, dict.fromkeys(ranges, keeper.peer_id))
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ from swarmnode.extensions.pipeline.states.holdings import (
     HeldState,
     HolderCredibility,
     Holding,
-    LayerAssignments,
+    LayerHolders,
     covering,
     offers,
 )
@@ -25,15 +25,15 @@ from swarmnode.network.streams import ByteStream
 from tests.unit.extensions.pipeline import raw_wire
 from tests.unit.extensions.pipeline.states.test_state_service import held, ids, members, same, tensors
 
-ASSIGNMENTS = LayerAssignments({"a": (0, 4), "b": (4, 8), "b2": (4, 8), "c": (8, 12)}, {"c": "a", "a": "b"})
+HOLDERS = LayerHolders({"a": (0, 4), "b": (4, 8), "b2": (4, 8), "c": (8, 12)}, {"c": "a", "a": "b"})
 
 
 def said(first: int, end: int, mark: str, iteration: int = 7) -> Holding:
     return Holding(first, end, first == 0, iteration, 100, mark * 64)
 
 
-def chosen(told: dict[str, list[Holding]], part: StagePart, *seats: LayerAssignments) -> list[str]:
-    found = covering(offers(told, seats), part, needs_ends=False, at_least=1, at_most=9)
+def chosen(told: dict[str, list[Holding]], part: StagePart, *holders: LayerHolders) -> list[str]:
+    found = covering(offers(told, holders), part, needs_ends=False, at_least=1, at_most=9)
     assert found is not None
     return [offer.holding.digest[0] for offer in found]
 
@@ -44,32 +44,32 @@ HONEST = {"a": [said(0, 4, "a")], "b": [said(4, 8, "b")], "b2": [said(4, 8, "b")
 @pytest.mark.parametrize("iteration", [7, 9])
 def test_who_claims_every_layer_is_believed_for_none(iteration: int) -> None:
     told = HONEST | {"liar": [said(0, 4096, "e", iteration)], "z": [said(0, 4096, "e", iteration)]}
-    assert chosen(told, StagePart(4, 8), ASSIGNMENTS) == ["b"]
-    assert chosen(told, StagePart(0, 12, has_ends=True), ASSIGNMENTS) == ["a", "b", "c"]
+    assert chosen(told, StagePart(4, 8), HOLDERS) == ["b"]
+    assert chosen(told, StagePart(0, 12, has_ends=True), HOLDERS) == ["a", "b", "c"]
 
 
 def test_two_that_are_not_of_a_stage_do_not_outvote_the_one_that_is() -> None:
     told = {"a": [said(0, 4, "a")], "b": [said(0, 4, "e")], "c": [said(0, 4, "e")]}
     assert chosen(told, StagePart(0, 4)) == ["e"]
-    assert chosen(told, StagePart(0, 4), ASSIGNMENTS) == ["a"]
+    assert chosen(told, StagePart(0, 4), HOLDERS) == ["a"]
 
 
 def test_the_keeper_of_a_stage_that_is_gone_is_believed_before_others() -> None:
     told = {"a": [said(0, 4, "a"), said(8, 12, "c", 6)], "b": [said(8, 12, "e")], "z": [said(8, 12, "e")]}
-    assert chosen(told, StagePart(8, 12), ASSIGNMENTS) == ["c"]
+    assert chosen(told, StagePart(8, 12), HOLDERS) == ["c"]
 
 
 def test_before_the_first_plan_everybody_counts_and_the_whole_model_of_a_data_node_does() -> None:
     told = {"d": [said(0, 12, "d", 9)], "b": [said(4, 8, "b", 6)]}
     assert chosen(told, StagePart(4, 8)) == ["d"]
-    assert chosen(told, StagePart(4, 12), ASSIGNMENTS) == ["d"]  # nobody whose stage it is has all of it
+    assert chosen(told, StagePart(4, 12), HOLDERS) == ["d"]  # nobody whose stage it is has all of it
 
 
 def test_credibility_follows_from_the_plan() -> None:
-    assert ASSIGNMENTS.credibility("c", said(8, 12, "c")) is HolderCredibility.ASSIGNED
-    assert ASSIGNMENTS.credibility("a", said(8, 12, "c")) is HolderCredibility.KEEPER
-    assert ASSIGNMENTS.credibility("b", said(8, 12, "c")) is HolderCredibility.FITS
-    assert ASSIGNMENTS.credibility("c", said(8, 13, "c")) is HolderCredibility.NONE
+    assert HOLDERS.credibility("c", said(8, 12, "c")) is HolderCredibility.ASSIGNED
+    assert HOLDERS.credibility("a", said(8, 12, "c")) is HolderCredibility.KEEPER
+    assert HOLDERS.credibility("b", said(8, 12, "c")) is HolderCredibility.FITS
+    assert HOLDERS.credibility("c", said(8, 13, "c")) is HolderCredibility.NONE
 
 
 async def test_a_digest_that_is_no_text_is_a_malformed_answer() -> None:
@@ -124,11 +124,9 @@ async def test_copies_are_kept_for_those_whom_the_plan_gives_us_only() -> None:
     async with members(3, StateLimits(max_copies=1)) as (services, hosts):
         keeper, owner, other = services
         names = ids(hosts)
-        seats = LayerAssignments(
-            {names[1]: (0, 2), names[2]: (2, 4)}, {names[1]: names[0], names[2]: names[1]}
-        )
+        holders = LayerHolders({names[1]: (0, 2), names[2]: (2, 4)}, {names[1]: names[0], names[2]: names[1]})
         for service in services:
-            service.admit(names, seats)
+            service.admit(names, holders)
         other.publish(held(2, 4, 1))
         owner.publish(held(0, 3, 1))
         for service, state in ((other, held(2, 4, 1)), (owner, held(0, 3, 1))):
@@ -138,6 +136,6 @@ async def test_copies_are_kept_for_those_whom_the_plan_gives_us_only() -> None:
         owner.publish(held(0, 2, 1))
         await owner.push_copy(names[0], held(0, 2, 1))
         # Another plan: the former owner lives, its copy is kept elsewhere and makes room.
-        keeper.admit(names, LayerAssignments(seats.ranges, {names[2]: names[0]}))
+        keeper.admit(names, LayerHolders(holders.ranges, {names[2]: names[0]}))
         await other.push_copy(names[0], held(2, 4, 1))
         assert keeper.copy_of(names[1]) is None
