@@ -66,7 +66,7 @@ class CpuAllowance:
     """The rest of a thread after what it has used, so that it keeps to its share of a core.
 
     >>> allowance = CpuAllowance(0.1, now_s=0.0, used_s=0.0)
-    >>> allowance.rest_s(now_s=1.0, used_s=0.4), allowance.rest_s(now_s=2.0, used_s=0.62)
+    >>> allowance.rest_s(now_s=1.0, used_s=0.2), allowance.rest_s(now_s=2.0, used_s=0.32)
     (0.0, 0.2)
     """
 
