@@ -47,6 +47,7 @@ ATTACKS = (
     "bodies_that_never_come",
     "crowd",
     "page_flood",
+    "serve_flood",
     "finish_lies",
     "too_long_bodies",
     "longer_bodies",
@@ -176,13 +177,13 @@ class Measuring:
         return self._rows(name, [self._under(since)])
 
     def _attacked(self, name: str, *, last: bool) -> Under:
-        timing = self._timing
+        timing, swarm = self._timing, self._swarm
         seconds = timing.lead_s + timing.attack_s
-        page = str(self._swarm.victim.running().http_port) if name == "page_flood" else ""
-        with Attacker(
-            name, self._swarm.addresses, seconds=seconds, about=page, prefix=ATTACKERS_PREFIX
-        ) as attacker:
-            with self._swarm.honest_held():
+        with (
+            swarm.flooded_port(name) as port,
+            Attacker(name, swarm.addresses, seconds=seconds, about=port, prefix=ATTACKERS_PREFIX) as attacker,
+        ):
+            with swarm.honest_held():
                 attacker.wait_for("ready")
             time.sleep(timing.lead_s)
             since = time.time()

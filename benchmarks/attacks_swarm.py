@@ -15,7 +15,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from typing import Any, Self
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.joined_node import JoinedNode
+from tests.joined_node import JoinedNode, serving
 from tests.warm_start import WarmStart
 
 MIB = 2**20
@@ -135,6 +135,18 @@ class Swarm:
             yield
         finally:
             self.honest.kill(signal.SIGCONT)
+
+    @contextmanager
+    def flooded_port(self, attack: str) -> Iterator[str]:
+        """The port that an attack floods; empty where it floods none. `swarmnode serve` runs on the others'
+        core: what it passes on to the victim is what counts."""
+        if attack != "serve_flood":
+            yield str(self.victim.running().http_port) if attack == "page_flood" else ""
+            return
+        with ExitStack() as stack:
+            with self.honest_held():
+                port = stack.enter_context(serving(self.victim.home, OTHERS_CORE))
+            yield str(port)
 
     def restarts(self) -> tuple[int, int]:
         """Of both daemons so far: those that the memory watchdog asked for, and all others."""

@@ -15,7 +15,6 @@ requests_lost, wrong_version: 200 greedy questions of four clients to `policy`, 
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from common import MODELS, arguments, report
 
 from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.node.building.page_client import ask_page
+from tests import joined_node
 from tests.joined_node import JoinedNode
 
 QUESTIONS = [f"reverse {word}" for word in ("abcde", "swarm", "nodes", "learn", "token", "serve", "policy")]
@@ -72,16 +72,11 @@ def training(folder: Path, *settings: str) -> Iterator[JoinedNode]:
 @contextmanager
 def serving(node: JoinedNode) -> Iterator[openai.OpenAI]:
     """`swarmnode serve` beside the node, and a client of it."""
-    command = [sys.executable, "-m", "swarmnode", "serve", "--home", str(node.home), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        url = next(word for word in process.stdout.readline().split() if word.startswith("http"))
-        with openai.OpenAI(base_url=url, api_key="any", timeout=120) as client:
-            yield client
-    finally:
-        process.terminate()
-        process.wait(30)
+    with (
+        joined_node.serving(node.home) as port,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", timeout=120) as client,
+    ):
+        yield client
 
 
 # ---- what it costs ----

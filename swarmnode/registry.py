@@ -106,7 +106,7 @@ SEAMS: Mapping[Kind, Seam] = {
     ),
     "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
     "page": Seam("node.page", {}),
-    "contribution": Seam("node.contribution", {}),
+    "contribution": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
     "evaluation": Seam("eval --suite", {}),

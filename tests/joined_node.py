@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,18 @@ from tests.warm_start import WarmProcess, WarmStart
 
 PATIENCE_S = 180.0
 """For anything a busy machine may take long over. Nothing is measured with it."""
+
+
+@contextmanager
+def serving(home: Path, prefix: tuple[str, ...] = ()) -> Iterator[int]:
+    """Runs `swarmnode serve` on a home; yields its port."""
+    command = [*prefix, sys.executable, "-m", "swarmnode", "serve", "--home", str(home), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
+        finally:
+            process.terminate()
 
 
 class JoinedNode:

@@ -32,6 +32,7 @@ CODE_OF_OTHERS = {
     "model/base_model.py",
     "node/showing/monitors.py",
     "extensions/sandbox/confinement/launch.py",
+    "extensions/limits/machine_guard.py",
     "tasks/deadlines/daemon_threads.py",
     "tasks/play/episodes.py",
     "extensions/environments/gym_task.py",

@@ -8,7 +8,7 @@ The first target is the victim. An attack that needs to be told when to go on re
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
 
@@ -48,7 +48,8 @@ PROVIDER_KEY_BYTES = 80
 """The longest that Kademlia takes."""
 
 HELD_CLIENTS = 300
-"""Clients of a page at once."""
+"""Clients of a page, or of the endpoints, at once."""
+HOST = b"Host: 127.0.0.1\r\n"
 
 Attack = Callable[[Stage], Awaitable[bool | None]]
 """Returns whether the attacker is still connected to the victim afterwards; None: nobody should mind it."""
@@ -372,19 +373,33 @@ def _peer(stage: Stage) -> str:
     return split_peer(stage.targets[0])[1]
 
 
-# ---- clients of the page ----
+# ---- clients of the page and of the endpoints ----
 
 
 async def page_flood(stage: Stage) -> bool | None:
     """Clients of the page at port `about` that say nothing, half a request, nonsense or far too much."""
-    host = b"Host: 127.0.0.1\r\n"
     begun = (
         b"",
-        b"GET /events HTTP/1.1\r\n" + host + b"\r\n",
-        b"GET /state HTTP/1.1\r\n" + host + b"\r\n",
-        b"POST /control HTTP/1.1\r\n" + host + b"Content-Length: 900\r\n\r\n{",
+        b"GET /events HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"GET /state HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"POST /control HTTP/1.1\r\n" + HOST + b"Content-Length: 900\r\n\r\n{",
         b"\x16\x03\x01\x00\xff" * 100,
     )
+    return await _flood(stage, begun)
+
+
+async def serve_flood(stage: Stage) -> bool | None:
+    """Clients of `swarmnode serve` at port `about` that ask and never read, ask too much, or say nothing."""
+    stream = _completion(b'{"model": "policy", "prompt": "reverse abc", "stream": true}')
+    too_long = _completion(b'{"model": "policy", "prompt": "' + b"a" * 60_000 + b'"}')
+    return await _flood(stage, (b"", stream, stream, stream[:-1], too_long, b"\x16\x03\x01\x00\xff" * 100))
+
+
+def _completion(content: bytes) -> bytes:
+    return b"POST /v1/completions HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n%s" % (HOST, len(content), content)
+
+
+async def _flood(stage: Stage, begun: Sequence[bytes]) -> None:
     stage.say("ready")
     held: deque[socket.socket] = deque()
     async for number in stage.pace(1000.0):
@@ -392,11 +407,11 @@ async def page_flood(stage: Stage) -> bool | None:
             held.popleft().close()
         with suppress(OSError):
             held.append(socket.create_connection(("127.0.0.1", int(stage.about)), timeout=1.0))
-            held[-1].sendall(begun[number % len(begun)])
+            held[-1].setblocking(False)
+            held[-1].send(begun[number % len(begun)])
             stage.sent["clients"] += 1
     for client in held:
         client.close()
-    return None
 
 
 ATTACKS: dict[str, Attack] = {
@@ -423,5 +438,6 @@ ATTACKS: dict[str, Attack] = {
         half_open,
         steering_member,
         page_flood,
+        serve_flood,
     )
 }

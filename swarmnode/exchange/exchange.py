@@ -115,9 +115,11 @@ class Exchange:
         """Thanks to those that we learnt from, and theirs to us."""
         self._publisher = publisher = Publisher(context, self._bodies.own, shelf, model, self.receipts)
         swarm = settings.swarm
-        hearers = {topic_of(swarm): self._hear, help_topic_of(swarm): publisher.hear_request}
-        if self.receipts.on:
-            hearers[receipts_topic_of(swarm)] = self.receipts.hear
+        hearers = {
+            topic_of(swarm): self._hear,
+            help_topic_of(swarm): publisher.hear_request,
+            receipts_topic_of(swarm): self.receipts.hear,
+        }
         self._gossip = HeaderGossip(host, hearers)
         self._pool = HeaderPool()
         self._inbox = Inbox(context, self._pool, on_admitted=lambda _: self._fetcher.wake())

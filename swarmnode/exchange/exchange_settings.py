@@ -42,7 +42,8 @@ class ExchangeSettings:
     download_bytes_per_s: float | None = None
     """Bodies and pages fetched from all peers together, on average. None: any."""
     receipts_every_s: float = 300.0
-    """Time between receipts by which we thank authors. 0: none are sent, and none of others kept."""
+    """Time between receipts by which we tell authors how many of their groups we learnt from: one small
+    message for all of them."""
     private: bool = False
     """Nothing of ours is announced; what others announce is used all the same."""
 

@@ -3,13 +3,21 @@
 threads of several policies -> [FairLock] -> shared_engine.py, one engine
 
 A plain lock would not do: whoever steps an engine in a loop takes it again before anybody else has woken up.
+Waking up takes milliseconds on a busy machine, in which nobody steps: what is short is left to the holder.
 """
 
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from threading import Condition
 from types import TracebackType
+from typing import TypeVar
 
-from swarmnode.errors import EngineError
+from swarmnode.errors import EngineError, SwarmnodeError
+
+T = TypeVar("T")
+"""Whatever a job returns."""
 
 LONGEST_TURN_S = 900.0
 """Longest turn in seconds: one step of a large model takes seconds, loading it minutes."""
@@ -28,11 +36,33 @@ class FairLock:
         self._changed = Condition()
         self._line: deque[object] = deque()
         """Whose turn it is, and those who wait behind."""
+        self._jobs: deque[Callable[[], None]] = deque()
+        """Left to whoever has the turn."""
 
     @property
     def waiting(self) -> int:
         """Number of threads that wait for their turn."""
         return max(0, len(self._line) - 1)
+
+    @property
+    def taken(self) -> bool:
+        """True while somebody has the turn."""
+        return bool(self._line)
+
+    def do(self, job: Callable[[], T]) -> T:
+        """Returns what a short `job` returns, or raises its error. Whoever has the turn does it at the end of
+        it; without anybody it is done here."""
+        done: Future[T] = Future()
+        with self._changed:
+            if left := self.taken:
+                self._jobs.append(partial(_do, job, done))
+        if not left:
+            with self:
+                return job()
+        try:
+            return done.result(LONGEST_TURN_S)
+        except TimeoutError:
+            raise _never_ends() from None
 
     def __enter__(self) -> None:
         ticket = object()
@@ -43,14 +73,30 @@ class FairLock:
                 # The line moves at every turn; only one that never ends is waited for in vain.
                 if not self._changed.wait(LONGEST_TURN_S) and self._line[0] is first:
                     self._line.remove(ticket)
-                    raise EngineError(
-                        f"the rollout engine has not answered for {LONGEST_TURN_S:.0f} s",
-                        hint="see the log; start again, the last checkpoint is where it goes on",
-                    )
+                    raise _never_ends()
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with self._changed:
-            self._line.popleft()
-            self._changed.notify_all()
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._line.popleft()
+                    self._changed.notify_all()
+                    return
+                job = self._jobs.popleft()
+            job()
+
+
+def _do(job: Callable[[], T], done: "Future[T]") -> None:
+    try:
+        done.set_result(job())
+    except (SwarmnodeError, RuntimeError, MemoryError) as error:
+        done.set_exception(error)
+
+
+def _never_ends() -> EngineError:
+    return EngineError(
+        f"the rollout engine has not answered for {LONGEST_TURN_S:.0f} s",
+        hint="see the log; start again, the last checkpoint is where it goes on",
+    )

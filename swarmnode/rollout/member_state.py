@@ -108,6 +108,16 @@ class MemberState:
     def wants_a_step(self) -> bool:
         return not self._outputs and self._error is None and bool(self.rows or len(self._queue))
 
+    @property
+    def has_news(self) -> bool:
+        """True if it has rows or outputs, and no error."""
+        return not self.failed and bool(self.rows or self._outputs)
+
+    @property
+    def failed(self) -> bool:
+        """True while an error waits for the next `take_outputs`."""
+        return self._error is not None
+
     def check(self, request: Request) -> None:
         self._queue.check(request, self.live_versions)
 

@@ -11,6 +11,7 @@ request of his stays on the version that he named, or that was the newest when h
 
 Each member is driven by a thread of its own. Whoever calls `step` advances the rows of all; those who call
 meanwhile wait for that same step and take what it finished of theirs. A step that fails, fails for all.
+Guests are sent what a step did for them, and step themselves only while nobody else does.
 
 Training never waits for guests: where the rows of guests hold more versions than there is room for beside a
 new one, or the engine sleeps, they are put back, and go on where they stopped, under the version they had.
@@ -18,9 +19,10 @@ new one, or the engine sleeps, they are put back, and go on where they stopped, 
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count, groupby
+from queue import Empty, SimpleQueue
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import (
@@ -50,6 +52,13 @@ PEOPLE_FIRST = -1
 REST_S = 1.0
 """Longest that training rests for guests between two micro-batches."""
 LOOK_AGAIN_S = 0.005
+BETWEEN_STEPS_S = 0.002
+"""Whoever generates a round steps again this soon."""
+LOOKS = 100
+"""Most waits of that length for a step of somebody else."""
+
+Progress = tuple[Sequence[Output], Sequence[Request]]
+"""What has ended of a guest's requests, and what is under way with its tokens so far."""
 
 
 def versions_needed(members: int) -> int:
@@ -97,7 +106,10 @@ class SharedEngine:
         self.people_first = people_first
         self._expected = members
         self._members: dict[str, MemberState] = {}
-        self._guests: list[MemberState] = []
+        self._guests: dict[MemberState, SimpleQueue[Progress]] = {}
+        """What steps did for each, unread."""
+        self._last_step: tuple[MemberState | None, float] = (None, float("-inf"))
+        """Who stepped last, and when that ended."""
         self.turns = FairLock()
         """Each call of a member has the engine to itself."""
         self.serials = count(FIRST_SERIAL)
@@ -138,8 +150,8 @@ class SharedEngine:
             host, limits = self._members[of], self.capabilities
             known = host.policies[host.newest]
             state = MemberState(name, limits.max_length, known.update, known.version)
-            self._guests.append(state)
-        return SharedGuest(self, state, host)
+            self._guests[state] = progress = SimpleQueue()
+        return SharedGuest(self, state, host, progress)
 
     def give_way(self) -> None:
         """Lets the one who trains rest before a micro-batch, where people come first and wait for tokens."""
@@ -161,10 +173,29 @@ class SharedEngine:
                 for output in self.engine.step():
                     if (member := self._rows.pop(output.request_id, None)) is not None:
                         member.post(member.left(member.rows[output.request_id], output))
+                for guest, progress in self._guests.items():
+                    if guest.has_news:
+                        progress.put((guest.take_outputs(), self.in_flight(guest)))
         finally:
             self.steps += 1
+            self._last_step = (caller, time.monotonic())
         for member in busy:
             member.counters.generation_s += time.perf_counter() - started
+
+    def is_stepped_by_another(self, member: MemberState) -> bool:
+        """Returns True while somebody else steps, or is about to, and no error waits for this one."""
+        last, ended_s = self._last_step
+        return not member.failed and (
+            self.turns.taken or (last is not member and time.monotonic() < ended_s + BETWEEN_STEPS_S)
+        )
+
+    def in_flight(self, member: MemberState) -> tuple[Request, ...]:
+        """Returns what is in flight of a member, with its tokens so far."""
+        found = self.engine.snapshot(member.rows) if member.rows else ()
+        below = {request.request_id: request.sampled for request in found}
+        rows = [row for row in member.rows.values() if row.name in below]
+        running = [row.request.resumed(member.translated(below[row.name])) for row in rows]
+        return (*running, *member.waiting)
 
     def _fill_rows(self) -> None:
         policies = self._members.values()
@@ -286,7 +317,7 @@ class SharedEngine:
         """Forgets a guest, with all that he asked."""
         if not guest.closed:
             self._send_away(guest, None)
-            self._guests.remove(guest)
+            del self._guests[guest]
 
     def check(self, member: MemberState, request: Request) -> None:
         """Lets the engine refuse now the requests that it would refuse at their turn. The member checks its
@@ -444,13 +475,8 @@ class SharedMember:
         return tuple(self._member.take_outputs())
 
     def _snapshot(self) -> tuple[Request, ...]:
-        member = self._member
-        with self._shared.failing_for_all(member):
-            found = self._shared.engine.snapshot(member.rows) if member.rows else ()
-        below = {request.request_id: request.sampled for request in found}
-        rows = [row for row in member.rows.values() if row.name in below]
-        running = [row.request.resumed(member.translated(below[row.name])) for row in rows]
-        return (*running, *member.waiting)
+        with self._shared.failing_for_all(self._member):
+            return self._shared.in_flight(self._member)
 
     def _abort(self, chosen: set[str] | None) -> list[Output]:
         member = self._member
@@ -467,9 +493,16 @@ class SharedGuest(SharedMember):
     """The `Engine` of a guest: it samples from what a policy has learnt, and from the base. A request without
     a version stays on the one that is the newest as it is submitted."""
 
-    def __init__(self, shared: SharedEngine, member: MemberState, host: MemberState) -> None:
+    def __init__(
+        self,
+        shared: SharedEngine,
+        member: MemberState,
+        host: MemberState,
+        progress: "SimpleQueue[Progress]",
+    ) -> None:
         super().__init__(shared, member)
         self._host = host
+        self._progress = progress
 
     @property
     def policy_version(self) -> int:
@@ -484,18 +517,45 @@ class SharedGuest(SharedMember):
     def ask(self, requests: Sequence[Request]) -> list[Request]:
         """Submits these requests in one turn, and returns them with the versions that answer them. Raises
         EngineError for a version that is not kept."""
-        with self._shared.turns:
+
+        def submitted() -> list[Request]:
             named = [self._named(request) for request in requests]
             self._submit(named)
             return named
 
-    def advance(self) -> tuple[Sequence[Output], Sequence[Request]]:
-        """Steps, and returns what has ended and what is under way by now, with its tokens so far."""
+        return self._shared.turns.do(submitted)
+
+    def step(self) -> Sequence[Output]:
+        return self.advance()[0]
+
+    def advance(self) -> Progress:
+        """Returns what has ended and what is under way by now, with its tokens so far. Steps once where
+        nobody else does."""
         before = self._shared.steps
+        for _ in range(LOOKS):
+            if self._progress.empty() and not self._shared.is_stepped_by_another(self._member):
+                return self._stepped(before)
+            with suppress(Empty):
+                ended, in_flight = self._progress.get(timeout=BETWEEN_STEPS_S)
+                later, newest = self._sent()
+                return (*ended, *later), in_flight if newest is None else newest
+        return (), ()
+
+    def _stepped(self, before: int) -> Progress:
         with self._shared.turns:
             waits = self._shared.resting and not self._member.closed
             outputs = () if waits else self._step(before)
-            return outputs, self._snapshot()
+            ended, in_flight = self._sent()
+            return (*ended, *outputs), self._snapshot() if in_flight is None else in_flight
+
+    def _sent(self) -> tuple[list[Output], Sequence[Request] | None]:
+        """Returns what steps ended by now, and what is under way after them. None: there was no step."""
+        ended: list[Output] = []
+        in_flight: Sequence[Request] | None = None
+        while not self._progress.empty():
+            outputs, in_flight = self._progress.get()
+            ended += outputs
+        return ended, in_flight
 
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
         raise EngineError("a guest has no policy of his own", hint="only the one who trains it updates it")

@@ -356,11 +356,9 @@ class ExchangeConfig(Section):
     """Keep the groups that the book of rule=book has answers of, as their authors signed them, for whoever
     asks; and at a start, and again when nothing is ever right, ask several peers for theirs, and catch up by
     replaying them. Off: neither."""
-    receipts_every_s: float = Field(default=300.0, ge=0)
-    """Time between the signed receipts by which we tell authors how many of their groups we learnt from: one
-    small message for all of them. 0: none are sent, and none of others kept."""
-    upload_mb_per_s: float = Field(default=2.0, ge=1.1)
-    """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
+    upload_mb_per_s: float = Field(default=2.0, gt=0)
+    """Most megabytes a second, on average, that bodies, our own and those handed on for others, may take of
+    our upload."""
     download_mb_per_s: float | None = Field(default=None, gt=0)
     """Most megabytes a second, on average, of bodies and pages of libraries that we fetch. Unset: any."""
 
@@ -518,9 +516,6 @@ class NodeConfig(Section):
     page: Annotated[str, named("page", "off")] = "web"
     """Page of a running node, for people, commands and Prometheus: web, off, or one of your own as
     mymodule:name."""
-    contribution: Annotated[str, named("contribution", "off")] = "days"
-    """Keeper of what this machine gave and got, on this machine alone: days (hours, energy where it is told,
-    groups), off, or one of your own as mymodule:name."""
     http: str = "127.0.0.1"
     """Address that the page listens on. Any other than this machine's own needs node.http_password."""
     http_password: SecretStr = SecretStr("")
@@ -581,8 +576,9 @@ class Config(Section):
     def _a_member_of_a_pipeline_does_not_let_others_wait(self) -> "Config":
         if self.pipeline.name and self.limits != LimitsConfig():
             raise ValueError(
-                "limits are those of a node of its own: in a pipeline all members would wait"
-                " (pipeline.memory_gb bounds what a stage takes)"
+                f"in a pipeline all members would wait for one that gives way: leave out"
+                f" {', '.join(f'limits.{name}' for name in self.limits.model_fields_set)}; pipeline.memory_gb"
+                " bounds what a stage takes, and `swarmnode stop` ends a member when its machine is wanted"
             )
         return self
 

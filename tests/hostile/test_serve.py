@@ -2,33 +2,19 @@
 
 import json
 import socket
-import subprocess
-import sys
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from tests.joined_node import JoinedNode
+from tests.joined_node import JoinedNode, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 ALONE = ("--task", "rev", "--set", "exchange.enabled=false")
 MOST_OPEN = 400
 CONNECTIONS = 10_000
-
-
-@contextmanager
-def serving(node: JoinedNode) -> Iterator[int]:
-    """Runs `swarmnode serve` beside the node; yields its port."""
-    command = [sys.executable, "-m", "swarmnode", "serve", "--home", str(node.home), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield int(process.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
-        finally:
-            process.terminate()
 
 
 def request(body: str, *headers: str, host: str = "127.0.0.1") -> bytes:
@@ -79,7 +65,7 @@ def test_a_flood_of_clients_holds_up_neither_rounds_nor_the_next_client(
         b"\x16\x03\x01\x00\xff" * 100,
     )
     before = node.status()["progress"]["round"]
-    with serving(node) as port:
+    with serving(node.home) as port:
         assert status_of(port, request(stream, host="evil.example")) == 421
         assert status_of(port, request(stream, "Origin: http://evil.example")) == 403
         for _ in range(CONNECTIONS // MOST_OPEN):

@@ -71,8 +71,7 @@ def test_two_nodes_that_know_only_the_seed_train_on_each_others_groups_and_say_t
     seed: Callable[..., tuple[subprocess.Popen[str], str]], join: Join
 ) -> None:
     process, address = seed(free_port())
-    often = ("--set", "exchange.receipts_every_s=1")
-    nodes = [join(address, *often, "--seed", str(number), home=f"node-{number}") for number in range(2)]
+    nodes = [join(address, "--seed", str(number), home=f"node-{number}") for number in range(2)]
     for node in nodes:
         node.until(lambda node=node: node.status()["network"]["peers"] >= 2)
         node.until(lambda node=node: node.status()["exchange"]["accepted"] > 0)

@@ -26,7 +26,13 @@ from swarmnode.exchange.bodies.holder import PULL_S, Holder
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.limits import MAX_OWN_BODIES, PROTOCOL, VAIN_ASKS_BURST, VAIN_ASKS_PER_S
+from swarmnode.exchange.limits import (
+    MAX_BODY_BYTES,
+    MAX_OWN_BODIES,
+    PROTOCOL,
+    VAIN_ASKS_BURST,
+    VAIN_ASKS_PER_S,
+)
 from swarmnode.exchange.messages import Announcement, hash_body
 from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.token_bucket import TokenBucket
@@ -56,7 +62,8 @@ SLOW_LINE_BYTES_PER_S = 256.0 * 1024
 """Rate of a home's narrow line. To ask another for what is on its way would make it narrower."""
 
 UPLOAD_BURST_S = 4.0
-"""Seconds' worth of upload that may be used at once: after a round everybody asks at the same time."""
+"""Seconds' worth of upload that may be used at once: after a round everybody asks at the same time. Two
+bodies at least, as the last half of it is for those who give: a slower upload would let none through."""
 
 DOWNLOAD_BURST_S = 4.0
 """Seconds' worth of download that may be used at once. What one body takes beyond it is made up for."""
@@ -88,10 +95,9 @@ class BodyTransfer:
         self.foreign = BodyStore(max_bytes=settings.store_bytes // FOREIGN_PART, max_bodies=MAX_OWN_BODIES)
         self.holder = Holder(self._pull)
         self.routes = BodyRoutes()
-        self._upload = TokenBucket(
-            rate_per_s=settings.upload_bytes_per_s, burst=settings.upload_bytes_per_s * UPLOAD_BURST_S
-        )
-        self._kept_for_givers = settings.upload_bytes_per_s * UPLOAD_BURST_S / 2
+        at_once = max(settings.upload_bytes_per_s * UPLOAD_BURST_S, 2.0 * MAX_BODY_BYTES)
+        self._upload = TokenBucket(settings.upload_bytes_per_s, at_once)
+        self._kept_for_givers = at_once / 2
         rate = settings.download_bytes_per_s
         self._download = None if rate is None else TokenBucket(rate, rate * DOWNLOAD_BURST_S)
         self._vain_asks = TokenBucket(VAIN_ASKS_PER_S, VAIN_ASKS_BURST)

@@ -35,6 +35,9 @@ from swarmnode.network.host import Message
 
 CONTEXT = f"swarmnode/{PROTOCOL}/receipt"
 
+FIRST_EVERY_S = 10.0
+"""Time between looks for somebody to thank until the first receipt of a start."""
+
 MAX_THANKS = 20
 """Authors and tasks of one receipt; what is left over is in the next one."""
 
@@ -145,11 +148,6 @@ class Receipts:
         self._everybody = TokenBucket(ALL_RECEIPTS_PER_S, ALL_RECEIPTS_BURST)
         self.sent = self.dropped = 0
 
-    @property
-    def on(self) -> bool:
-        """Returns True if receipts are sent and kept."""
-        return self._context.settings.receipts_every_s > 0
-
     # ---- ours to others ----
 
     def learnt(self, taught: Iterable[Taught]) -> None:
@@ -180,10 +178,11 @@ class Receipts:
         return seal(self._context.key, CONTEXT, _encoder.encode(receipt))
 
     async def run(self) -> None:
-        """Thank others now and then, until cancelled; nothing waits for it."""
+        """Thank others now and then, until cancelled, and soon after a start; nothing waits."""
         settings = self._context.settings
-        while self.on and not settings.private:
-            await asyncio.sleep(settings.receipts_every_s)
+        while not settings.private:
+            wait_s = settings.receipts_every_s
+            await asyncio.sleep(wait_s if self.sent else min(wait_s, FIRST_EVERY_S))
             with suppress(NetworkError):
                 if await self._context.host.peers() and (sealed := self.to_say()) is not None:
                     await self._context.host.publish(self._topic, sealed)
@@ -218,13 +217,12 @@ class Receipts:
         return ReceiptStats(*total, len(self._thanked), lately_thanked, self.sent, self.dropped)
 
     def saved(self) -> SavedReceipts:
-        return SavedReceipts(dict(self._given), dict(self._thanked)) if self.on else SavedReceipts()
+        return SavedReceipts(dict(self._given), dict(self._thanked))
 
     def restore(self, saved: SavedReceipts) -> None:
         """Take up what an earlier life knew."""
-        if self.on:
-            self._given.update(list(saved.given.items())[-MAX_TASKS:])
-            self._thanked = dict(list(saved.thanked.items())[-MAX_NODES:])
+        self._given.update(list(saved.given.items())[-MAX_TASKS:])
+        self._thanked = dict(list(saved.thanked.items())[-MAX_NODES:])
 
     def _checked(self, message: Message) -> Receipt:
         """Returns a receipt that its sender signed, for this swarm and in time. Raises Rejected."""

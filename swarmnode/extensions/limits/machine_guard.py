@@ -3,6 +3,7 @@
 building/guards.py -> [guard_machine] -> machine_readings.py -> reasons_to_pause.py -> RunControl.hold
 """
 
+import logging
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -19,11 +20,16 @@ from swarmnode.extensions.limits.trouble_watch import TroubleWatch, ended_by
 from swarmnode.machine.hardware import GIB, card_in_use
 from swarmnode.node.building.guards import GuardSource
 
+logger = logging.getLogger(__name__)
+
 LOOK_S = 5.0
 """Seconds between two looks."""
 
 LOOKS_A_MINUTE = 12
 """Looks between two at the disk and at trouble, which take longer or change slowly."""
+
+DISK = "disk"
+"""Name of the hold of limits.disk_gb."""
 
 DISK_HINT = "set more (--max-disk), or remove a run: `swarmnode runs` lists them with their sizes"
 
@@ -45,6 +51,12 @@ class PauseWatch:
         for guard in dict.fromkeys((*before.words, *self._found.words)):
             self._source.control.hold(guard, self._found.words.get(guard, ""))
 
+    def let_go(self) -> None:
+        """Forgets what was found, and holds nothing back."""
+        for guard in (*self._found.words, DISK):
+            self._source.control.hold(guard, "")
+        self._found = Reasons()
+
 
 def trouble_with_disk(source: GuardSource) -> str:
     """Makes room in the home where it has to. Returns what is wrong where that is not enough."""
@@ -63,11 +75,23 @@ def guard_machine(source: GuardSource) -> Generator[None]:
         card = card_in_use(source.config.policy.device)
         watch = PauseWatch(source, lambda: read_machine(source.config, card))
         trouble = TroubleWatch(source.status, partial(send_notice, notify))
+        failing = False
         for number in count():
-            watch.look()
-            if number % LOOKS_A_MINUTE == LOOKS_A_MINUTE - 1:
-                source.control.hold("disk", trouble_with_disk(source))
-                trouble.look()
+            try:
+                watch.look()
+                if number % LOOKS_A_MINUTE == LOOKS_A_MINUTE - 1:
+                    source.control.hold(DISK, trouble_with_disk(source))
+                    trouble.look()
+                failing = False
+            except Exception:
+                # Drivers and files may raise anything. A run that nobody lets go of again is worse than one
+                # that gives no way for a while.
+                watch.let_go()
+                if not failing:
+                    logger.exception(
+                        "cannot look after this machine: until it works, nothing holds rounds back"
+                    )
+                failing = True
             if ended.wait(LOOK_S):
                 return
 

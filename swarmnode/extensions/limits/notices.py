@@ -11,12 +11,9 @@ import shutil
 import subprocess
 import threading
 from http.client import HTTPException
-from typing import Any
-from urllib.error import HTTPError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.parse import urlsplit
 
-import msgspec
-
+from swarmnode.node.building.page_client import PageAddress, fetch
 from swarmnode.settings.config import DESKTOP
 
 logger = logging.getLogger(__name__)
@@ -27,15 +24,6 @@ TIMEOUT_S = 5.0
 TITLE = "swarmnode"
 
 UNREACHED = "the webhook cannot be reached"
-
-
-class NoRedirects(HTTPRedirectHandler):
-    """Goes nowhere that the operator did not name."""
-
-    def redirect_request(
-        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> Request | None:
-        return None
 
 
 def send_notice(to: str, words: str) -> None:
@@ -78,12 +66,11 @@ def _to_webhook(url: str, words: str) -> str:
 
 
 def _posted(url: str, words: str) -> str:
-    content = Request(url, msgspec.json.encode({"text": words}), {"Content-Type": "application/json"})
+    parts = urlsplit(url)
+    is_tls, query = parts.scheme == "https", f"?{parts.query}" if parts.query else ""
     try:
-        build_opener(NoRedirects).open(content, timeout=TIMEOUT_S).close()
-    except HTTPError as error:
-        error.close()
-        return f"the webhook answers {error.code}"
+        page = PageAddress(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls=is_tls)
+        status, _ = fetch(page, f"{parts.path or '/'}{query}", {"text": words})
     except (OSError, HTTPException, ValueError):  # ValueError: a name of a host that cannot be one.
         return UNREACHED
-    return ""
+    return "" if 200 <= status < 300 else f"the webhook answers {status}"

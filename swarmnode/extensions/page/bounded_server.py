@@ -24,9 +24,9 @@ TURNED_AWAY_AT_ONCE = 64
 MOST_HEADER_BYTES = 16 * 1024
 LAST_ANSWERS_S = 2
 """Seconds at the end for answers under way."""
-AT_ONCE_S = 0.5
+AT_ONCE_S = 0.2
 """CPU time that it may use at once, after it has rested."""
-LONGEST_REST_S = 0.5
+LONGEST_REST_S = 1.5
 
 
 class BoundedListener(socket.socket):
@@ -66,7 +66,7 @@ class CpuAllowance:
     """The rest of a thread after what it has used, so that it keeps to its share of a core.
 
     >>> allowance = CpuAllowance(0.1, now_s=0.0, used_s=0.0)
-    >>> allowance.rest_s(now_s=1.0, used_s=0.4), allowance.rest_s(now_s=2.0, used_s=0.62)
+    >>> allowance.rest_s(now_s=1.0, used_s=0.2), allowance.rest_s(now_s=2.0, used_s=0.32)
     (0.0, 0.2)
     """
 

@@ -18,8 +18,9 @@ from swarmnode.node.showing.page import PageSource
 
 IDLE_S = 5
 """Seconds that a connection is kept for another request."""
-CORE_SHARE = 0.05
-"""It runs in the process that trains."""
+CORE_SHARE = 0.02
+"""Some ten requests a second; whoever looks at the page needs a fifth of it. It runs in the process that
+trains, where a busy thread costs the others about twice what it uses."""
 
 
 class PageServer:

@@ -51,7 +51,14 @@ class Pushed:
 def pusher(repo: str, *, public: bool) -> Callable[[Exported], Pushed]:
     """Returns what pushes an export to the repository. Raises ConfigError while nothing is loaded yet."""
     from huggingface_hub import get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigError(f"--push: {error}", hint="write OWNER/NAME") from error
+    if "/" not in repo:
+        raise ConfigError(f"--push: {repo} is no repository of somebody", hint="write OWNER/NAME")
     if get_token() is None:
         raise ConfigError("no token for the hub", hint="set HF_TOKEN to one that may write")
     return partial(_push, repo, public)

@@ -143,6 +143,8 @@ class AnsweringService:
             names = list(answer.names)
             for name in names:
                 self._forget(name)
+        if not names:
+            return
         try:
             answer.guest.abort(names)
         except EngineError as error:

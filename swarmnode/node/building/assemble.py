@@ -180,7 +180,6 @@ def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
         buffer_groups=max(LEAST_BUFFER, BUFFERED_ROUNDS * wanted),
         prefetch_groups=wanted,
         fetch_concurrency=max(4, min(wanted, 16)),
-        receipts_every_s=config.exchange.receipts_every_s,
         private=config.tasks.private,
     )
 

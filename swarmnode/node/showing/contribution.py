@@ -13,9 +13,6 @@ from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
 from swarmnode.registry import find, names
 from swarmnode.settings.config import Config
 
-USUAL = "days"
-"""That of extensions/contribution/; a node does without where it is not installed."""
-
 
 @dataclass(frozen=True, slots=True)
 class ContributionSource:
@@ -38,9 +35,10 @@ class ContributionKeeper(Protocol):
 def open_contribution(
     stack: ExitStack, config: Config, folder: Path
 ) -> Callable[[NodeStatus], WeekContribution]:
-    """Returns what tells of the contribution, until the stack is closed."""
-    name = config.node.contribution
-    if name == "off" or (name == USUAL and name not in names("contribution")):
+    """Returns what tells of the contribution, until the stack is closed: the first keeper that is installed.
+    A node does without where there is none."""
+    name = next(iter(names("contribution")), None)
+    if name is None:
         return lambda status: WeekContribution()
     make = cast(
         Callable[[ContributionSource], AbstractContextManager[ContributionKeeper]],

@@ -223,7 +223,7 @@ class WeekContribution(msgspec.Struct, frozen=True):
     """Sums of what this machine gave and got in the last seven days, all policies of the process together."""
 
     hours: float | None = None
-    """Time that it worked. None: it is not kept (node.contribution)."""
+    """Time that it worked. None: it is not kept."""
     kwh: float | None = None
     """Energy that processor and card took in that time, whoever used them. None: the machine does not
     tell."""

@@ -57,6 +57,19 @@ def test_a_guest_is_answered_by_the_newest_policy_by_an_older_one_and_by_the_bas
     }
 
 
+def test_a_step_of_the_policy_is_sent_to_guests_who_take_none_of_their_own() -> None:
+    policy, guest = seated(counting())
+    policy.submit([ask("own", 9)])
+    guest.submit([ask("short", 1), ask("long", 9)])
+    policy.step()
+    policy.step()
+    ended, [under_way] = guest.advance()
+    assert [output.request_id for output in ended] == ["short"]
+    assert under_way.sampled.token_ids == (1, 2)
+    assert policy._shared.steps == 2
+    assert len(finish(guest)["long"].sampled) == 9
+
+
 def test_an_update_moves_the_policys_own_requests_and_leaves_a_guests_on_its_version() -> None:
     policy, guest = seated(counting())
     policy.submit([ask("own", 6)])

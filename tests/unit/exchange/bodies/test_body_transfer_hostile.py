@@ -284,6 +284,19 @@ async def test_who_waits_for_a_body_while_the_holder_stops_gets_none(composed_by
 # ---- askers ----
 
 
+def test_the_slowest_upload_gives_the_largest_body_to_a_stranger_and_then_rests(clock) -> None:
+    settings = ExchangeSettings(upload_bytes_per_s=10_000.0)
+    ledger = Ledger(Reputation(), clock)
+    bodies = BodyTransfer(
+        MemoryNetwork().host(key(1).peer_id), settings, ledger, clock=clock, rng=random.Random(0)
+    )
+    largest, stranger = bytes(MAX_BODY_BYTES), key(2).peer_id
+    assert bodies.give(stranger, largest) == largest
+    assert bodies.give(stranger, largest) == b""
+    clock.advance(MAX_BODY_BYTES / 10_000.0 + 1)
+    assert bodies.give(stranger, largest) == largest
+
+
 async def test_nothing_is_fetched_for_whom_the_upload_has_nothing_left(composed_by, plane) -> None:
     network, author, asked = MemoryNetwork(), key(1), 0
     composed = composed_by(author)

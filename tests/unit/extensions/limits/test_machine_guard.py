@@ -6,6 +6,9 @@ from contextlib import AsyncExitStack
 from datetime import time
 from pathlib import Path
 
+import pytest
+
+from swarmnode.extensions.limits import machine_guard
 from swarmnode.extensions.limits.machine_guard import PauseWatch
 from swarmnode.extensions.limits.reasons_to_pause import Readings
 from swarmnode.machine.storage import resolve_paths
@@ -69,6 +72,30 @@ def test_who_resumes_overrules_the_reasons_of_now_until_they_are_gone() -> None:
     assert machine.sees(Readings(time(12), on_battery=True)) == "on battery", "another reason counts at once"
     assert machine.sees(NIGHT) == ""
     assert machine.sees(NOON) == "outside 22-7", "and the first one counts again once it was gone"
+
+
+def test_a_look_that_fails_lets_go_is_told_of_once_and_the_next_one_counts_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    control, seen_enough = RunControl(lambda: None), threading.Event()
+    looks = iter([NOON, None, None, NOON])
+    found: list[str] = []
+
+    def read(config: Config, card: str) -> Readings:
+        seen = next(looks, NOON)
+        found.append(control.held)
+        if len(found) == 5:
+            seen_enough.set()
+        if seen is None:
+            raise RuntimeError("the driver is gone")
+        return seen
+
+    monkeypatch.setattr(machine_guard, "read_machine", read)
+    monkeypatch.setattr(machine_guard, "LOOK_S", 0.001)
+    with machine_guard.guard_machine(source(control, hours="22-7")):
+        assert seen_enough.wait(PATIENCE_S)
+    assert found[:5] == ["", "outside 22-7", "", "", "outside 22-7"]
+    assert caplog.text.count("cannot look after this machine") == 1 and "the driver is gone" in caplog.text
 
 
 async def test_a_node_that_is_held_back_says_why_and_ends_its_rounds_when_it_is_not() -> None:

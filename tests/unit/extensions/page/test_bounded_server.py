@@ -28,7 +28,7 @@ def test_a_thread_under_a_flood_keeps_to_its_share() -> None:
 def test_one_long_answer_is_rested_from_once() -> None:
     allowance = CpuAllowance(0.05, now_s=0.0, used_s=0.0)
     assert allowance.rest_s(10.0, 10.0) == LONGEST_REST_S
-    assert allowance.rest_s(11.0, 10.0) == 0.0
+    assert allowance.rest_s(12.0, 10.0) == 0.0
 
 
 def test_whoever_comes_when_all_connections_are_taken_is_turned_away_and_the_others_are_looked_at() -> None:

@@ -125,6 +125,13 @@ def test_nothing_becomes_public_by_mistake(hub: FakeHub, trained: Trained) -> No
     assert hub.repos[REPO] == {}
 
 
+@pytest.mark.parametrize("name", ["nonsense", "two/many/words", "no such/name", ""])
+def test_what_is_no_repository_is_refused_before_a_model_is_looked_for(hub: FakeHub, name: str) -> None:
+    with pytest.raises(ConfigError, match="--push") as refused:
+        run("export", "--push", name, "--model", "/nowhere")
+    assert refused.value.hint == "write OWNER/NAME"
+
+
 def test_errors_of_the_hub_are_told_without_the_token(
     hub: FakeHub, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
