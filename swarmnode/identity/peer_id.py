@@ -1,5 +1,7 @@
 """Peer ids of libp2p, which spell an Ed25519 public key."""
 
+from functools import lru_cache
+
 import base58
 
 from swarmnode.errors import Rejected
@@ -13,6 +15,9 @@ bytes."""
 MAX_PEER_ID_CHARS = 52
 """Longest Ed25519 peer id. Decoding base58 is quadratic, so the length is checked first."""
 
+IDS_KEPT = 4096
+"""Peer ids that are not decoded again: an author signs again and again."""
+
 
 def peer_id_from_public_key(public_key: bytes) -> str:
     """Spells a raw Ed25519 public key as a libp2p peer id.
@@ -23,6 +28,7 @@ def peer_id_from_public_key(public_key: bytes) -> str:
     return base58.b58encode(_MULTIHASH_PREFIX + public_key).decode("ascii")
 
 
+@lru_cache(IDS_KEPT)
 def public_key_from_peer_id(peer_id: str) -> bytes:
     """Reads the raw Ed25519 public key back out of a peer id. Raises Rejected for anything else.
 

@@ -174,7 +174,7 @@ class MemoryNetwork:
 
     def _wired(self, one: str, other: str) -> bool:
         ends = (self._hosts.get(one), self._hosts.get(other))
-        if any(end is None or end.status().state != "up" for end in ends):
+        if any(end is None or not end.is_up for end in ends):
             return False
         return self._groups is None or self._groups.get(one, 0) == self._groups.get(other, 0)
 
@@ -231,6 +231,11 @@ class MemoryHost:
                 self._network.link(self._peer_id, peer_id)
             except PeerUnreachable:
                 logger.debug("%s is gone, not redialled", peer_id)
+
+    @property
+    def is_up(self) -> bool:
+        """True if it can be reached now."""
+        return self._status.state == "up"
 
     def status(self) -> HostStatus:
         return replace(self._status, skipped=self._skipped.counts())
@@ -321,7 +326,7 @@ class MemoryHost:
 
     def deliver(self, message: Message) -> None:
         """Called by the network with a message for one of our subscriptions."""
-        if self._status.state != "up":
+        if not self.is_up:
             return
         heard = as_heard(message.topic, message.sender, message.data)
         if heard.oversized:
@@ -359,7 +364,7 @@ class MemoryHost:
         raise PeerUnreachable(f"no connection to {peer_id}, and nobody we know can tell its address")
 
     def _check_up(self) -> None:
-        if self._status.state != "up":
+        if not self.is_up:
             detail = self._status.detail or "it is not running"
             raise HostDown(f"the host is {self._status.state}: {detail}")
 

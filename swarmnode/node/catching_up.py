@@ -49,7 +49,11 @@ BORROWED_AT_ONCE = 8
 the book is too small to learn from."""
 
 BORROWED_BESIDE = 2
-"""The same from then on: judging, mending and measuring more costs what steps would learn more by."""
+"""The same in the first round of it, so that authors who still wait are measured by something new, and in
+every fourth from then on: judging, mending and measuring more costs what steps would learn more by."""
+
+BORROWED_EVERY = 4
+"""Rounds of catching up from one that borrows to the next."""
 
 WINDOW = 6
 """Rounds over which rewards are averaged."""
@@ -169,6 +173,8 @@ def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
 
 def groups_to_borrow(state: CatchingUp, config: Config) -> int:
     """Return how many groups of libraries a round takes."""
+    if state.phase == "on" and state.rounds % BORROWED_EVERY:
+        return 0
     times = BORROWED_AT_ONCE if state.phase == "before" else BORROWED_BESIDE
     return times * groups_wanted(config)
 

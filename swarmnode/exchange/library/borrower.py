@@ -65,7 +65,8 @@ JUDGED_TOGETHER = 16
 """Groups that one thread judges, as long as that is quick: to start one costs as much as to judge a group."""
 
 MAX_READY = 256
-"""Judged groups that wait for a round; with more, nothing is fetched."""
+"""Judged groups that wait for a round, at most; with more, nothing is fetched. As many as the last round took
+are enough: what no round takes was judged for nothing."""
 
 IN_VAIN = 16
 """So many groups or pages of a peer more than were of use, and it is not asked on."""
@@ -131,6 +132,8 @@ class Borrower:
         self._pages, self._shelf, self._bodies, self._fetcher = pages, shelf, bodies, fetcher
         self._tasks = {name: task for name, task in context.tasks.items() if may_be_exchanged(task)}
         self._ready: deque[RolloutGroup] = deque()
+        self._ahead = MAX_READY
+        """Judged groups with which nothing more is fetched."""
         self._known: set[GroupName] = set()
         """Groups that were looked at, or are about to be."""
         self._contents: set[bytes] = set()
@@ -151,7 +154,8 @@ class Borrower:
         return len(self._ready)
 
     def draw(self, limit: int) -> list[RolloutGroup]:
-        """Take out at most `limit` judged groups, the first that came first."""
+        """Take out at most `limit` judged groups, the first that came first. As many will be ready again."""
+        self._ahead = min(limit or self._ahead, MAX_READY)
         return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
 
     def wants_more(self) -> None:
@@ -406,7 +410,7 @@ class Borrower:
         return looked_at or self._taken >= MAX_BORROWED or self._taken_bytes >= MAX_BORROWED_BYTES
 
     async def _until_there_is_room(self) -> None:
-        await _until(lambda: len(self._ready) < MAX_READY)
+        await _until(lambda: len(self._ready) < self._ahead)
 
     async def _until_it_may_be_asked(self, lender: "_Lender") -> None:
         """Waits for its allowance, as it need not refuse us, and for that of our download."""

@@ -19,6 +19,7 @@ from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.catching_up import (
+    BORROWED_EVERY,
     LEAST_ANSWERS,
     MOST_ROUNDS,
     PATIENCE,
@@ -115,8 +116,10 @@ def test_steps_become_smaller_round_by_round() -> None:
 
 
 def test_much_is_borrowed_until_it_begins_and_little_beside_it() -> None:
-    wanted = [groups_to_borrow(state, Config()) for state in (CatchingUp(), begun())]
-    assert wanted[0] > wanted[1] > 0
+    states = (CatchingUp(), *(after(begun(), *[0.1] * rounds) for rounds in range(BORROWED_EVERY + 1)))
+    first, beside, *later = (groups_to_borrow(state, Config()) for state in states)
+    assert first > beside > 0
+    assert later == [0] * (BORROWED_EVERY - 1) + [beside]
 
 
 def test_the_log_says_what_it_brought() -> None:

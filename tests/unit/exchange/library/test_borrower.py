@@ -114,6 +114,21 @@ async def test_who_was_cut_off_for_long_asks_again_when_it_is_back(start, groups
             assert veteran.library.pages_served == after, "a short cut is none"
 
 
+async def test_no_more_is_judged_than_rounds_take(start, groups_of, hurried):
+    hurried.setattr(borrower, "JUDGED_TOGETHER", 1)
+    network = MemoryNetwork()
+    async with start(network, 1) as veteran:
+        await learns(veteran, [groups_of(veteran.key.peer_id, number=number) for number in range(20)])
+        async with start(network, 2) as newcomer:
+            newcomer.library.draw(3)
+            await newcomer.host.connect((await veteran.host.addresses())[0])
+            await until(lambda: newcomer.library.waiting == 3)
+            await asyncio.sleep(0.1)
+            assert newcomer.library.borrowed.groups == 3
+            assert newcomer.library.draw(0) == []
+            assert len(await borrowed(newcomer, 20)) == 20, "the next rounds take the rest"
+
+
 async def test_what_was_ours_does_not_come_back_from_others(start, groups_of):
     network = MemoryNetwork()
     async with start(network, 2) as other, start(network, 1) as veteran:
