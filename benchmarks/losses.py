@@ -4,10 +4,10 @@
     python benchmarks/losses.py --golden          # writes tests/golden/losses.json anew
 
 All run the same loop (our engine, the eight built-in tasks, the real trainer) with the settings of
-`configs/tiny.toml`, but more optimizer steps a round. Only `training.loss` differs, and for gspo also the
-clip, which is that of its paper. The baseline is the policy before its first round, on the same held-out
-draws. Seeds and losses take turns. Claims: the final reward of the worst run of all, and of the worst seed of
-each loss; `curves` holds the rewards of every tenth round. --quick: seed 0, 10 rounds.
+`configs/tiny.toml`, but more optimizer steps a round. Only `training.loss` differs. The baseline is the
+policy before its first round, on the same held-out draws. Seeds and losses take turns. Claims: the final
+reward of the worst run of all, and of the worst seed of each loss; `curves` holds the rewards of every tenth
+round. --quick: seed 0, 10 rounds.
 
 The golden curves are of another, much smaller policy (`tests/golden/tabular.py`): `make test` runs it.
 """
@@ -51,8 +51,6 @@ SEQUENCES_PER_STEP = 64
 """Several optimizer steps a round: on policy the clips have nothing to do, and half of the losses are one."""
 HELD_OUT = 64
 """Examples per task."""
-CLIPS = {"gspo": {"clip_low": 3e-4, "clip_high": 4e-4}}
-"""The mean log-ratio of an answer moves far less than that of a token (Zheng et al. 2025, section 5.1)."""
 
 TASKS = {task.name: task for task in BUILTIN_TASKS}
 
@@ -86,12 +84,7 @@ class Learner:
         self._examples = ExampleStream(BUILTIN_TASKS, seed, GROUPS)
         self._trainer = Trainer(
             self._policy,
-            TrainingConfig(
-                loss=loss,
-                learning_rate=LEARNING_RATE,
-                sequences_per_step=SEQUENCES_PER_STEP,
-                **CLIPS.get(loss, {}),
-            ),
+            TrainingConfig(loss=loss, learning_rate=LEARNING_RATE, sequences_per_step=SEQUENCES_PER_STEP),
             temperature=1.0,
             max_tokens=MAX_TOKENS,
             seed=seed,

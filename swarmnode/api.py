@@ -230,9 +230,8 @@ class Node:
                 stack.enter_context(_interrupts(self.stop, signals))
                 tasks = tasks_of(stack, self._task, self._rewards, self.config)
                 run = prepared(
-                    given.config, given.model, given.model_reason, given.paths, screen,
-                    fresh=self._fresh, tasks=tasks, watch=_Watch(self._seen, self._on_round),
-                    monitors=self._monitors, demonstrations=self._demonstrations, origins=given.origins,
+                    given, screen, fresh=self._fresh, tasks=tasks, watch=_Watch(self._seen, self._on_round),
+                    monitors=self._monitors, demonstrations=self._demonstrations,
                 )  # fmt: skip
                 (member,) = stack.enter_context(run)
                 self._request_stop = member.request_stop
@@ -359,9 +358,7 @@ def evaluate(
     with ExitStack() as stack:
         tasks = tasks_of(stack, made or task, () if made else rewards_of(reward), chosen.config)
         return evaluate_offline(
-            chosen.config,
-            chosen.model,
-            chosen.paths,
+            chosen,
             base=base,
             best=best,
             greedy=greedy,
@@ -542,13 +539,7 @@ def tasks_of(
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
     local, checkpoint = load_checkpoint(
-        settings.config,
-        settings.model,
-        settings.paths,
-        base=base,
-        best=best,
-        progress=lambda done, total, what: None,
-        purpose="load",
+        settings, base=base, best=best, progress=lambda done, total, what: None, purpose="load"
     )
     config = with_room(settings.config, local, checkpoint)
     return TrainedPolicy(local, config, checkpoint and checkpoint.state.counters.round)

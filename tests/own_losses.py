@@ -3,9 +3,11 @@
 One of each kind of mean: where the pipeline guessed what a loss is a mean over, one of these would tell.
 """
 
+from dataclasses import replace
+
 import torch
 
-from swarmnode.training.losses import GRPO, Clip, Loss, Surrogate, TokenBatch, centred, standardised
+from swarmnode.training.losses import GRPO, GSPO, Clip, Loss, Surrogate, TokenBatch, centred, standardised
 
 
 def log_likelihood(batch: TokenBatch, clip: Clip) -> Surrogate:
@@ -15,6 +17,7 @@ def log_likelihood(batch: TokenBatch, clip: Clip) -> Surrogate:
 
 
 another_grpo = GRPO
+wide_gspo = replace(GSPO, clip=GRPO.clip)
 by_tokens = Loss(log_likelihood, standardised, "tokens")
 by_answers = Loss(log_likelihood, standardised, "answers")
 by_sums = Loss(log_likelihood, centred, "answer_sums")

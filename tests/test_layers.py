@@ -23,6 +23,7 @@ LAYERS = (
 )
 GROUND = {
     "",
+    "bounded_dict",
     "chat",
     "cpu_kernels",
     "engine_record",

@@ -21,7 +21,7 @@ from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book import BookCandidate, Mend
 from swarmnode.training.rules.book_rule import full_answers
 from swarmnode.training.rules.lessons import GroupLesson, Lessons, Replay, Rule, SharingRule, pack, unpack
-from swarmnode.training.rules.task_marks import Saved, TaskMarks, needs_of
+from swarmnode.training.rules.task_marks import Saved, TaskMarks
 from swarmnode.types import ExampleKey, RolloutGroup
 
 MAX_WAITING = 256
@@ -70,9 +70,6 @@ class Rescue(Rule):
             shaped=self._settings.shaped,
             report=TrainReport(pass_rates=self.marks.pass_rates),
         )
-
-    def needs(self) -> Mapping[str, float]:
-        return needs_of(self.marks.pass_rates)
 
     def state(self) -> bytes:
         return pack("rescue", RescueState(self.marks.by_task))

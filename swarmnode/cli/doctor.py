@@ -19,7 +19,7 @@ def doctor(
 ) -> None:
     """Check machine, memory, disk, ports, clock and versions. Exits with 1 when a node could not run."""
     settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
-    findings = examine(settings.config, settings.model, settings.model_reason, settings.paths)
+    findings = examine(settings)
     tell(json, findings, _lines(findings))
     if any(finding.verdict == "problem" for finding in findings):
         raise typer.Exit(1)

@@ -20,12 +20,12 @@ from swarmnode.cli.settings import (
     Preset,
     RunName,
     TaskSpecs,
-    of_policy,
+    settings_of_trained,
 )
 from swarmnode.errors import ConfigError
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline
+from swarmnode.node.showing.board import shown
 from swarmnode.registry import find
-from swarmnode.settings.config_layers import load_settings
 
 MOST_SAMPLES = 1024
 
@@ -82,17 +82,12 @@ def evaluate(
     _check_suite_options(suite, task, shots, limit)
     # Tasks that are named here count, whatever the policy trains on.
     named = {"tasks.names": tuple(task), "tasks.mixes": ()} if task else {}
-    settings = load_settings(
-        home=home,
-        preset=preset,
-        config_file=config,
-        assignments=set_,
-        flags={"policy.model": model, "node.run": run, **named},
+    settings = settings_of_trained(
+        home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy, named=named
     )
-    settings = of_policy(settings, policy)
     if suite:
         measured = find("evaluation", "suites")(
-            settings.config, settings.model, settings.paths, suite,
+            settings, suite,
             base=base, best=best, greedy=greedy, samples=samples, shots=shots, limit=limit,
         )  # fmt: skip
         tell(json, measured, measured.lines())
@@ -101,9 +96,7 @@ def evaluate(
         return
     here = ("--set", "command line", *([f"--config {config}"] if config else []))
     result = evaluate_offline(
-        settings.config,
-        settings.model,
-        settings.paths,
+        settings,
         base=base,
         best=best,
         greedy=greedy,
@@ -137,8 +130,8 @@ def _lines(result: OfflineEvaluation) -> Iterator[str]:
     for name, reward in result.per_task.items():
         pass_at, majority_at = result.pass_at[name], result.majority_at[name]
         cells = [reward, *(pass_at[k] for k in ks), *(majority_at[k] for k in votes)]
-        yield _row(name, map(_shown, cells))
-    yield _row("mean", map(_shown, [result.mean, *(result.pass_at_mean[k] for k in ks)]))
+        yield _row(name, map(shown, cells))
+    yield _row("mean", map(shown, [result.mean, *(result.pass_at_mean[k] for k in ks)]))
     if several:
         yield f"passed: a reward of {result.passing_reward:g} or more"
     for name, judges in result.judged_by.items():
@@ -148,7 +141,3 @@ def _lines(result: OfflineEvaluation) -> Iterator[str]:
 
 def _row(name: str, cells: Iterable[str]) -> str:
     return f"  {name:12} {' '.join(f'{cell:8}' for cell in cells)}".rstrip()
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else format(value, ".3f")

@@ -133,15 +133,7 @@ def join(
         },
     )
     run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
-    ending = run_it(
-        settings.config,
-        settings.model,
-        settings.model_reason,
-        settings.paths,
-        fresh=fresh,
-        origins=settings.origins,
-    )
-    leave(ending)
+    leave(run_it(settings, fresh=fresh))
 
 
 def leave(ending: Ending) -> NoReturn:

@@ -1,9 +1,9 @@
 """Command-line options become settings and folders here; every command goes through it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from swarmnode.machine.storage import resolve_paths
 from swarmnode.network.finding.invitation import is_invitation, read_invitation
 from swarmnode.network.private.swarm_record import accept
 from swarmnode.node.building.policies import config_of
-from swarmnode.settings.config_layers import Settings
+from swarmnode.settings.config_layers import Settings, load_settings
 from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
 
 Home = Annotated[
@@ -82,6 +82,24 @@ def invited(
         if invitation.key:
             accept(invitation, resolve_paths(home).swarms)
     return swarm, dialled
+
+
+def settings_of_trained(
+    *,
+    home: Path | None,
+    preset: str | None,
+    config: Path | None,
+    set_: list[str] | None,
+    model: str | None,
+    run: str | None,
+    policy: int,
+    named: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Returns the settings of a command about what one policy has learnt here. `named`: what else its options
+    say. Raises ConfigError for a policy that never ran here."""
+    flags = {"policy.model": model, "node.run": run, **(named or {})}
+    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+    return of_policy(settings, policy)
 
 
 def of_policy(settings: Settings, number: int) -> Settings:

@@ -21,7 +21,7 @@ from swarmnode.cli.settings import (
     Policy,
     Preset,
     RunName,
-    of_policy,
+    settings_of_trained,
 )
 from swarmnode.node.commands.tryout import TriedExample, playing
 from swarmnode.node.first_answers import FirstAnswers, first_answers
@@ -132,14 +132,16 @@ def try_(
 
     Prints each prompt, the answers and what the rewards say of them. Nothing is trained.
     """
-    settings = load_settings(
+    settings = settings_of_trained(
         home=home,
         preset=preset,
-        config_file=config,
-        assignments=set_,
-        flags={"policy.model": model, "node.run": run, **_only(task)},
+        config=config,
+        set_=set_,
+        model=model,
+        run=run,
+        policy=policy,
+        named=_only(task),
     )
-    settings = of_policy(settings, policy)
     played = playing(
         settings, base=base, best=best, greedy=greedy, examples=count, samples=samples, seed=seed
     )

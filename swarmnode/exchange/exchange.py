@@ -129,7 +129,7 @@ class Exchange:
             encode,
             prompt_ids,
             max_prompt_tokens=settings.max_prompt_tokens,
-            max_completion_tokens=settings.max_completion_tokens,
+            max_tokens=settings.max_tokens,
             encode_turns=encode_turns,
         )
         self._fetcher = Fetcher(
@@ -242,7 +242,6 @@ class Exchange:
         return ExchangeStats(
             **self._ledger.counted(),
             headers_waiting=len(self._pool),
-            headers_overflowed=self._gossip.overflowed,
             buffered=len(self._buffer),
             accepted_by_peer=reputation.accepted_by_peer(),
             banned_peers=reputation.banned_peers(),

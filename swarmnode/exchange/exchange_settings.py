@@ -17,7 +17,7 @@ class ExchangeSettings:
     """Peer ids whose groups are accepted, in a private swarm. None: anyone's."""
     max_prompt_tokens: int = 4096
     """Longer prompts of others are left alone: our policy was not made for them."""
-    max_completion_tokens: int = 4096
+    max_tokens: int = 4096
     """Longer completions of others are left alone: they would not fit into our training batch."""
     max_age_versions: int = 8
     """Oldest group still trained on, in our policy versions since its header arrived. 0: this one only."""

@@ -130,8 +130,6 @@ class ExchangeStats(ExchangeCounts):
     """Figures of an exchange since it was made, and of what it holds now."""
 
     headers_waiting: int
-    headers_overflowed: int
-    """Lost because we read too slowly."""
     buffered: int
     accepted_by_peer: Mapping[str, int]
     banned_peers: tuple[str, ...]

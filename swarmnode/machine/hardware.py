@@ -85,6 +85,13 @@ def inspect_machine() -> Machine:
     return Machine(_cpu_name(), psutil.cpu_count() or 1, *memory_bytes(), nvidia_gpus())
 
 
+def torch_threads() -> int:
+    """Returns the torch threads on a CPU: OMP_NUM_THREADS where it is set, else one. More pay only for large
+    models on an idle machine."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, int(said)) if said.isdecimal() else 1
+
+
 def memory_bytes() -> tuple[int, int]:
     """Returns the total and the free memory of this machine, or of the container that we are in."""
     memory = psutil.virtual_memory()

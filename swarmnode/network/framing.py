@@ -44,6 +44,24 @@ def decode_uvarint(data: bytes, offset: int = 0) -> tuple[int, int]:
     raise NetworkError("a varint is cut off or overlong")
 
 
+def protobuf_fields(message: bytes) -> dict[int, int | bytes]:
+    """Returns the fields of a protobuf message of numbers and bytes, the last one of each. Raises
+    NetworkError."""
+    fields: dict[int, int | bytes] = {}
+    at = 0
+    while at < len(message):
+        tag, at = decode_uvarint(message, at)
+        value, at = decode_uvarint(message, at)
+        if tag & 7 == 0:
+            fields[tag >> 3] = value
+            continue
+        if tag & 7 != 2 or at + value > len(message):
+            raise NetworkError("a protobuf message is malformed")
+        fields[tag >> 3] = message[at : at + value]
+        at += value
+    return fields
+
+
 def encode_frame(body: bytes) -> bytes:
     """Returns a body with its length in front."""
     return encode_uvarint(len(body)) + body

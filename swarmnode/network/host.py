@@ -54,11 +54,8 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 class Subscription(Protocol):
     """An endless stream of messages of one topic; our own messages are not among them.
 
-    The queue behind it is bounded: a reader that is too slow loses the oldest messages, counted in `dropped`.
+    The queue behind it is bounded: a reader that is too slow loses the oldest messages.
     """
-
-    @property
-    def dropped(self) -> int: ...
 
     def __aiter__(self) -> AsyncIterator[Message]: ...
 

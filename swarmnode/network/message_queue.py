@@ -28,28 +28,20 @@ class MessageQueue:
     """
 
     def __init__(self, topic: str, queue_size: int, on_close: "Callable[[MessageQueue], None]") -> None:
-        if queue_size < 1:
-            raise ValueError(f"queue_size is {queue_size}, it must be at least 1")
         self.topic = topic
         self._messages: deque[Message] = deque(maxlen=queue_size)
         self._changed = asyncio.Event()
         self._on_close = on_close
         self._closed = False
-        self._dropped = 0
-
-    @property
-    def dropped(self) -> int:
-        return self._dropped
 
     @property
     def closed(self) -> bool:
         return self._closed
 
     def put(self, message: Message) -> None:
-        """Queues a message; without room, the oldest one is dropped and counted."""
+        """Queues a message; without room, the oldest one is dropped."""
         if self._closed:
             return
-        self._dropped += len(self._messages) == self._messages.maxlen
         self._messages.append(message)
         self._changed.set()
 

@@ -5,9 +5,9 @@ own groups of a round ------^
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
@@ -34,7 +34,7 @@ class Demonstrating:
         self._tasks = tasks
         self._renderer = renderer
         self._max_tokens = max_tokens
-        self._known: OrderedDict[ExampleKey, None] = OrderedDict()
+        self._known = BoundedDict[ExampleKey, None](MOST_KNOWN)
         self._told: set[str] = set()
         self._began = False
         self._again: list[Example] = []
@@ -59,8 +59,6 @@ class Demonstrating:
         if not texts:
             return None
         self._known[example.key] = None
-        if len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
         try:
             scores = score_strictly(task, example, [one.text for one in texts])
         except (JudgementLost, TaskError) as error:

@@ -60,7 +60,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     score_wait_s: float = 0.0
     """Time that rounds waited for scores after the last of their answers, since the start."""
     stale_groups_dropped: int = 0
-    """Groups that began again because a token was older than rollout.max_lag, since the start."""
+    """Groups that began again because a token was older than eight versions, since the start."""
     live_versions: int = 1
     """Policy versions that the engine holds."""
     swaps: int = 0
@@ -167,7 +167,6 @@ class Overlap:
 def decide_overlap(
     setting: Literal["auto", "on", "off"],
     *,
-    max_lag: int,
     gpu: bool,
     cores: int,
     free_bytes: float,
@@ -176,12 +175,10 @@ def decide_overlap(
     """Overlap needs room for generation and training at once, and on a CPU a core for each. It also makes
     every rollout at least one version old. `need_bytes` is None where nobody can tell.
 
-    >>> decide_overlap("auto", max_lag=8, gpu=False, cores=1, free_bytes=9e9, need_bytes=1e9).reason
+    >>> decide_overlap("auto", gpu=False, cores=1, free_bytes=9e9, need_bytes=1e9).reason
     'off: this machine has one core'
     """
     tight = need_bytes is None or free_bytes < need_bytes
-    if max_lag == 0:
-        return Overlap(False, gpu and tight, "off: rollout.max_lag is 0, only the newest version may train")
     if setting != "auto":
         return Overlap(setting == "on", setting == "off" and gpu and tight, f"{setting}: as set")
     if not gpu and cores < 2:

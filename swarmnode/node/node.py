@@ -56,7 +56,7 @@ from swarmnode.node.showing.node_status import (
     PipelineStatus,
     Summary,
     WeekContribution,
-    summarise,
+    summary_of,
 )
 from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.settings.config import Config
@@ -220,7 +220,7 @@ class NodeLoop:
             await self._finish_saving()
             self._board.enter("stopped", reason)
         self._watcher.see("tick", self.status)
-        return summarise(self.status, self._counters, reason)
+        return summary_of(self.status)
 
     @asynccontextmanager
     async def _services(self) -> AsyncGenerator[None, None]:

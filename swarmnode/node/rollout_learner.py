@@ -47,6 +47,9 @@ from swarmnode.types import Example, ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
+MAX_LAG = 8
+"""Oldest policy version that a trained token of our own may have, counted back from the newest."""
+
 
 class UntrainedRollouts(msgspec.Struct, frozen=True):
     """rollouts.bin of a checkpoint. Older ones have more fields, which are not read."""
@@ -354,7 +357,7 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
         mode=config.mode,
         groups=config.groups,
         group_size=config.group_size,
-        max_lag=config.max_lag - versions_ahead,
+        max_lag=MAX_LAG - versions_ahead,
         concurrency=None if alone else config.groups * config.group_size,
     )
 

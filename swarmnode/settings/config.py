@@ -133,8 +133,6 @@ class PolicyConfig(Section):
     AMX for models of width 256 and more; else float32. A pipeline on CPUs is float32: members must agree."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
-    threads: int = Field(default=1, ge=1)
-    """torch threads on a CPU. More than one pays only for large models on an idle machine."""
     cpu_kernels: Annotated[str, named("kernels", "auto", "off")] = "auto"
     """Kernels on a CPU: native (ours in C, where this machine has a compiler), off, or a set of your own, as
     mymodule:name. auto: native."""
@@ -325,9 +323,6 @@ class RolloutConfig(Section):
     mode: Literal["refill", "april", "sync"] = "refill"
     """End of a round. refill: as soon as its groups are complete, the rest goes on into the next round.
     april: as the paper has it (ask for more, stop, resume). sync: waits for everything."""
-    max_lag: int = Field(default=8, ge=0)
-    """Oldest policy version that a trained token of our own may have, counted back from the newest. 0: none
-    but the newest."""
     dynamic_sampling: float = Field(default=1.0, ge=1, le=16)
     """DAPO's dynamic sampling: ask again until enough groups have a gradient, at most this many times as many
     as wanted. 1: ask once."""
@@ -372,7 +367,7 @@ class TrainingConfig(Section):
     loss: Annotated[str, named("loss")] = "dapo"
     """The objective with its advantages. dapo averages over tokens, grpo over answers first, dr_grpo divides
     by a constant, gspo clips whole answers, cispo keeps clipped tokens, rloo compares with the others. Or a
-    loss of your own, as mymodule:name."""
+    loss of your own, as mymodule:name. Each has its own clip."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW learning rate of the adapter."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -383,11 +378,6 @@ class TrainingConfig(Section):
     inner_epochs: int = Field(default=1, ge=1, le=64)
     """Passes of a round over the same answers, each in an order of its own. The ratio that is clipped stays
     the one against the policy before the round."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Lower clip of the probability ratio (1 - clip_low); cispo has none. gspo clips whole answers: 3e-4 here
-    and 4e-4 above suit it."""
-    clip_high: float = Field(default=0.28, gt=0)
-    """Upper clip of the probability ratio (1 + clip_high); wider than below, as DAPO has it."""
     grad_clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm of one optimizer step."""
     kl_coef: float = Field(default=0.0, ge=0)

@@ -22,6 +22,7 @@ from swarmnode.models import resolve_model
 from swarmnode.settings.config import KEYS, SECRET, SECTIONS, Config
 from swarmnode.settings.other_names import (
     ARGUMENTS_OF_TRL,
+    FORMER_SETTINGS,
     NAMES_OF_TRL,
     WITHOUT_A_NAME_HERE,
 )
@@ -199,8 +200,10 @@ def _parse_value(text: str) -> Any:
 
 
 def _closest(key: str) -> str:
-    """Returns advice with the nearest known key: a slip of one letter, TRL's name, the name in another
-    section, then the nearest by whole name and by last part."""
+    """Returns advice for an unknown key: what became of a former setting, or the nearest known key: a slip of
+    one letter, TRL's name, the name in another section, then the nearest by whole name and by last part."""
+    if key in FORMER_SETTINGS:
+        return f"There is no such setting any more: {FORMER_SETTINGS[key]}"
     tail = key.rpartition(".")[2]
     slips = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.94)
     if tail in NAMES_OF_TRL and not slips:

@@ -3,6 +3,7 @@
 [NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
 [WITHOUT_A_NAME_HERE] -> config_layers.py
 [ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
+[FORMER_SETTINGS] -> config_layers.py (advice for a setting that there was)
 """
 
 from collections.abc import Mapping
@@ -24,8 +25,6 @@ NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "lr": ("training.learning_rate", ""),
     "max_grad_norm": ("training.grad_clip", ""),
     "beta": ("training.kl_coef", ""),
-    "epsilon": ("training.clip_low", ""),
-    "epsilon_high": ("training.clip_high", ""),
     "num_iterations": ("training.inner_epochs", ""),
     "lr_scheduler_type": ("training.schedule", "constant, linear or cosine"),
     "warmup_steps": ("training.warmup_rounds", "counted in rounds"),
@@ -68,7 +67,9 @@ WITHOUT_A_NAME_HERE: Mapping[str, str] = {
     "mask_truncated_completions": "TRL's get_soft_overlong_punishment is a reward, and tasks.reward takes it",
     "resume_from_checkpoint": "the same call goes on with its run by itself; run=NAME chooses one",
     "deepspeed": "a model that is too large for one machine is split over several: `join --pipeline NAME`",
-    "delta": "the ratio is clipped by training.clip_low and training.clip_high alone",
+    "epsilon": "each loss has its own clip, dapo 0.2 and 0.28; one of yours may have another",
+    "epsilon_high": "each loss has its clip, as with epsilon",
+    "delta": "the ratio is clipped by the clip of the loss alone",
     "vllm_mode": "the engine runs beside the trainer by itself; rollout.engine chooses it",
     "repetition_penalty": "none: training needs the probabilities that the policy itself gives",
     "vllm_importance_sampling_correction": "always: tokens of another version are weighted by TIS",
@@ -89,3 +90,18 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "environment_factory": "environment=",
 }
 """Equivalents in sn.Node, by argument of TRL's trainer or of its config."""
+
+_CLIP = (
+    "each training.loss has its own clip; replace(DAPO, clip=Clip(0.2, 0.4)) is a loss of your own"
+    " (configs/README.md)"
+)
+
+FORMER_SETTINGS: Mapping[str, str] = {
+    "training.clip_low": _CLIP,
+    "training.clip_high": _CLIP,
+    "policy.threads": "OMP_NUM_THREADS says how many threads torch has; one where it is not set",
+    "rollout.max_lag": 'it is 8; with rollout.mode="sync" and rollout.overlap="off" none is behind',
+    "exchange.receipts_every_s": "receipts are sent every five minutes",
+    "node.contribution": "the record is always kept, on this machine alone (docs/contribution.md)",
+}
+"""What stands in place of settings that earlier versions had, by their full names."""

@@ -124,6 +124,8 @@ class Loss:
     advantage: Advantage
     """The credit of the answers of a group, from their rewards."""
     mean_over: MeanOver
+    clip: Clip = Clip(0.2, 0.28)
+    """The clip that `surrogate` is given: wider above than below, as DAPO has it."""
 
     def counted(self, *, answers: int, tokens: int) -> int:
         """Returns the count of a step, or of any part of it, in the mean: its tokens or its answers."""
@@ -148,7 +150,7 @@ def policy_loss(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> Lo
     as the objective is. Raises ValueError if the coefficient asks for values that the batch does not have.
     """
     loss = loss_of(config.loss)
-    surrogate = loss.surrogate(batch, Clip(config.clip_low, config.clip_high))
+    surrogate = loss.surrogate(batch, loss.clip)
     terms_N = -surrogate.values_N
     kl_N = None if batch.reference_N is None else kl_to_reference(batch.logprobs_N, batch.reference_N)
     if config.kl_coef > 0:
@@ -331,8 +333,8 @@ DAPO = Loss(by_token, standardised, "tokens")
 """A long answer counts as much as its tokens do. Yu et al. 2025 (DAPO), equation 8 with section 3.1 (an upper
 clip wider than the lower one leaves room for unlikely tokens) and section 3.3 (token mean)."""
 
-GSPO = Loss(by_geometric_mean, standardised, "answers")
-"""Zheng et al. 2025 (GSPO), as `by_geometric_mean` has it."""
+GSPO = Loss(by_geometric_mean, standardised, "answers", Clip(3e-4, 4e-4))
+"""Zheng et al. 2025 (GSPO), as `by_geometric_mean` has it, with the clip of the paper."""
 
 CISPO = Loss(by_clipped_weight, standardised, "tokens")
 """MiniMax 2025 (MiniMax-M1), as `by_clipped_weight` has it."""

@@ -120,7 +120,7 @@ def member(
         {"odd": Odd()},
         encode=renderer.encode_completion,
         prompt_ids=renderer.prompt_ids,
-        settings=ExchangeSettings(max_completion_tokens=room, patience_s=2.0),
+        settings=ExchangeSettings(max_tokens=room, patience_s=2.0),
         model_family="tiny",
         model_size=1,
     )

@@ -105,4 +105,4 @@ def test_the_mender_has_the_last_word_on_what_is_learned_from() -> None:
 def test_pass_rates_survive_a_restart() -> None:
     after = Rescue(SharingRule("rescue"))
     after.restore(rescue().state(), {"sum": "1"})
-    assert after.needs() == {"sum": 0.5}
+    assert after.marks.pass_rates == {"sum": 0.5}

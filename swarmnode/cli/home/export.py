@@ -16,12 +16,11 @@ from swarmnode.cli.settings import (
     Policy,
     Preset,
     RunName,
-    of_policy,
+    settings_of_trained,
 )
 from swarmnode.errors import ConfigError
 from swarmnode.node.commands.offline import export_offline
 from swarmnode.registry import find
-from swarmnode.settings.config_layers import load_settings
 
 
 def export(
@@ -61,19 +60,12 @@ def export(
     if folder is None and to is None:
         raise ConfigError("nowhere to write", hint="name a folder, or --push OWNER/NAME")
     push = None if to is None else find("push", "hub")(to, public=public)
-    settings = load_settings(
-        home=home,
-        preset=preset,
-        config_file=config,
-        assignments=set_,
-        flags={"policy.model": model, "node.run": run},
+    settings = settings_of_trained(
+        home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy
     )
-    settings = of_policy(settings, policy)
     with TemporaryDirectory() as aside:
         place = folder or Path(aside) / "export"
-        done = export_offline(
-            settings.config, settings.model, settings.paths, place, merged=merged, best=best
-        )
+        done = export_offline(settings, place, merged=merged, best=best)
         found = {"wrote": done.what, "folder": None if folder is None else str(folder), "pushed": None}
         told = [] if folder is None else [f"wrote {done.what} to {folder}"]
         if push is not None:

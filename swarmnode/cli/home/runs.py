@@ -12,6 +12,7 @@ from swarmnode.cli.settings import Home, Policy
 from swarmnode.errors import IdentityInUse
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
+from swarmnode.node.showing.panel import age
 from swarmnode.training.checkpoints.run_folders import remove_run, runs_in
 
 app = typer.Typer(
@@ -19,8 +20,6 @@ app = typer.Typer(
     invoke_without_command=True,
     no_args_is_help=False,
 )
-
-UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 @app.callback()
@@ -44,10 +43,10 @@ def _table(found: Sequence[dict[str, Any]], paths: Paths) -> Iterator[str]:
     rows = [("run", "policy", "model", "round", "reward", "last written", "MiB", "tasks")]
     for one in found:
         reward = "-" if one["reward_last"] is None else format(one["reward_last"], ".3f")
-        age, size = age_text(time.time() - one["written_at"]), format(one["size_bytes"] / 2**20, ".1f")
+        ago, size = f"{age(time.time() - one['written_at'])} ago", format(one["size_bytes"] / 2**20, ".1f")
         rounds, tasks = "?" if one["round"] is None else str(one["round"]), ", ".join(one["tasks"])
         number, model = str(one["policy"]), str(one["model"] or "?").rpartition("/")[2]
-        rows.append((one["name"], number, model, rounds, reward, age, size, tasks))
+        rows.append((one["name"], number, model, rounds, reward, ago, size, tasks))
     if len(paths.policies()) == 1:
         rows = [(row[0], *row[2:]) for row in rows]
     yield from table(rows)
@@ -71,16 +70,6 @@ def remove(
     round = None if run.state is None else run.state.counters.round
     told = f"removed run {run.name}" + ("" if round is None else f" of round {round}")
     tell(json, {"removed": run.name, "round": round}, [told])
-
-
-def age_text(seconds: float) -> str:
-    """Returns a time that has passed in the largest unit that fits.
-
-    >>> age_text(7300), age_text(59), age_text(0)
-    ('2 h ago', '59 s ago', '0 s ago')
-    """
-    size, unit = next(((size, unit) for size, unit in UNITS if seconds >= size), UNITS[-1])
-    return f"{max(0, int(seconds // size))} {unit} ago"
 
 
 def _described(number: int, run: Any) -> dict[str, Any]:

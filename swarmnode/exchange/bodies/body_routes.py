@@ -9,7 +9,7 @@ tried again after some minutes: routers are restarted, and machines are carried 
 import random
 from collections.abc import Iterable
 
-from swarmnode.exchange.peers.bounded_dict import BoundedDict
+from swarmnode.bounded_dict import BoundedDict
 
 DIAL_AGAIN_S = 300.0
 """An author that could not be dialled is dialled again after this time; others are asked meanwhile."""

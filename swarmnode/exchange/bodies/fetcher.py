@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import HostDown, Rejected
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.bodies.replay_buffer import Accepted, ReplayBuffer
@@ -47,7 +48,6 @@ from swarmnode.exchange.limits import (
     VAIN_DIALS_PER_S,
 )
 from swarmnode.exchange.messages import Announcement, Given
-from swarmnode.exchange.peers.bounded_dict import BoundedDict
 from swarmnode.exchange.peers.recently_seen import RecentlySeen
 from swarmnode.exchange.peers.reputation import Trust
 from swarmnode.exchange.peers.token_bucket import TokenBucket

@@ -33,11 +33,6 @@ class HeaderGossip:
         self._hearers = hearers
         self._subscriptions: dict[str, Subscription] = {}
 
-    @property
-    def overflowed(self) -> int:
-        """Messages that the host dropped because we read too slowly."""
-        return sum(subscription.dropped for subscription in self._subscriptions.values())
-
     async def subscribe(self) -> None:
         """Subscribes to the topics that we are not on yet. Raises NetworkError."""
         for topic in self._hearers.keys() - self._subscriptions.keys():

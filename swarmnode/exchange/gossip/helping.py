@@ -25,13 +25,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.exchange_stats import HelpStats
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, PROTOCOL
 from swarmnode.exchange.messages import Count, Header, Index, Name, Seed
-from swarmnode.exchange.peers.bounded_dict import BoundedDict
 from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.identity.envelope import decoded, seal, unseal
 from swarmnode.identity.node_key import NodeKey

@@ -21,13 +21,13 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode import __version__
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_stats import ReceiptStats
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, MAX_GROUP_SIZE, PROTOCOL
 from swarmnode.exchange.messages import Count, Name
-from swarmnode.exchange.peers.bounded_dict import BoundedDict
 from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.identity.envelope import decoded, seal, unseal
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS

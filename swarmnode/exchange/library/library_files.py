@@ -28,9 +28,7 @@ from swarmnode.types import FinishReason
 MAX_DAMAGED_TOLD = 1000
 """Damaged rows that are told apart; the others are counted."""
 
-ANY_LENGTH = ExchangeSettings(
-    max_prompt_tokens=MAX_COMPLETION_CHARS * 4, max_completion_tokens=MAX_COMPLETION_CHARS * 4
-)
+ANY_LENGTH = ExchangeSettings(max_prompt_tokens=MAX_COMPLETION_CHARS * 4, max_tokens=MAX_COMPLETION_CHARS * 4)
 """No policy reads these answers, so none is too long for it."""
 
 
@@ -88,7 +86,7 @@ class Judging:
             _as_bytes,
             lambda prompt: tuple(written_prompt(prompt).encode()),
             max_prompt_tokens=ANY_LENGTH.max_prompt_tokens,
-            max_completion_tokens=ANY_LENGTH.max_completion_tokens,
+            max_tokens=ANY_LENGTH.max_tokens,
         )
 
     def knows(self, group: SignedGroup) -> bool:

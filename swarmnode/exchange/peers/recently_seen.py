@@ -4,8 +4,9 @@ Inbox, Fetcher -> [RecentlySeen] -> pool, buffer
 """
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterable
+
+from swarmnode.bounded_dict import BoundedDict
 
 KEY_BYTES = 16
 """Bytes kept of a digest: nobody finds two with one among the few thousand that are remembered."""
@@ -20,8 +21,9 @@ def key_of(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"".join(parts), digest_size=KEY_BYTES).digest()
 
 
-class RecentlySeen:
-    """A set of keys that forgets each after `ttl_s`, and the oldest when there are more than `max_keys`.
+class RecentlySeen(BoundedDict[bytes, float]):
+    """Keys with when each was seen first, oldest first. It forgets each after `ttl_s`, and the oldest when
+    there are more than `max_keys`.
 
     >>> seen = RecentlySeen(max_keys=2, ttl_s=60.0)
     >>> seen.add(b"one", now=0.0), seen.add(b"one", now=1.0), seen.add(b"one", now=61.0)
@@ -29,47 +31,32 @@ class RecentlySeen:
     """
 
     def __init__(self, *, max_keys: int, ttl_s: float) -> None:
-        self._max_keys = max_keys
+        super().__init__(max_keys)
         self._ttl_s = ttl_s
-        self._seen_at: OrderedDict[bytes, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._seen_at)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._seen_at
-
-    def items(self) -> list[tuple[bytes, float]]:
-        """Keys and when each was seen first, oldest first."""
-        return list(self._seen_at.items())
 
     def restore(self, items: Iterable[tuple[bytes, float]]) -> None:
         """Take up what was remembered before a restart, as older than all that was added since."""
-        since = self._seen_at
-        self._seen_at = OrderedDict(sorted(items, key=lambda item: item[1]))
-        self._seen_at.update(since)
-        while len(self._seen_at) > self._max_keys:
-            self._seen_at.popitem(last=False)
+        since = list(self.items())
+        self.clear()
+        self.update([*sorted(items, key=lambda item: item[1]), *since])
 
     def add(self, key: bytes, now: float) -> bool:
         """Remember a key; False when it was known already."""
         self.forget(now)
-        if key in self._seen_at:
+        if key in self:
             return False
-        self._seen_at[key] = now
-        if len(self._seen_at) > self._max_keys:
-            self._seen_at.popitem(last=False)
+        self[key] = now
         return True
 
     def renew(self, key: bytes, now: float) -> None:
         """Remember a key as seen now, known or not."""
-        self._seen_at.pop(key, None)
-        self.add(key, now)
+        self.forget(now)
+        self[key] = now
 
     def forget(self, now: float) -> None:
         """Let go of what was seen too long ago."""
-        while self._seen_at:
-            key, seen_at = next(iter(self._seen_at.items()))
+        while self:
+            key, seen_at = next(iter(self.items()))
             if now - seen_at < self._ttl_s:
                 return
-            del self._seen_at[key]
+            del self[key]

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.exchange.exchange_stats import HealthStats, NodesOf
 from swarmnode.exchange.limits import PROTOCOL
 from swarmnode.exchange.messages import Header
-from swarmnode.exchange.peers.bounded_dict import BoundedDict
 
 HEARD_S = 900.0
 """Who was not heard for so long is not counted: a round of a large model takes minutes."""

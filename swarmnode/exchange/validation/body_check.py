@@ -35,7 +35,7 @@ class BodyRules:
     encode: Encode
     prompt_ids: PromptIds
     max_prompt_tokens: int
-    max_completion_tokens: int
+    max_tokens: int
     encode_turns: EncodeTurns | None = None
     """The local policy's tokens of an episode. None: nothing of environments is used."""
     clock: Callable[[], float] = time.monotonic
@@ -152,7 +152,7 @@ def _look_at(
     completions = tuple(completion for completion in read if completion is not None)
     unfit = len(read) - len(completions)
     if unfit >= len(completions):
-        longest = f"have more than {rules.max_completion_tokens} tokens of ours (rollout.max_tokens)"
+        longest = f"have more than {rules.max_tokens} tokens of ours (rollout.max_tokens)"
         fault = longest if reader.refusal == Reason.TOO_LONG else "have another end when we play them"
         raise Rejected(reader.refusal, f"{unfit} of {len(read)} answers {fault}")
     scores = _score(task, example, completions)
@@ -184,7 +184,7 @@ def _reader(
         return _TextReader(policy_version, rules)
     if rules.encode_turns is None:
         raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
-    longest = rules.max_completion_tokens
+    longest = rules.max_tokens
     return EpisodeReader(task, example, policy_version, rules.encode_turns, longest, rules.clock)
 
 
@@ -209,10 +209,10 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
     """
     if not isinstance(answer.text, str):
         raise Rejected(Reason.MALFORMED_BODY, "turns of a task that does not answer back")
-    if len(answer.text) > rules.max_completion_tokens * MAX_CHARS_PER_TOKEN:
+    if len(answer.text) > rules.max_tokens * MAX_CHARS_PER_TOKEN:
         return None  # without being tokenized, which would take seconds
     token_ids = rules.encode(answer.text, "length")
-    if len(token_ids) > rules.max_completion_tokens:
+    if len(token_ids) > rules.max_tokens:
         return None
     spans = one_span(policy_version, len(token_ids))
     return Completion(answer.text, token_ids, None, spans, "length")

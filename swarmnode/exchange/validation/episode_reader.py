@@ -32,7 +32,7 @@ class EpisodeReader:
     example: Example
     policy_version: int
     encode_turns: EncodeTurns
-    max_completion_tokens: int
+    max_tokens: int
     clock: Callable[[], float]
     refusal: Reason = Reason.UNFINISHED
     """Why episodes were dropped: UNFINISHED, until one was for more than its author's own limit of turns."""
@@ -90,7 +90,7 @@ class EpisodeReader:
         """Returns True if an episode cannot fit any more, with so many characters still to be said."""
         if not self._may_fit(_characters(turns) + left):
             return True
-        return bool(turns) and len(self.encode_turns(turns, "length")[0]) > self.max_completion_tokens
+        return bool(turns) and len(self.encode_turns(turns, "length")[0]) > self.max_tokens
 
     def _refused(self, reason: Reason) -> tuple[Turn, ...]:
         if self.refusal == Reason.UNFINISHED:
@@ -103,7 +103,7 @@ class EpisodeReader:
         fits = self._may_fit(_characters(turns))
         # "length": nobody knows whether the author's policy ended its last turn (body_check.py).
         token_ids, given = self.encode_turns(turns, "length") if fits else (None, ())
-        if token_ids is None or len(token_ids) > self.max_completion_tokens:
+        if token_ids is None or len(token_ids) > self.max_tokens:
             self._refused(Reason.TOO_LONG)
             return None
         spans = one_span(self.policy_version, len(token_ids))
@@ -111,7 +111,7 @@ class EpisodeReader:
 
     def _may_fit(self, characters: int) -> bool:
         """Returns True if so much text could have few enough tokens, without counting them."""
-        return characters <= self.max_completion_tokens * MAX_CHARS_PER_TOKEN
+        return characters <= self.max_tokens * MAX_CHARS_PER_TOKEN
 
 
 def _characters(turns: Sequence[Turn]) -> int:

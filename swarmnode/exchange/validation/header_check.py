@@ -89,7 +89,7 @@ def check_fits(
         raise Rejected(Reason.OTHER_TASK, f"{header.task}, version {header.version}: {ours}")
     if not in_library and (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD):
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
-    if header.body_bytes > largest_body(header.group_size, settings.max_completion_tokens):
+    if header.body_bytes > largest_body(header.group_size, settings.max_tokens):
         raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes: answers over rollout.max_tokens")
 
 
@@ -100,13 +100,13 @@ def require_exchanged(task: Task | None) -> None:
         raise Rejected(Reason.NOT_EXCHANGED, f"what is answered to {task.name} stays at home")
 
 
-def largest_body(group_size: int, max_completion_tokens: int) -> int:
+def largest_body(group_size: int, max_tokens: int) -> int:
     """Bytes of a compressed body whose answers we could train on.
 
     >>> largest_body(8, 10), largest_body(8, 1024)
     (2304, 132096)
     """
-    return BODY_OVERHEAD_BYTES + group_size * max_completion_tokens * MAX_BYTES_PER_TOKEN
+    return BODY_OVERHEAD_BYTES + group_size * max_tokens * MAX_BYTES_PER_TOKEN
 
 
 def _check_time(header: Header, now: float, max_age_s: float) -> None:

@@ -20,14 +20,13 @@ from swarmnode.cli.settings import (
     Policy,
     Preset,
     RunName,
-    of_policy,
+    settings_of_trained,
 )
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.extensions.serve.answering_client import ask
 from swarmnode.extensions.serve.questions import AnswerBegan, Piece, Question, QuestionRefused
 from swarmnode.extensions.serve.standing_alone import Answering, answering
 from swarmnode.printable import printable
-from swarmnode.settings.config_layers import load_settings
 
 USE = "an empty line ends; /new forgets; /model NAME asks another version, as in policy@12 or base"
 
@@ -56,10 +55,11 @@ def chat(
     or the base model)."""
     if json and question is None:
         raise ConfigError("--json is for one question", hint="name it, or talk by program: `swarmnode serve`")
-    flags = {"policy.model": model, "node.run": run}
-    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+    settings = settings_of_trained(
+        home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy
+    )
     asked = Question(model=ask_for, temperature=0.0 if greedy else 1.0, max_tokens=max_tokens, stream=True)
-    with answering(of_policy(settings, policy), base=base, best=best) as found:
+    with answering(settings, base=base, best=best) as found:
         if question is not None:
             _said(found, asked, (("user", question),), json)
             return

@@ -15,7 +15,7 @@ from swarmnode.cli.settings import (
     Policy,
     Preset,
     RunName,
-    of_policy,
+    settings_of_trained,
 )
 from swarmnode.errors import ConfigError, PortInUse
 from swarmnode.extensions.page.bounded_server import BoundedListener, BoundedServer, bounded_server, listen_on
@@ -23,7 +23,6 @@ from swarmnode.extensions.serve.api_guard import ApiGuard
 from swarmnode.extensions.serve.api_routes import FindService, application
 from swarmnode.extensions.serve.standing_alone import answering
 from swarmnode.settings.config import SHORTEST_PASSWORD, is_loopback
-from swarmnode.settings.config_layers import load_settings
 
 IDLE_S = 30
 """Seconds that a connection is kept for another request."""
@@ -65,11 +64,12 @@ def serve(
         raise ConfigError(
             f"other machines can reach {host}", hint="set SWARMNODE_SERVE_KEY, or leave out --host"
         )
-    flags = {"policy.model": model, "node.run": run}
-    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+    settings = settings_of_trained(
+        home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy
+    )
     with (
         _listening(host, port) as listening,
-        answering(of_policy(settings, policy), base=base, best=best) as found,
+        answering(settings, base=base, best=best) as found,
     ):
         shown = f"[{host}]" if ":" in host else host
         typer.echo(f"serving {found.about} at http://{shown}:{listening.getsockname()[1]}/v1 (Ctrl-C ends)")

@@ -35,9 +35,8 @@ def answering(settings: Settings, *, base: bool, best: bool) -> Generator[Answer
         return
     with Screen() as screen:
         local, checkpoint = load_checkpoint(
-            settings.config, settings.model, settings.paths,
-            base=base, best=best, progress=screen.progress, purpose="serve",
-        )  # fmt: skip
+            settings, base=base, best=best, progress=screen.progress, purpose="serve"
+        )
     from swarmnode.extensions.serve.answering_service import AnsweringService
     from swarmnode.node.building.callers import CallerSource
     from swarmnode.node.building.policies import label_of

@@ -8,6 +8,7 @@ are sampled, and pass@k is estimated from them without bias.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from statistics import stdev
@@ -17,12 +18,12 @@ from swarmnode.extensions.suites.formats import Prompting
 from swarmnode.extensions.suites.suite import Suite, SuiteQuestions, load_suites
 from swarmnode.extensions.suites.suite_report import SuiteEvaluation, SuiteResult, SuiteScore
 from swarmnode.extensions.suites.suite_rows import SUFFIXES
-from swarmnode.machine.storage import Paths
 from swarmnode.node.commands.offline import apply_checkpoint, load_checkpoint, of_round, with_room
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import score_strictly
 from swarmnode.training.evaluation import collect, pass_at_k, powers_of_two
 from swarmnode.types import mean_or_none, total_reward
@@ -32,9 +33,7 @@ MIN_PROMPT_TOKENS = 2048
 
 
 def evaluate_suites(
-    config: Config,
-    model: str,
-    paths: Paths,
+    settings: Settings,
     suites: Sequence[Path],
     *,
     base: bool = False,
@@ -53,12 +52,12 @@ def evaluate_suites(
     if greedy and samples > 1:
         raise ConfigError("greedy gives one answer, however often it is asked", hint="leave out --samples")
     loaded = load_suites(suites)
-    config = _with_long_prompts(config)
+    settings = replace(settings, config=_with_long_prompts(settings.config))
     with screen or Screen() as shown:
         local, checkpoint = load_checkpoint(
-            config, model, paths, base=base, best=best, progress=shown.progress, apply=False
+            settings, base=base, best=best, progress=shown.progress, apply=False
         )
-    config = with_room(config, local, checkpoint)
+    config = with_room(settings.config, local, checkpoint)
     has_template = bool(local.base.tokenizer.chat_template) and not config.policy.raw_prompts
     prompting = Prompting(has_template, shots)
     asked = {name: suite.questions(prompting, limit) for name, suite in loaded.items()}
@@ -71,7 +70,7 @@ def evaluate_suites(
         after = measure(local.engine, local.renderer, loaded, asked, sampling, samples=samples)
     trained = () if checkpoint is None else checkpoint.state.task_specs
     return SuiteEvaluation(
-        model=model,
+        model=settings.model,
         policy=None if checkpoint is None else f"checkpoint {of_round(checkpoint)}",
         sampling=f"sampled at temperature {temperature:g}" if temperature else "greedy",
         samples=samples,

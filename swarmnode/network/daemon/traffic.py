@@ -4,10 +4,11 @@ received_bytes.py, P2pdHost, StreamServer -> [Traffic] -> PeerGate
 """
 
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import NetworkError
 from swarmnode.network.daemon.control_client import PeerAddresses
 from swarmnode.network.daemon.received_bytes import Connection, received_bytes
@@ -94,7 +95,7 @@ class Traffic:
         """Peers at a relay, and the relay, whose connection brings what they send."""
         self._met: set[str] = set()
         """Peers that something came from since the last sample."""
-        self._offences: OrderedDict[str, int] = OrderedDict()
+        self._offences = BoundedDict[str, int](MAX_OFFENDERS)
 
     def handed(self, peer_id: str, size_bytes: int) -> None:
         """Records bytes of this peer that the daemon handed to us."""
@@ -166,10 +167,8 @@ class Traffic:
 
     def bar_for_s(self, peer_id: str) -> float:
         """Returns the seconds to bar a blamed peer, and counts its offence."""
-        offences = self._offences.pop(peer_id, 0)
+        offences = self._offences.get(peer_id, 0)
         self._offences[peer_id] = offences + 1
-        if len(self._offences) > MAX_OFFENDERS:
-            self._offences.popitem(last=False)
         return min(LONGEST_BAR_S, FIRST_BAR_S * 4.0 ** min(offences, 8))
 
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from swarmnode.errors import NetworkError
-from swarmnode.network.framing import decode_uvarint, encode_frame, read_frame
+from swarmnode.network.framing import encode_frame, protobuf_fields, read_frame
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import by_reach, is_for_outsiders, parse_address, peer_id_to_bytes
 
@@ -170,11 +170,13 @@ async def _proves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pe
     writer.write(len(first).to_bytes(2, "big") + first)
     second = await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
     static, payload = open_second_message(ours, second)
-    fields = _byte_fields(payload)
-    identity = fields.get(1, b"")
+    fields = protobuf_fields(payload)
+    identity, signature = fields.get(1), fields.get(2)
+    if not isinstance(identity, bytes) or not isinstance(signature, bytes):
+        return False
     if not identity.startswith(_ED25519) or peer_id_to_bytes(peer_id) != bytes((0, len(identity))) + identity:
         return False
-    Ed25519PublicKey.from_public_bytes(identity[len(_ED25519) :]).verify(fields.get(2, b""), _SIGNED + static)
+    Ed25519PublicKey.from_public_bytes(identity[len(_ED25519) :]).verify(signature, _SIGNED + static)
     return True
 
 
@@ -203,17 +205,3 @@ def _next_key(chain: bytes, secret: bytes) -> tuple[bytes, bytes]:
     root = hmac.digest(chain, secret, "sha256")
     first = hmac.digest(root, b"\x01", "sha256")
     return first, hmac.digest(root, first + b"\x02", "sha256")
-
-
-def _byte_fields(message: bytes) -> dict[int, bytes]:
-    """Returns the fields of a protobuf message that hold bytes; it has no others. Raises ValueError."""
-    fields: dict[int, bytes] = {}
-    at = 0
-    while at < len(message):
-        tag, at = decode_uvarint(message, at)
-        size_bytes, at = decode_uvarint(message, at)
-        if tag & 7 != 2 or at + size_bytes > len(message):
-            raise ValueError("the handshake is malformed")
-        fields[tag >> 3] = message[at : at + size_bytes]
-        at += size_bytes
-    return fields

@@ -15,7 +15,7 @@ from swarmnode.network.daemon.daemon_process import (
     DaemonOptions,
     start_daemon,
 )
-from swarmnode.network.framing import decode_uvarint, encode_frame, read_frame
+from swarmnode.network.framing import encode_frame, protobuf_fields, read_frame
 from swarmnode.network.multiaddr import format_address, parse_address
 
 logger = logging.getLogger(__name__)
@@ -81,35 +81,17 @@ def limits_of(reply: bytes) -> tuple[int, int] | None:
     >>> limits_of(bytes.fromhex("080222060878108080082864"))
     (120, 131072)
     """
-    fields = _fields(reply)
+    fields = protobuf_fields(reply)
     if fields.get(_STATUS) != _OK:
         return None
     limit = fields.get(_LIMIT, b"")
     if not isinstance(limit, bytes):
         raise NetworkError("the reply of a relay is malformed")
-    limits = _fields(limit)
+    limits = protobuf_fields(limit)
     seconds, size_bytes = limits.get(_TIME, 0), limits.get(_BYTES, 0)
     if isinstance(seconds, bytes) or isinstance(size_bytes, bytes):
         raise NetworkError("the reply of a relay is malformed")
     return seconds, size_bytes
-
-
-def _fields(message: bytes) -> dict[int, int | bytes]:
-    """Returns the fields of a protobuf message of numbers and bytes, the last one of each. Raises
-    NetworkError."""
-    fields: dict[int, int | bytes] = {}
-    at = 0
-    while at < len(message):
-        tag, at = decode_uvarint(message, at)
-        value, at = decode_uvarint(message, at)
-        if tag & 7 == 0:
-            fields[tag >> 3] = value
-            continue
-        if tag & 7 != 2 or at + value > len(message):
-            raise NetworkError("the reply of a relay is malformed")
-        fields[tag >> 3] = message[at : at + value]
-        at += value
-    return fields
 
 
 def on_this_machine(address: str) -> str:

@@ -176,7 +176,7 @@ def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
         upload_bytes_per_s=config.exchange.upload_mb_per_s * 1e6,
         download_bytes_per_s=None if download is None else download * 1e6,
         max_prompt_tokens=longest_prompt,
-        max_completion_tokens=config.rollout.max_tokens,
+        max_tokens=config.rollout.max_tokens,
         buffer_groups=max(LEAST_BUFFER, BUFFERED_ROUNDS * wanted),
         prefetch_groups=wanted,
         fetch_concurrency=max(4, min(wanted, 16)),

@@ -66,7 +66,6 @@ def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> O
     machine = inspect_machine()
     decision = decide_overlap(
         config.rollout.overlap,
-        max_lag=config.rollout.max_lag,
         gpu=local.base.model.device.type == "cuda",
         cores=machine.cores,
         free_bytes=_free_bytes(config, local, machine),

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from swarmnode.cpu_kernels import use_kernels
-from swarmnode.machine.hardware import GIB, find_card
+from swarmnode.machine.hardware import GIB, find_card, torch_threads
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import LoadedModel, find_device, load_base_model
 from swarmnode.model.demonstration.tiny import Progress, build_tiny
@@ -79,7 +79,7 @@ def load_policy(
     card = find_card(config.policy.device)
     if card.problem:
         logger.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)
-    torch.set_num_threads(config.policy.threads)
+    torch.set_num_threads(torch_threads())
     use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
     source = str(build_tiny(paths.models, progress=progress)) if model == "tiny" else model
     look_ahead(config, source, policies=policies)

@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
-from dataclasses import replace
 
 from swarmnode.errors import IdentityInUse, ModelError, SwarmnodeError
 from swarmnode.identity.key_file import load_or_create
@@ -56,6 +55,7 @@ from swarmnode.node.showing.rollout_log import FILE
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.node.showing.used_settings import keep_settings
 from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task
 
@@ -86,19 +86,9 @@ class Company:
             member.request_stop()
 
 
-def run_node(
-    config: Config,
-    model: str,
-    model_reason: str,
-    paths: Paths,
-    *,
-    fresh: bool,
-    origins: Mapping[str, str],
-) -> Ending:
-    """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print. `origins`:
-    where each setting comes from."""
-    screen = Screen(paths.logs / LOG_FILE)
-    with prepared(config, model, model_reason, paths, screen, fresh=fresh, origins=origins) as members:
+def run_node(settings: Settings, *, fresh: bool) -> Ending:
+    """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
+    with prepared(settings, Screen(settings.paths.logs / LOG_FILE), fresh=fresh) as members:
         seats = [member.seat for member in members]
         if len(members) > 1:
             return ending(seats, asyncio.run(serve_several(members)))
@@ -108,10 +98,7 @@ def run_node(
 
 @contextmanager
 def prepared(
-    config: Config,
-    model: str,
-    model_reason: str,
-    paths: Paths,
+    settings: Settings,
     screen: Screen,
     *,
     fresh: bool,
@@ -119,21 +106,19 @@ def prepared(
     watch: Watcher | None = None,
     monitors: Sequence[Monitor] = (),
     demonstrations: Demonstrations | None = None,
-    origins: Mapping[str, str] | None = None,
 ) -> Generator[list[PolicyNode]]:
     """The policies of a run, loaded and ready to be served; what they hold is given back at the end.
 
     `tasks`: instead of those that the settings name. `watch`: told beside the screen. `monitors`: beside
-    those that the settings name. `demonstrations`: besides those that the tasks bring. `origins`: where each
-    setting comes from. Raises SwarmnodeError.
+    those that the settings name. `demonstrations`: besides those that the tasks bring. Raises SwarmnodeError.
     """
+    config, model = settings.config, settings.model
     with ExitStack() as stack:
         stack.enter_context(screen)
-        seats = _take_seats(stack, config, model, paths, tasks)
-        seats = [replace(seat, origins=origins or {}) for seat in seats]
+        seats = _take_seats(stack, settings, tasks)
         # Each policy has its own: what is not installed is said before a model is loaded for nothing.
         told = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
-        logger.info("model %s: %s", model, model_reason)
+        logger.info("model %s: %s", model, settings.model_reason)
         _say_what_it_takes(config, model)
         shown = demonstrations or Demonstrations()
         check_loadable(config, model)
@@ -144,11 +129,10 @@ def prepared(
         )
 
 
-def _take_seats(
-    stack: ExitStack, config: Config, model: str, paths: Paths, given: Mapping[str, Task] | None
-) -> list[Seat]:
+def _take_seats(stack: ExitStack, settings: Settings, given: Mapping[str, Task] | None) -> list[Seat]:
     """Identities, tasks, ports: what can be wrong is found before a model is loaded for nothing. `given`:
     tasks that need no loading."""
+    config, paths = settings.config, settings.paths
     check_policies(config)
     seats: list[Seat] = []
     for number in range(config.node.policies):
@@ -157,13 +141,13 @@ def _take_seats(
         if number == 0:
             forget_earlier_runs(paths)
         tasks = start_tasks(stack, own.tasks, paths.home) if given is None else given
-        if model != "tiny":
-            find_model(model)
+        if settings.model != "tiny":
+            find_model(settings.model)
         check_addresses(own.network)
         if own.network.port:
             choose_port(own.network, place)
         check_status_port(own.node)
-        seat = Seat(number, own, place, key, seed_of(own, key.peer_id), tasks)
+        seat = Seat(number, own, place, key, seed_of(own, key.peer_id), tasks, settings.origins)
         logger.info("%s is %s, peer id %s", _who(seat), key.name, key.peer_id)
         if config.node.policies > 1:
             logger.info("%s has the tasks %s", _who(seat), ", ".join(tasks))

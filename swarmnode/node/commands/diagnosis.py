@@ -29,6 +29,7 @@ from swarmnode.node.building.page_client import ask_status
 from swarmnode.node.building.policies import check_policies, check_status_port, config_of
 from swarmnode.registry import find, names
 from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import load_tasks
 
@@ -51,8 +52,9 @@ class Finding:
     advice: str = ""
 
 
-def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list[Finding]:
+def examine(settings: Settings) -> list[Finding]:
     """Everything that decides whether `join` will work here."""
+    config, model, paths = settings.config, settings.model, settings.paths
     machine, card = inspect_machine(), find_card(config.policy.device)
     used = machine if card.gpu is not None else replace(machine, gpus=())
     return [
@@ -60,7 +62,7 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         _memory(machine),
         gpu_finding(machine, card),
         *engine_findings(used),
-        Finding("model", "ok", f"{model} ({model_reason})"),
+        Finding("model", "ok", f"{model} ({settings.model_reason})"),
         *model_findings(config, model),
         *memory_findings(plan_for(config, model)),
         *_folders(paths),

@@ -7,18 +7,18 @@ import json
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
-from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model
 from swarmnode.node.building.machine_memory import check_loadable
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.settings.config import Config, TasksConfig
+from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
@@ -70,9 +70,7 @@ class OfflineEvaluation(Evaluation):
 
 
 def evaluate_offline(
-    config: Config,
-    model: str,
-    paths: Paths,
+    settings: Settings,
     *,
     base: bool = False,
     best: bool = False,
@@ -95,16 +93,16 @@ def evaluate_offline(
         )
     with screen or Screen() as shown:
         local, checkpoint = load_checkpoint(
-            config, model, paths, base=base, best=best, progress=shown.progress, purpose=purpose
+            settings, base=base, best=best, progress=shown.progress, purpose=purpose
         )
-    config = with_room(config, local, checkpoint)
+    config = with_room(settings.config, local, checkpoint)
     temperature = 0.0 if greedy else config.rollout.temperature
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
     with ExitStack() as stack:
         if tasks is None:
             newest = checkpoint or local.store.latest()
             named = config.tasks if tasks_named else _trained_on(config.tasks, newest)
-            tasks = start_tasks(stack, named, paths.home)
+            tasks = start_tasks(stack, named, settings.paths.home)
         judge = OwnJudge(tasks, config.tasks.score_timeout_s, max_failures=config.tasks.max_failures)
         result = evaluate(
             local.engine,
@@ -118,7 +116,7 @@ def evaluate_offline(
         )
     assert result is not None, "only an interrupted evaluation has no result"
     return OfflineEvaluation(
-        model=model,
+        model=settings.model,
         policy="base model" if checkpoint is None else f"checkpoint {of_round(checkpoint)}",
         sampling="greedy" if greedy else f"sampled at temperature {temperature:g}",
         examples=max(result.asked.values(), default=0),
@@ -129,9 +127,7 @@ def evaluate_offline(
 
 
 def load_checkpoint(
-    config: Config,
-    model: str,
-    paths: Paths,
+    settings: Settings,
     *,
     base: bool,
     best: bool,
@@ -147,11 +143,11 @@ def load_checkpoint(
     if base and best:
         raise ConfigError("base and best are two different policies", hint="leave one out")
     if not base:
-        _check_trained(paths, model, config.node.run, purpose)
-    check_loadable(config, model)
+        _check_trained(settings, purpose)
+    check_loadable(settings.config, settings.model)
     from swarmnode.node.building.local_policy import load_policy
 
-    local = load_policy(config, model, paths, progress, trains=False)
+    local = load_policy(settings.config, settings.model, settings.paths, progress, trains=False)
     if base:
         return local, None
     checkpoint = _chosen(local, purpose, best=best)
@@ -221,19 +217,18 @@ class Exported:
     folder: Path
 
 
-def export_offline(
-    config: Config, model: str, paths: Paths, folder: Path, *, merged: bool, best: bool = False
-) -> Exported:
+def export_offline(settings: Settings, folder: Path, *, merged: bool, best: bool = False) -> Exported:
     """Write the adapter of the newest or the best checkpoint, or the merged model, to `folder`."""
     from safetensors import SafetensorError
 
     if folder.exists():
         raise StorageError(f"{folder} exists already", hint="name a folder that does not")
+    if merged:
+        settings = replace(settings, config=for_merging(settings.config))
     with Screen() as screen:
         local, checkpoint = load_checkpoint(
-            for_merging(config) if merged else config, model, paths,
-            base=False, best=best, progress=screen.progress, apply=False, purpose="export",
-        )  # fmt: skip
+            settings, base=False, best=best, progress=screen.progress, apply=False, purpose="export"
+        )
     assert checkpoint is not None, "only the base model has none"
     aside = folder.with_name(f".{folder.name}.partial")
     try:
@@ -270,16 +265,17 @@ def for_merging(config: Config) -> Config:
     return config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "float32"})})
 
 
-def _check_trained(paths: Paths, model: str, named: str, purpose: Purpose) -> None:
+def _check_trained(settings: Settings, purpose: Purpose) -> None:
     """Raise CheckpointError, before a model is loaded for nothing, where no run is of this model."""
-    known = runs_in(paths.checkpoints)
-    if is_trained(known, model, named=named):
+    folder, model = settings.paths.checkpoints, settings.model
+    known = runs_in(folder)
+    if is_trained(known, model, named=settings.config.node.run):
         return
     others = sorted({Path(run.state.base_model).name for run in known if run.state is not None})
     there = f"; those there are of {', '.join(others)}" if others else ""
     verb, way_out = NOTHING_YET[purpose]
     raise CheckpointError(
-        f"there is nothing to {verb}: no checkpoint of {model} in {paths.checkpoints}{there}", hint=way_out
+        f"there is nothing to {verb}: no checkpoint of {model} in {folder}{there}", hint=way_out
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from swarmnode.node.showing.board import shown
 from swarmnode.node.showing.panel import sparkline
 
 KNOWN = 0.3
@@ -101,9 +102,9 @@ def lines_of(name: str, story: NodeStory, alone: NodeStory | None) -> list[str]:
     """Returns the lines that tell a newcomer of one node. `alone`: that node without the others."""
     curves = curves_of([story.rewards] if alone is None else [story.rewards, alone.rewards])
     knew = ", ".join(story.knew) or "nothing well"
-    lines = [f"{name} knew {knew}", f"  in the swarm  {curves[0]}  held out {_shown(story.held_out)}"]
+    lines = [f"{name} knew {knew}", f"  in the swarm  {curves[0]}  held out {shown(story.held_out, '.2f')}"]
     if alone is not None:
-        lines.append(f"  alone         {curves[1]}  held out {_shown(alone.held_out)}")
+        lines.append(f"  alone         {curves[1]}  held out {shown(alone.held_out, '.2f')}")
     elsewhere = (alone.tasks_last if alone is not None else None) or {}
     gains = [
         f"{task} {before:.2f} -> {now:.2f}" + (f" ({elsewhere[task]:.2f} alone)" if task in elsewhere else "")
@@ -135,7 +136,3 @@ def _shortened(values: Sequence[float], columns: int) -> list[float]:
     count = min(len(values), columns)
     cuts = [len(values) * place // count for place in range(count + 1)] if count else [0]
     return [fmean(values[start:end]) for start, end in pairwise(cuts)]
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -86,11 +86,9 @@ def _open_policy(
 ) -> "tuple[LocalPolicy, str]":
     """Returns the policy of the newest (or the best) checkpoint and its name; the base model where `base`
     says so, or where nothing was trained yet."""
-    config, model, paths = settings.config, settings.model, settings.paths
-    untrained = not best and not is_trained(runs_in(paths.checkpoints), model, named=config.node.run)
-    local, checkpoint = load_checkpoint(
-        config, model, paths, base=base or untrained, best=best, progress=progress
-    )
+    config, runs = settings.config, runs_in(settings.paths.checkpoints)
+    untrained = not best and not is_trained(runs, settings.model, named=config.node.run)
+    local, checkpoint = load_checkpoint(settings, base=base or untrained, best=best, progress=progress)
     longest_sequence(config, local.base.name, local.base.max_positions)
     if checkpoint is not None:
         return local, f"checkpoint {of_round(checkpoint)}"

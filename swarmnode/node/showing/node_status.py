@@ -2,7 +2,7 @@
 
 node.py replaces parts of it -> [NodeStatus] -> panel, JSONL, /status, /metrics, `swarmnode status`
                                      |
-                                     +-> [summarise] -> the last line that `swarmnode join` prints
+                                     +-> [summary_of] -> the last line that `swarmnode join` prints
 
 All of them read the same record, so they can never disagree. None means unknown, zero is a measurement.
 """
@@ -22,7 +22,7 @@ from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.learner import Generation
 from swarmnode.printable import printable
-from swarmnode.training.records import Counters, TrainReport
+from swarmnode.training.records import TrainReport
 
 OF_SEEDS = (
     *("pid", "started_at", "phase.", "network.", "health."),
@@ -490,37 +490,22 @@ class Summary:
     """Its name; empty in a pipeline."""
 
 
-def summarise(status: NodeStatus, counters: Counters, stopped: str) -> Summary:
-    """Put together what is known at the end; `stopped` says why it ended."""
-    return Summary(
-        peer=status.peer_id,
-        rounds=counters.round,
-        tokens=counters.tokens,
-        seconds=round(counters.seconds, 3),
-        reward_first=counters.reward_first,
-        reward_last=counters.reward_last,
-        evaluated_round=counters.evaluated_round,
-        external_groups_trained=dict(counters.external_groups_trained),
-        saved_round=status.checkpoint.round,
-        stopped=stopped,
-        advice=status.advice,
-        run=status.run,
-    )
-
-
 def summary_of(status: NodeStatus) -> Summary:
     """Returns the summary of a run that ends at this status."""
-    counted = Counters(
-        round=status.progress.round,
+    return Summary(
+        peer=status.peer_id,
+        rounds=status.progress.round,
         tokens=status.progress.tokens,
-        seconds=status.progress.seconds,
+        seconds=round(status.progress.seconds, 3),
         reward_first=status.reward.eval_first,
         reward_last=status.reward.eval_last,
         evaluated_round=status.reward.eval_round,
-        external_groups_trained=status.exchange.trained,
+        external_groups_trained=dict(status.exchange.trained),
+        saved_round=status.checkpoint.round,
+        stopped=status.phase.detail if status.phase.name == "stopped" else "it was broken off",
+        advice=status.advice,
+        run=status.run,
     )
-    stopped = status.phase.detail if status.phase.name == "stopped" else "it was broken off"
-    return summarise(status, counted, stopped)
 
 
 def _numbers(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -285,7 +285,7 @@ def _pipeline(pipeline: PipelineStatus) -> str:
     if pipeline.stage is None or pipeline.end_layer is None:
         return f"{pipeline.name}, {pipeline.members} members, no stage for us yet"
     return (
-        f"{pipeline.name}: stage {pipeline.stage} of {_none(pipeline.stages)}"
+        f"{pipeline.name}: stage {pipeline.stage} of {shown(pipeline.stages, 'd')}"
         f" (layers {pipeline.first_layer} to {pipeline.end_layer - 1}), {pipeline.members} members;"
         f" iteration {pipeline.iteration} in {shown(pipeline.iteration_s, '.2f')} s"
         f" (planned {shown(pipeline.planned_s, '.2f')});"
@@ -297,9 +297,10 @@ def _generation(status: NodeStatus) -> str:
     generation, training = status.generation, status.training
     if not generation.engine:
         return "-"
+    off_policy, oldest = shown(training.off_policy_share, ".0%"), shown(training.max_age, "d")
     return (
         f"{generation.engine}, {generation.mode}; {generation.groups_in_flight} in flight;"
-        f" off-policy {shown(training.off_policy_share, '.0%')}, oldest {_none(training.max_age)} versions"
+        f" off-policy {off_policy}, oldest {oldest} versions"
     )
 
 
@@ -335,10 +336,6 @@ def _invitation(status: NodeStatus) -> Text:
 
 def _colour(status: NodeStatus) -> str:
     return "red" if status.checkpoint.error else "yellow" if status.network.state == "restarting" else "green"
-
-
-def _none(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from swarmnode.errors import TaskError
+from swarmnode.machine.storage import builtin_folder
 
 _PACKAGE = "_swarmnode_rewards"
 """Name under which the built-in rewards are imported: `rewards` may well be the user's own package."""
@@ -23,15 +24,8 @@ def final_answer(completion: Any) -> str:
 def builtin(module: str) -> ModuleType:
     """Returns one of the plain reward modules. Raises TaskError."""
     if _PACKAGE not in sys.modules:
-        _import_package(_builtin_folder())
+        _import_package(builtin_folder("rewards"))
     return importlib.import_module(f"{_PACKAGE}.{module}")
-
-
-def _builtin_folder() -> Path:
-    """Returns the folder of `rewards/` in the wheel, or the repository's own in an editable install."""
-    package = Path(__file__).parents[2]
-    installed = package / "_builtin" / "rewards"
-    return installed if installed.is_dir() else package.parent / "rewards"
 
 
 def _import_package(folder: Path) -> None:

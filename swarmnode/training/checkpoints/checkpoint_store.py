@@ -89,12 +89,7 @@ class CheckpointStore:
         crash left."""
         for leftover in self.folder.glob(f".{PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        for folder in self._folders():
-            try:
-                return read_checkpoint(folder)
-            except DamagedCheckpoint as error:
-                _set_aside(folder, error)
-        return None
+        return next(filter(None, map(self._sound, self._folders())), None)
 
     def archive(self) -> Path | None:
         """Move all checkpoints out of the way (`--fresh`) and say where to. Nothing is deleted."""

@@ -18,7 +18,7 @@ _BESIDE_TRAINING: Mapping[str, tuple[str, ...]] = {
     "policy": ("lora_rank", "lora_targets", "lora_alpha", "quantization", "chat_template", "raw_prompts"),
     "rollout": (
         *("groups", "group_size", "max_tokens", "max_turn_tokens", "temperature", "top_p"),
-        *("max_lag", "dynamic_sampling"),
+        "dynamic_sampling",
     ),
     "exchange": ("enabled", "rule"),
 }

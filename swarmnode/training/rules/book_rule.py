@@ -30,7 +30,7 @@ from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
 from swarmnode.training.rules.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
-from swarmnode.training.rules.task_marks import Saved, TaskMarks, needs_of
+from swarmnode.training.rules.task_marks import Saved, TaskMarks
 from swarmnode.training.rules.teachers import Cosines, SavedTeachers, Teachers
 from swarmnode.types import Completion, ExampleKey, RolloutGroup
 
@@ -98,9 +98,6 @@ class BookRule(Rule):
     def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
         self._demonstrated.add(groups)
         return True
-
-    def needs(self) -> Mapping[str, float]:
-        return needs_of(self.marks.pass_rates)
 
     def state(self) -> bytes:
         teachers = () if self.teachers is None else self.teachers.saved()

@@ -155,11 +155,6 @@ class Rule(ABC):
     def measure_by(self, cosines: Cosines) -> None:  # noqa: B027 - optional
         """Compare by `cosines` what others teach with what we found ourselves, before it is learnt."""
 
-    def needs(self) -> Mapping[str, float]:
-        """Returns the share of our answers, from 0 to 1, that fail, for each task where full marks can be
-        had. A missing task is unknown; empty: the rule does not count."""
-        return {}
-
     def state(self) -> bytes:
         """Returns the memory of the rule, for a checkpoint (`pack`)."""
         return b""

@@ -220,16 +220,6 @@ class Teachers:
         waiting = (name for name, one in self._authors.items() if not (one.admitted or one.trusted))
         return tuple(name for name in waiting if self._authors[name].measured >= LEAST_MEASURED)
 
-    def agreement(self, author: str) -> float | None:
-        """The running mean of an author. None: he was never measured."""
-        one = self._authors.get(author)
-        return one.mean if one is not None and one.measured else None
-
-    def teaches(self, author: str) -> bool:
-        """Returns True if his answers may be learnt from."""
-        one = self._authors.get(author)
-        return one is not None and (one.admitted or one.trusted > 0)
-
     def rule_on(self, given: Iterable[Entry], finds: Sequence[Entry], rng: random.Random) -> Ruling:
         """Returns which of the given and of the waiting answers may be learnt from. `finds`: our own, the
         newest last."""

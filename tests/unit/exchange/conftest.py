@@ -221,7 +221,7 @@ def settings() -> ExchangeSettings:
 
 @pytest.fixture
 def rules(task: Addition) -> BodyRules:
-    return BodyRules({task.name: task}, encode, prompt_ids, max_prompt_tokens=32, max_completion_tokens=64)
+    return BodyRules({task.name: task}, encode, prompt_ids, max_prompt_tokens=32, max_tokens=64)
 
 
 @pytest.fixture

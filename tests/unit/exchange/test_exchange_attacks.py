@@ -259,7 +259,7 @@ async def test_bodies_that_newcomers_give_in_vain_are_bounded_for_all_of_them_to
 ):
     monkeypatch.setattr("swarmnode.exchange.bodies.fetcher.VAIN_BYTES_BURST", 2000.0)
     network = MemoryNetwork()
-    async with start(network, 1) as relay, start(network, 2, relay.host, max_completion_tokens=2) as victim:
+    async with start(network, 1) as relay, start(network, 2, relay.host, max_tokens=2) as victim:
         fetched = 0
         for name in names(40):
             sent = announcement_of(name)

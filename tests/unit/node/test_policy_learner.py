@@ -159,11 +159,10 @@ def test_no_example_is_asked_twice_over_rounds_and_restarts(make: Make) -> None:
     assert len(seen) == len(set(seen)) == 12
 
 
-@pytest.mark.parametrize("max_lag", [1, 8])
 def test_groups_generated_ahead_of_training_are_in_the_checkpoint_and_come_first_after_it(
-    make: Make, max_lag: int
+    make: Make,
 ) -> None:
-    settings = (f"rollout.max_lag={max_lag}", "rollout.mode='refill'")
+    settings = ("rollout.mode='refill'",)
     ahead_of_training = Overlap(on=True, sleep=False, reason="as set")
     first = make(*settings, overlap=ahead_of_training)
     now, ahead = first.rollouts(1), keys(first, 2)

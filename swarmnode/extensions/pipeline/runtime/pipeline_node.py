@@ -35,7 +35,7 @@ from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
 from swarmnode.extensions.pipeline.runtime.step_follower import StepFollower
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.node.showing.board import StatusBoard, Watcher
-from swarmnode.node.showing.node_status import NodeStatus, Phase, PipelineStatus, Summary, summarise
+from swarmnode.node.showing.node_status import NodeStatus, Phase, PipelineStatus, Summary, summary_of
 from swarmnode.node.workers import supervise
 from swarmnode.training.records import TrainReport
 
@@ -179,8 +179,9 @@ class PipelineNode:
         self._watcher.see("tick", self.status)
         if self._role is None:
             self._view.counters.round = self.member.iteration
+            self._board.counted(self._view.counters, self.member.iteration)
         told = self._role.summary if self._role is not None else None
-        return told or summarise(self.status, self._view.counters, reason)
+        return told or summary_of(self.status)
 
     # What it does
 

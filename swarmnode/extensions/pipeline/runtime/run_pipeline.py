@@ -36,6 +36,7 @@ from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, load_to
 from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.extensions.pipeline.wire.codec import codec_for
+from swarmnode.machine.hardware import torch_threads
 from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
@@ -53,6 +54,7 @@ from swarmnode.node.showing.node_status import Summary, invitation
 from swarmnode.node.showing.page import Page, PageSource, open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.settings.config import Config
+from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.losses import loss_of
@@ -64,18 +66,17 @@ CACHE_SHARE = 0.25
 KEPT_STEPS = 3
 
 
-def run_pipeline(
-    config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool, origins: Mapping[str, str]
-) -> Ending:
+def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
     """Runs a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
-    print. `origins`: where each setting comes from."""
+    print."""
+    config, model, paths = settings.config, settings.model, settings.paths
     check(config)
     check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / LOG_FILE))
         key = take_identity(stack, paths)
         tasks = start_tasks(stack, config.tasks, paths.home)
-        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks, origins)
+        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks, settings.origins)
         check_addresses(config.network)
         check_status_port(config.node)
         whole = _open(config, model, paths, screen)
@@ -119,7 +120,7 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
 
 
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
-    torch.set_num_threads(config.policy.threads)
+    torch.set_num_threads(torch_threads())
     use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
     source = str(build_tiny(paths.models, progress=screen.progress)) if model == "tiny" else model
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))

@@ -11,10 +11,12 @@ Fewer than half of the authors cannot make a piece of theirs look common. Who ha
 together can: how many newcomers are heard is bounded where groups are drawn (exchange/bodies/selection.py).
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
+
+from swarmnode.bounded_dict import BoundedDict
 
 Piece = tuple[int, int, int]
 
@@ -68,23 +70,19 @@ class OddPieces:
     """The habits of authors, by task."""
 
     def __init__(self) -> None:
-        self._tasks: OrderedDict[str, OrderedDict[str, _Habits]] = OrderedDict()
+        self._tasks = BoundedDict[str, BoundedDict[str, _Habits]](MOST_TASKS)
 
     def add(self, task: str, author: str, token_ids: Sequence[int]) -> None:
         """Take note of one more right answer."""
-        authors = self._tasks.setdefault(task, OrderedDict())
-        self._tasks.move_to_end(task)
-        authors.setdefault(author, _Habits()).add(frozenset(pieces_of(token_ids)))
-        authors.move_to_end(author)
-        if len(authors) > MOST_AUTHORS:
-            authors.popitem(last=False)
-        if len(self._tasks) > MOST_TASKS:
-            self._tasks.popitem(last=False)
+        authors = self._tasks.get(task) or BoundedDict[str, _Habits](MOST_AUTHORS)
+        habits = authors.get(author) or _Habits()
+        habits.add(frozenset(pieces_of(token_ids)))
+        self._tasks[task], authors[author] = authors, habits
 
     def odd(self, task: str, author: str, token_ids: Sequence[int]) -> frozenset[int]:
         """Places of tokens in pieces that this author repeats and the others do not write. None while too
         little is known."""
-        authors = self._tasks.get(task, OrderedDict())
+        authors = self._tasks.get(task, {})
         own = authors.get(author)
         others = [habits for name, habits in authors.items() if name != author and habits.known]
         if own is None or not own.known or len(others) < FEWEST_AUTHORS:

@@ -59,14 +59,3 @@ async def test_a_message_that_breaks_its_handler_does_not_end_the_listening(capl
             listening.cancel()
     assert heard == [b"bad", b"good"]
     assert "ZeroDivisionError" in caplog.text
-
-
-async def test_messages_lost_to_a_slow_reader_are_counted():
-    network = MemoryNetwork()
-    async with network.host() as alice, network.host() as bob:
-        await alice.connect(bob.address)
-        gossip = a_gossip(bob, lambda message: None)
-        await gossip.subscribe()
-        for _ in range(1030):
-            await alice.publish(topic_of("test"), b"")
-        assert gossip.overflowed == 6

@@ -179,9 +179,9 @@ def test_a_header_tells_beforehand_that_its_answers_are_too_long_for_us(
     check, composed: Composed, key: NodeKey
 ):
     megabyte = resealed(composed, key, body_bytes=1024 * 1024)
-    assert reason_of(check, megabyte, key, max_completion_tokens=64) == "oversized"
+    assert reason_of(check, megabyte, key, max_tokens=64) == "oversized"
     assert "oversized" not in PENALTIES
-    check(resealed(composed, key, body_bytes=64 * 4 * 8), key, max_completion_tokens=64)
+    check(resealed(composed, key, body_bytes=64 * 4 * 8), key, max_tokens=64)
 
 
 def test_a_prompt_has_at_most_as_many_tokens_as_our_policy_takes(

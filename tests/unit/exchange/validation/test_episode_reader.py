@@ -87,7 +87,7 @@ def encode_turns(turns: Sequence[Turn], finish: FinishReason) -> tuple[tuple[int
 @pytest.fixture
 def rules(game: Environment) -> BodyRules:
     return BodyRules(
-        {game.name: game}, encode, prompt_ids, max_prompt_tokens=99, max_completion_tokens=99,
+        {game.name: game}, encode, prompt_ids, max_prompt_tokens=99, max_tokens=99,
         encode_turns=encode_turns,
     )  # fmt: skip
 
@@ -239,7 +239,7 @@ def test_turns_are_bounded_before_they_are_read(
 
 
 def test_turns_for_a_task_that_does_not_answer_are_malformed(composed: Composed, key: NodeKey, task) -> None:
-    rules = BodyRules({task.name: task}, encode, prompt_ids, max_prompt_tokens=32, max_completion_tokens=64)
+    rules = BodyRules({task.name: task}, encode, prompt_ids, max_prompt_tokens=32, max_tokens=64)
     data = with_answers(composed, ("7",), ("8",), ("9",), ("1",))
     with pytest.raises(Rejected) as caught:
         check_body(data, announced(composed, key, data), rules)

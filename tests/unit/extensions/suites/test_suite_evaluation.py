@@ -19,7 +19,7 @@ from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.testing.fake_engine import FakeEngine
 from tests.suite_samples import GSM8K, IFEVAL, MATH, json_lines
-from tests.unit.node.commands.test_offline import trained_on
+from tests.unit.node.commands.test_offline import at, trained_on
 from tests.unit.training.test_evaluation import END, Letters
 
 
@@ -75,7 +75,7 @@ def test_base_model_and_checkpoint_stand_side_by_side(
     model, home = str(quick_model), tmp_path / "home"
     file = json_lines(tmp_path / "gsm8k.jsonl", GSM8K)
     trained_on(config, model, home, "rev", f"{file}?answer=answer")
-    found = evaluate_suites(config, model, resolve_paths(home), [file], shots=0)
+    found = evaluate_suites(at(config, model, resolve_paths(home)), [file], shots=0)
     assert (found.policy, found.sampling) == ("checkpoint of round 1", "greedy")
     (suite,) = found.suites
     assert suite.before == suite.after, "nothing was learned"
@@ -90,8 +90,10 @@ def test_without_a_checkpoint_only_the_base_model_can_be_measured(
     file = json_lines(tmp_path / "gsm8k.jsonl", GSM8K)
     paths = resolve_paths(tmp_path / "home")
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        evaluate_suites(config, str(quick_model), paths, [file])
-    found = evaluate_suites(config, str(quick_model), paths, [file], base=True, limit=1, samples=2, shots=0)
+        evaluate_suites(at(config, str(quick_model), paths), [file])
+    found = evaluate_suites(
+        at(config, str(quick_model), paths), [file], base=True, limit=1, samples=2, shots=0
+    )
     assert found.policy is None
     assert (found.suites[0].after, found.suites[0].asked) == (None, 1)
     assert any("the first 1 of 2 questions" in line for line in found.lines())
@@ -101,9 +103,9 @@ def test_a_suite_that_cannot_be_read_is_refused_before_a_model_is_loaded(
     config: Config, tmp_path: Path
 ) -> None:
     with pytest.raises(TaskError, match="no suite"):
-        evaluate_suites(config, "no-model", resolve_paths(tmp_path), [tmp_path / "none.jsonl"])
+        evaluate_suites(at(config, "no-model", resolve_paths(tmp_path)), [tmp_path / "none.jsonl"])
     with pytest.raises(ConfigError, match="greedy gives"):
-        evaluate_suites(config, "no-model", resolve_paths(tmp_path), [], greedy=True, samples=2)
+        evaluate_suites(at(config, "no-model", resolve_paths(tmp_path)), [], greedy=True, samples=2)
 
 
 def test_a_question_that_is_too_long_is_told_and_not_counted(
@@ -111,7 +113,7 @@ def test_a_question_that_is_too_long_is_told_and_not_counted(
 ) -> None:
     long = {"question": "Why? " * 4000, "answer": "#### 1"}
     file = json_lines(tmp_path / "gsm8k.jsonl", [*GSM8K, long])
-    found = evaluate_suites(config, str(quick_model), resolve_paths(tmp_path), [file], base=True, shots=0)
+    found = evaluate_suites(at(config, str(quick_model), resolve_paths(tmp_path)), [file], base=True, shots=0)
     assert (found.suites[0].asked, found.suites[0].before.answered) == (3, 2)
     assert "gsm8k, before: 1 question too long to ask" in list(found.lines())
 

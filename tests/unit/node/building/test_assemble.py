@@ -22,4 +22,4 @@ def test_the_book_of_own_successes_has_nothing_fetched_ahead() -> None:
 
 def test_a_peers_sequences_are_no_longer_than_ours() -> None:
     settings = exchange_settings(load_config(environ={}, assignments=["rollout.max_tokens=7"]).config, 100)
-    assert (settings.max_prompt_tokens, settings.max_completion_tokens) == (100, 7)
+    assert (settings.max_prompt_tokens, settings.max_tokens) == (100, 7)

@@ -13,11 +13,11 @@ from swarmnode.cli.evaluate import _lines
 from swarmnode.cli.settings import of_policy
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
-from swarmnode.machine.storage import resolve_paths
+from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.local_policy import load_policy
 from swarmnode.node.commands.offline import evaluate_offline, export_offline, for_merging
 from swarmnode.settings.config import Config
-from swarmnode.settings.config_layers import load_config, load_settings
+from swarmnode.settings.config_layers import Settings, load_config, load_settings
 from swarmnode.training.checkpoints.checkpoint import Measure, Waiting, state_of, take_snapshot
 from swarmnode.training.records import Counters
 
@@ -25,6 +25,10 @@ from swarmnode.training.records import Counters
 @pytest.fixture
 def config() -> Config:
     return load_config(environ={}, assignments=["rollout.max_tokens=12", "rollout.engine='embedded'"]).config
+
+
+def at(config: Config, model: str, paths: Paths) -> Settings:
+    return Settings(config, {}, paths, model, "as the test says")
 
 
 def save(config: Config, model: str, home: Path, rewards: list[float | None]) -> None:
@@ -42,8 +46,8 @@ def test_the_newest_checkpoint_is_exported_or_the_best(
 ) -> None:
     model, paths = str(quick_model), resolve_paths(tmp_path / "home")
     save(config, model, tmp_path / "home", [0.9, 0.1])
-    newest = export_offline(config, model, paths, tmp_path / "newest", merged=False)
-    best = export_offline(config, model, paths, tmp_path / "best", merged=False, best=True)
+    newest = export_offline(at(config, model, paths), tmp_path / "newest", merged=False)
+    best = export_offline(at(config, model, paths), tmp_path / "best", merged=False, best=True)
     assert (newest.what, best.what) == ("the adapter (PEFT) of round 2", "the adapter (PEFT) of round 1")
     assert (tmp_path / "best" / "adapter_model.safetensors").exists()
 
@@ -53,7 +57,9 @@ def test_an_exported_adapter_is_loaded_from_any_folder_with_its_tokenizer(
 ) -> None:
     monkeypatch.chdir(quick_model.parent)
     save(config, quick_model.name, tmp_path / "home", [None])
-    export_offline(config, quick_model.name, resolve_paths(tmp_path / "home"), tmp_path / "out", merged=False)
+    export_offline(
+        at(config, quick_model.name, resolve_paths(tmp_path / "home")), tmp_path / "out", merged=False
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     tokens = AutoTokenizer.from_pretrained(tmp_path / "out")("a word", return_tensors="pt")
@@ -67,7 +73,7 @@ def test_what_was_never_trained_is_not_loaded_to_be_exported_and_what_was_is_nam
     (tmp_path / "mine").symlink_to(quick_model)
     save(config, str(tmp_path / "mine"), tmp_path, [None])
     with pytest.raises(CheckpointError, match=r"no checkpoint of tiny .* are of mine") as caught:
-        export_offline(config, "tiny", resolve_paths(tmp_path), tmp_path / "out", merged=False)
+        export_offline(at(config, "tiny", resolve_paths(tmp_path)), tmp_path / "out", merged=False)
     assert "--model" in caught.value.hint
     assert not list((tmp_path / "cache").rglob("*.safetensors")), "a base was built for nothing"
 
@@ -88,13 +94,13 @@ def test_the_only_model_that_was_trained_here_need_not_be_named(
 def test_without_an_evaluation_there_is_no_best(config: Config, quick_model: Path, tmp_path: Path) -> None:
     save(config, str(quick_model), tmp_path, [None])
     with pytest.raises(CheckpointError, match="was evaluated") as caught:
-        evaluate_offline(config, str(quick_model), resolve_paths(tmp_path), best=True)
+        evaluate_offline(at(config, str(quick_model), resolve_paths(tmp_path)), best=True)
     assert "eval_every" in caught.value.hint
 
 
 def test_the_base_model_is_not_the_best_checkpoint(config: Config, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="base and best are two"):
-        evaluate_offline(config, "any", resolve_paths(tmp_path), base=True, best=True)
+        evaluate_offline(at(config, "any", resolve_paths(tmp_path)), base=True, best=True)
 
 
 def test_what_a_pipeline_that_trains_all_weights_left_is_neither_measured_nor_exported(
@@ -105,9 +111,9 @@ def test_what_a_pipeline_that_trains_all_weights_left_is_neither_measured_nor_ex
     state = state_of(local.base.name, local.base.fingerprint, 3, Counters(round=3), 0, Measure())
     local.store.write(whole_snapshot({}, state, config.policy, waiting=Waiting()))
     with pytest.raises(CheckpointError, match="trains all weights"):
-        evaluate_offline(config, model, paths)
+        evaluate_offline(at(config, model, paths))
     with pytest.raises(CheckpointError, match="trains all weights"):
-        export_offline(config, model, paths, tmp_path / "out", merged=False)
+        export_offline(at(config, model, paths), tmp_path / "out", merged=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -118,7 +124,7 @@ def test_a_merged_model_is_written_in_float32_also_where_the_node_trained_in_bfl
     in_half = config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "bfloat16"})})
     save(in_half, model, tmp_path / "home", [0.5])
     assert for_merging(in_half) is in_half, "as set"
-    done = export_offline(config, model, paths, tmp_path / "merged", merged=True)
+    done = export_offline(at(config, model, paths), tmp_path / "merged", merged=True)
     assert done.what.startswith("the merged")
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     assert {tensor.dtype for tensor in merged.values()} == {torch.float32}
@@ -149,15 +155,15 @@ def test_what_is_measured_is_what_the_policy_trained_on(
     file.write_text(ODD)
     trained_on(config, model, home, "rev", str(file))
     paths = resolve_paths(home)
-    assert evaluate_offline(config, model, paths).per_task == {"rev": 0.0, "odd": 0.25}
-    assert set(evaluate_offline(config, model, paths, base=True).per_task) == {"rev", "odd"}
+    assert evaluate_offline(at(config, model, paths)).per_task == {"rev": 0.0, "odd": 0.25}
+    assert set(evaluate_offline(at(config, model, paths), base=True).per_task) == {"rev", "odd"}
 
     named = config.model_copy(update={"tasks": config.tasks.model_copy(update={"names": ("gcd",)})})
-    assert set(evaluate_offline(named, model, paths, tasks_named=True).per_task) == {"gcd"}
+    assert set(evaluate_offline(at(named, model, paths), tasks_named=True).per_task) == {"gcd"}
 
     file.unlink()
     with pytest.raises(TaskError, match="which is gone") as caught:
-        evaluate_offline(config, model, paths)
+        evaluate_offline(at(config, model, paths))
     assert "--task" in caught.value.hint
 
 
@@ -166,7 +172,7 @@ def test_where_nothing_was_trained_it_is_said_before_a_model_is_loaded(
 ) -> None:
     paths = resolve_paths(tmp_path)
     with pytest.raises(CheckpointError, match="nothing to evaluate") as caught:
-        evaluate_offline(config, "tiny", paths)
+        evaluate_offline(at(config, "tiny", paths))
     assert "swarmnode join" in caught.value.hint and "--base" in caught.value.hint
     assert not list(tmp_path.iterdir())
 
@@ -179,7 +185,7 @@ def test_with_several_answers_to_each_question_pass_at_k_is_part_of_the_result(
     file.write_text(ODD)
     trained_on(config, model, tmp_path / "home", str(file))
     paths = resolve_paths(tmp_path / "home")
-    found = evaluate_offline(config, model, paths, samples=3, passing_reward=0.25)
+    found = evaluate_offline(at(config, model, paths), samples=3, passing_reward=0.25)
     assert (found.samples, found.per_task, found.pass_at) == (3, {"odd": 0.25}, {"odd": {1: 1.0, 2: 1.0}})
     written = msgspec.json.decode(msgspec.json.encode(found))
     assert written["pass_at_mean"] == {"1": 1.0, "2": 1.0} and written["passing_reward"] == 0.25
@@ -193,4 +199,4 @@ def test_with_several_answers_to_each_question_pass_at_k_is_part_of_the_result(
 
 def test_a_greedy_policy_is_not_asked_twice(config: Config, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="greedy gives one answer"):
-        evaluate_offline(config, "any", resolve_paths(tmp_path), base=True, greedy=True, samples=2)
+        evaluate_offline(at(config, "any", resolve_paths(tmp_path)), base=True, greedy=True, samples=2)

@@ -9,6 +9,7 @@ from swarmnode.training.rules import lessons
 from swarmnode.training.rules.book import BookCandidate
 from swarmnode.training.rules.book_rule import BookRule, OwnBook
 from swarmnode.training.rules.lessons import FORMAT, SharingRule
+from swarmnode.training.rules.task_marks import needs_of
 from swarmnode.types import Completion, RolloutGroup
 from tests.answered import EOS, foreign, own
 
@@ -146,7 +147,8 @@ def test_the_same_round_gives_the_same_lessons() -> None:
 def test_we_need_what_we_fail_on() -> None:
     one = rule()
     one.lessons([own(*MIXED), own(RIGHT, RIGHT, WRONG, task="b"), own(WRONG, task="c")], [], version=0)
-    assert one.needs() == {"sum": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}, "nothing is known of c"
+    needs = needs_of(one.marks.pass_rates)
+    assert needs == {"sum": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}, "nothing is known of c"
 
 
 def test_a_restart_keeps_the_book() -> None:
@@ -156,7 +158,7 @@ def test_a_restart_keeps_the_book() -> None:
     after.restore(before.state())
     assert after.book.entries == before.book.entries
     assert after.lessons([], [], version=7) == before.lessons([], [], version=7)
-    assert after.needs() == before.needs()
+    assert after.marks.pass_rates == before.marks.pass_rates
 
 
 def test_a_restart_forgets_tasks_that_are_gone_or_have_changed() -> None:
@@ -165,7 +167,7 @@ def test_a_restart_forgets_tasks_that_are_gone_or_have_changed() -> None:
     after = rule()
     after.restore(before.state(), {"sum": "1", "changed": "2"})
     assert {entry.task for entry in after.book.entries} == {"sum"}
-    assert "gone" not in after.needs()
+    assert "gone" not in after.marks.pass_rates
 
 
 def test_answers_of_strangers_to_a_task_that_stays_at_home_now_leave_the_book() -> None:

@@ -1,6 +1,6 @@
 """Dictionaries that hold a bounded number of entries, so that strangers cannot make us remember more.
 
-[BoundedDict] -> Helping, BodyRoutes, Fetcher
+[BoundedDict] -> Traffic, Fetcher, RecentlySeen, OddPieces
 """
 
 from collections import OrderedDict
