@@ -32,19 +32,23 @@ from tests.warm_start import WarmStart
 
 ROUNDS = 30
 OPTIONS = ("--preset", "tiny", "--set", "network.listen=127.0.0.1", "--set", "tasks.eval_examples=16")
-SETTLED_S = 3.0
-"""Seconds in which a page has its first state and its curves."""
+PATIENCE_S = 60.0
+"""Longest wait for the first state of a page and its curves."""
+SETTLED_S = 0.5
+"""Seconds more in which what is behind them comes, and moves into its place."""
 LOOKS = {
     "light": {"width": 1280, "height": 900, "scheme": "light"},
     "dark": {"width": 1280, "height": 900, "scheme": "dark"},
     "phone": {"width": 390, "height": 844, "scheme": "light"},
 }
+NO_CHROMIUM = "the page was not looked at: there is no chromium here"
 CONTROLS = "a[href], button:enabled, input:enabled, select:enabled, summary, [tabindex='0']"
 REACHED = f"""
 [...document.querySelectorAll("{CONTROLS}")].filter(one => one.checkVisibility() && one.tabIndex >= 0)
     .filter(one => !(window.reached || []).includes(one))
     .map(one => one.outerHTML.slice(0, 100))
 """
+SHOWN = "['#cards', '#curve', '#own', '#timeline'].every(one => document.querySelector(one)?.children.length)"
 WIDER = "document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"
 AXE = """
 axe.run().then(found => found.violations.map(one =>
@@ -112,6 +116,10 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.ask("Emulation.setEmulatedMedia", features=features)
         self.ask("Page.navigate", url=url)
+        until_s = time.monotonic() + PATIENCE_S
+        while not self.value(SHOWN):
+            assert time.monotonic() < until_s, f"{url} shows nothing: {self.errors}"
+            time.sleep(0.1)
         time.sleep(SETTLED_S)
 
     def picture(self, *, whole: bool) -> bytes:
@@ -151,6 +159,11 @@ class Browser:
             self.errors.append(f"{what['entry']['text']} {what['entry'].get('url', '')}")
 
 
+def find_chromium() -> str | None:
+    """Returns the path of the browser. None: there is none here."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
 def faults(browser: Browser, url: str, out: Path, axe: str | None) -> Iterator[str]:
     """Looks at a page, writes its pictures and yields what is wrong."""
     for name, look in LOOKS.items():
@@ -172,9 +185,9 @@ def main() -> None:
     parser.add_argument("--axe", type=Path, metavar="FILE", help="axe.min.js of axe-core")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the pictures go")
     options = parser.parse_args()
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    program = find_chromium()
     if program is None:
-        sys.exit("the page was not looked at: there is no chromium here")
+        sys.exit(NO_CHROMIUM)
     out = options.out or Path(tempfile.mkdtemp(prefix="swarmnode-page-"))
     out.mkdir(parents=True, exist_ok=True)
     axe = None if options.axe is None else options.axe.read_text()
