@@ -14,7 +14,7 @@ from threading import Condition
 from types import TracebackType
 from typing import TypeVar
 
-from swarmnode.errors import EngineError, SwarmnodeError
+from swarmnode.errors import EngineError
 
 T = TypeVar("T")
 """Whatever a job returns."""
@@ -91,7 +91,7 @@ class FairLock:
 def _do(job: Callable[[], T], done: "Future[T]") -> None:
     try:
         done.set_result(job())
-    except (SwarmnodeError, RuntimeError, MemoryError) as error:
+    except BaseException as error:  # noqa: BLE001  it is raised where the job was left
         done.set_exception(error)
 
 

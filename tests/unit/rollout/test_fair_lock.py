@@ -23,13 +23,16 @@ def test_a_job_is_done_here_where_nobody_has_the_turn() -> None:
 
 def test_whoever_has_the_turn_does_the_jobs_of_others_and_their_errors_are_theirs() -> None:
     turns, waiting = FairLock(), Event()
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
         with turns:
             done = pool.submit(turns.do, get_ident)
             failed = pool.submit(turns.do, refused)
-            while len(turns._jobs) < 2:
+            broken = pool.submit(turns.do, lambda: {}["nothing"])
+            while len(turns._jobs) < 3:
                 waiting.wait(0.01)
         assert done.result(30) == get_ident()
         with pytest.raises(EngineError, match="no"):
             failed.result(30)
+        with pytest.raises(KeyError, match="nothing"):
+            broken.result(30)
     assert not turns.taken
