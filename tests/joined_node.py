@@ -19,7 +19,7 @@ import psutil
 
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import RunningNode, read_running
-from swarmnode.node.building.page_client import fetch, page_of
+from swarmnode.node.building.page_client import fetch_from_node
 from tests.warm_start import WarmProcess, WarmStart
 
 PATIENCE_S = 180.0
@@ -93,7 +93,7 @@ class JoinedNode:
 
     def status(self) -> dict[str, Any]:
         try:
-            _, answer = fetch(page_of(self.running()), "/status", within_s=10)
+            _, answer = fetch_from_node(self.running(), "/status", within_s=10)
         except OSError as error:
             raise AssertionError(f"the node has no status: {self.story}") from error
         return msgspec.json.decode(answer)

@@ -44,23 +44,28 @@ def page_of(note: RunningNode) -> PageAddress:
     return PageAddress(note.http_host, note.http_port, headers={"X-Swarmnode-Token": note.token})
 
 
-def fetch(
-    page: PageAddress, path: str, content: object = None, *, within_s: float = ANSWER_S
+def fetch(page: PageAddress, path: str, content: object = None) -> tuple[int, bytes]:
+    """Returns the status and the content of an answer; with `content`, to a POST of it as JSON. Raises
+    OSError, HTTPException, ValueError."""
+    return _fetch_until(time.monotonic() + ANSWER_S, page, path, content)
+
+
+def fetch_from_node(
+    note: RunningNode, path: str, content: object = None, *, within_s: float = ANSWER_S
 ) -> tuple[int, bytes]:
-    """Returns the status and the content of an answer; with `content`, to a POST of it as JSON. A page that
-    too many ask closes connections before it reads them: then it is asked again. Raises OSError,
-    HTTPException, ValueError."""
+    """Returns the same of a node that runs on this machine. Where too many ask it, it closes connections
+    before it reads them: then it is asked again."""
     until = time.monotonic() + within_s
     while True:
         try:
-            return _fetch_once(page, path, content, until)
+            return _fetch_until(until, page_of(note), path, content)
         except (ConnectionResetError, BrokenPipeError):
             if time.monotonic() + AGAIN_S > until:
                 raise
             time.sleep(AGAIN_S)
 
 
-def _fetch_once(page: PageAddress, path: str, content: object, until: float) -> tuple[int, bytes]:
+def _fetch_until(until: float, page: PageAddress, path: str, content: object) -> tuple[int, bytes]:
     headers = {**(page.headers or {}), "Content-Type": "application/json"}
     method, body = ("GET", None) if content is None else ("POST", msgspec.json.encode(content))
     kind = HTTPSConnection if page.is_tls else HTTPConnection
@@ -92,7 +97,7 @@ def ask_page(note: RunningNode, path: str, paths: Paths, content: object = None)
     if not note.http_port:
         raise SwarmnodeError("this node has no page", hint=f"{hint}, and set node.page")
     try:
-        status, answer = fetch(page_of(note), path, content)
+        status, answer = fetch_from_node(note, path, content)
     except (OSError, HTTPException, ValueError) as error:
         where = f"{note.http_host}:{note.http_port}"
         raise SwarmnodeError(f"no node answers at {where}: {error}", hint=hint) from error

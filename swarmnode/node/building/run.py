@@ -198,7 +198,7 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
             async with company.starting:
                 node = member.built(introduced(member.seat, company.addresses))
                 await stack.enter_async_context(node)
-                _keep_what_is_loaded()
+                _keep_what_is_loaded(stack)
                 page = stack.enter_context(open_page(_page_source(member.seat, node)))
                 guarded = GuardSource(lambda: node.status, node.control, member.seat.config, paths)
                 await open_guards(stack, guarded)
@@ -221,11 +221,12 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
         remove_running(paths.running)
 
 
-def _keep_what_is_loaded() -> None:
-    """Has the garbage collector leave out what a start makes, libraries, model and tasks: it stays to the
-    end, and to look through half a million objects takes a quarter of a second each time."""
+def _keep_what_is_loaded(stack: AsyncExitStack) -> None:
+    """Has the garbage collector leave out what a start makes, libraries, model and tasks, as long as the node
+    runs: to look through half a million objects takes a quarter of a second each time."""
     gc.collect()
     gc.freeze()
+    stack.callback(gc.unfreeze)
 
 
 def _page_source(seat: Seat, node: NodeLoop) -> PageSource:
