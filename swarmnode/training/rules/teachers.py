@@ -10,8 +10,8 @@ them is where they pull: the gradient of the likelihood of an author's answers, 
 that of answers that we found ourselves, task by task. Honest authors agree a little (their mean cosines
 were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
 been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
-running mean of LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an
-admitted author sends is measured too before it enters, every BATCH_OF_TEACHER answers: a batch that pulls
+running mean of LEAST_MEASURED measurements or more reaches a threshold, which is higher while they are few,
+and enter the book then. What an admitted author sends is measured too before it enters: a batch that pulls
 elsewhere stays out, and who falls below the threshold over his last few batches is put back, with all that
 the book has of him.
 
@@ -44,6 +44,13 @@ from swarmnode.training.rules.book import Entry, Key
 
 THRESHOLD = 0.03
 """The least agreement of a teacher, as a cosine."""
+
+DOUBT = 0.03
+"""What an author needs above THRESHOLD after LEAST_MEASURED measurements, falling to nothing at PROVEN: of
+three liars one has a mean of 0.05 by chance, and a policy that has learnt from one agrees with the next."""
+
+PROVEN = 8
+"""Measurements after which an author is no longer new."""
 
 FALLEN = 0.0
 """Agreement below which an admitted author's answers stay out: nearer to the threshold, noise would send
@@ -87,11 +94,11 @@ LEAST_ANSWERS = 8
 """Answers of an author that are measured at once, at least."""
 
 BATCH = 12
-"""New answers of who is doubted that wait for a measurement together: who is measured again and again is
+"""New answers of who waits or is new that wait for a measurement together: who is measured again and again is
 above any threshold at last."""
 
 BATCH_OF_TEACHER = 24
-"""New answers of who is admitted that wait for one."""
+"""New answers of who is admitted and proven that wait for one."""
 
 AUTHORS_A_ROUND = 8
 """Authors that are measured in a round, at most; who has not been for longest comes first."""
@@ -164,7 +171,8 @@ class _Author:
 
     @property
     def is_due(self) -> bool:
-        new = 1 if self.measured < LEAST_MEASURED else BATCH_OF_TEACHER if self.admitted else BATCH
+        proven = self.admitted and self.measured >= PROVEN
+        new = 1 if self.measured < LEAST_MEASURED else BATCH_OF_TEACHER if proven else BATCH
         return self.new >= new and len(self.held) >= LEAST_ANSWERS
 
     def counted(self, finds: int) -> int:
@@ -174,8 +182,10 @@ class _Author:
 
     def least(self, found_in: frozenset[str]) -> float:
         """The agreement that he needs. `found_in`: tasks in which we found something ourselves."""
-        known = any(entry.task in found_in for entry in self.held.values())
-        return THRESHOLD if known else UNKNOWN_GROUND
+        if not any(entry.task in found_in for entry in self.held.values()):
+            return UNKNOWN_GROUND
+        missing = 0 if self.admitted else max(0, PROVEN - self.measured)
+        return THRESHOLD + DOUBT * missing / (PROVEN - LEAST_MEASURED)
 
 
 class SavedAuthor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from swarmnode.training.rules.teachers import (
     AUTHORS_A_ROUND,
     BATCH,
     BATCH_OF_TEACHER,
+    DOUBT,
     LEAST_ANSWERS,
     LEAST_FINDS,
     LEAST_MEASURED,
@@ -20,6 +21,8 @@ from swarmnode.training.rules.teachers import (
     MAX_HELD,
     ON_TRUST,
     PATIENCE,
+    PROVEN,
+    THRESHOLD,
     Teachers,
 )
 from tests.answered import foreign, own
@@ -91,6 +94,23 @@ def test_who_agrees_with_what_we_found_is_admitted_and_who_does_not_never_is() -
     assert agreement(teachers, "unheard") is None
 
 
+def test_who_agrees_a_little_needs_more_measurements_than_who_agrees_much() -> None:
+    """Chance brings one of three liars to that after three."""
+    teachers = Teachers(Known(a_little=THRESHOLD + DOUBT / 2, much=THRESHOLD + 2 * DOUBT))
+    sends = Sends(teachers)
+    assert sends.rounds(LEAST_MEASURED, "a_little", "much") == {"much"}
+    assert sends.rounds(PROVEN - LEAST_MEASURED, "a_little") == {"a_little"}
+
+
+def test_a_new_teacher_is_measured_as_often_as_who_waits() -> None:
+    cosines = Known()
+    sends = Sends(Teachers(cosines))
+    sends.rounds(PROVEN, "new")
+    assert len(cosines.measured) == PROVEN
+    sends.rounds(10 * BATCH_OF_TEACHER // BATCH, "new")
+    assert len(cosines.measured) == PROVEN + 10
+
+
 def test_what_waited_enters_with_its_author() -> None:
     sends = Sends(Teachers(Known()))
     sends.rounds(LEAST_MEASURED, "honest")
@@ -138,7 +158,7 @@ def test_a_sleeper_is_put_back_with_all_that_the_book_has_of_him() -> None:
     learnt = len(sends.in_book)
     cosines.agreements["sleeper"] = LIAR
     assert sends.rounds(1, "sleeper") == set(), "not one lie enters"
-    sends.rounds(4, "sleeper", "honest")
+    sends.rounds(6, "sleeper", "honest")
     assert {one.author for one in sends.in_book} == {"honest"}
     assert learnt > len([one for one in sends.in_book if one.author == "honest"]) // 2
     assert not teaches(sends.teachers, "sleeper") and teaches(sends.teachers, "honest")
