@@ -7,6 +7,7 @@ A connection is one question. Whoever hangs up, or does not read for ten seconds
 
 import logging
 import os
+import select
 import shutil
 import socket
 import tempfile
@@ -165,10 +166,10 @@ class AnsweringSocket:
 
 
 def _has_hung_up(client: socket.socket) -> bool:
-    try:
-        return not client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
+    # A socket with a timeout waits that long for something to read, whatever the flags of `recv` say.
+    poll = select.poll()
+    poll.register(client, select.POLLIN)
+    return bool(poll.poll(0)) and not client.recv(1, socket.MSG_PEEK)
 
 
 def _frame(client: socket.socket) -> bytes:

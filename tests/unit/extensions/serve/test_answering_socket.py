@@ -1,19 +1,22 @@
 """The service's socket and its client: this machine's user only, a question a connection, all bounded."""
 
+import asyncio
 import os
 import socket
 import stat
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
+from threading import Event
 from typing import cast
 
 import msgspec
 import pytest
 
-from swarmnode.extensions.serve import answering_client
+from swarmnode.extensions.serve import answering_client, answering_socket
 from swarmnode.extensions.serve.answering_socket import MOST_CONNECTIONS, find_service, open_service
-from swarmnode.extensions.serve.questions import Event, Piece, Question, QuestionRefused
+from swarmnode.extensions.serve.questions import AnswerEnded, Piece, Question, QuestionRefused
+from swarmnode.extensions.serve.questions import Event as AnswerEvent
 from swarmnode.node.building.callers import CallerSource
 from swarmnode.rollout.engine import Output
 from swarmnode.rollout.renderer import Renderer
@@ -23,7 +26,7 @@ from tests.served import Letters, Served, says, served
 from tests.unit.rollout.test_shared_engine import until
 
 
-async def events_of(path: str | None, question: Question) -> list[Event]:
+async def events_of(path: str | None, question: Question) -> list[AnswerEvent]:
     async with aclosing(answering_client.ask(path, question)) as events:
         return [event async for event in events]
 
@@ -81,7 +84,33 @@ async def test_whoever_hangs_up_is_no_longer_answered() -> None:
         async with aclosing(answering_client.ask(at.path, Question(text="hi"))) as events:
             await anext(events)
             assert at.shared.rows <= 1
-        until(lambda: not at.service._samples and engine.stats().running + engine.stats().waiting == 0)
+
+        def is_forgotten() -> bool:
+            return not at.service._samples and engine.stats().running + engine.stats().waiting == 0
+
+        # Our loop must go on meanwhile: it is what closes the connection.
+        await asyncio.to_thread(until, is_forgotten)
+
+
+async def test_an_answer_that_lets_its_client_wait_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_for, looks = Event(), answering_socket._has_hung_up
+
+    def look(client: socket.socket) -> bool:
+        looked_for.set()
+        return looks(client)
+
+    class Slow(FakeEngine):
+        def step(self) -> Sequence[Output]:
+            assert looked_for.wait(30)
+            return super().step()
+
+    monkeypatch.setattr(answering_socket, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(answering_socket, "_has_hung_up", look)
+    with served(Slow(lambda request: (1, 2, 3))) as at:
+        events = await events_of(at.path, Question(token_ids=(7,), max_tokens=3))
+    assert isinstance(events[-1], AnswerEnded)
 
 
 async def test_connections_are_bounded_and_the_next_one_is_served_again() -> None:
