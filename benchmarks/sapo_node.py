@@ -142,7 +142,6 @@ class SwarmNode:
         self._stack = AsyncExitStack()
         self._number = 0
         self.catching_up = CatchingUp()
-        self._borrowed: Sequence[RolloutGroup] = ()
 
     async def __aenter__(self) -> "SwarmNode":
         async with AsyncExitStack() as stack:
@@ -191,7 +190,6 @@ class SwarmNode:
         self.record.received_groups += len(found)
         self.record.received_tokens += sum(len(c.token_ids) for g in found for c in g.completions)
         self.record.sent_bytes = self.exchange.stats().bytes_out
-        self._borrowed = borrowed
         return (*found, *borrowed)
 
     def train(self, groups: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
@@ -214,7 +212,7 @@ class SwarmNode:
         """What NodeLoop does after a round."""
         origins = self.learner.origins()
         library.settle(origins.keys())
-        seen = round_of(groups, self._borrowed, report, origins, self.config)
+        seen = round_of(groups, library.drawn_of(origins), report, self.config)
         self.catching_up = after_round(self.catching_up, seen)
         self.learner.catch_up(mix_of(self.catching_up, self.config))
 

@@ -9,12 +9,11 @@ groups and much of the book in it, in several steps. Then rounds are usual ones 
 little, so rewards are compared as means over WINDOW rounds. `benchmarks/newcomer.py` has what it brings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.settings.config import Config
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.lessons import SharingRule
@@ -84,9 +83,9 @@ class LibraryRound:
     """One round's evidence on catching up."""
 
     answers: int
-    """Right answers of libraries that the book took in this round."""
+    """Right answers of libraries that the book has."""
     known: int
-    """Answers that the book had besides these."""
+    """Answers that it has besides these."""
     reward: float | None
     """Mean reward of our own answers. None: unknown."""
     finds: float
@@ -99,7 +98,7 @@ class CatchingUp:
 
     phase: Literal["before", "on", "over"] = "before"
     answers: int = 0
-    """Right answers of libraries that the book took so far."""
+    """Right answers of libraries that the book had, at most."""
     rewards: tuple[float, ...] = ()
     """Of our own answers, round by round since it began."""
     rounds: int = 0
@@ -113,17 +112,11 @@ class CatchingUp:
         return self.answers / self.finds if self.finds else None
 
 
-def round_of(
-    own: Sequence[RolloutGroup],
-    borrowed: Sequence[RolloutGroup],
-    report: TrainReport,
-    origins: Mapping[Origin, int],
-    config: Config,
-) -> LibraryRound:
-    """Return what a round says: its own groups, those of libraries, and what the book holds after it."""
+def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, config: Config) -> LibraryRound:
+    """Return what a round says: its own groups, and what the book holds after it, `answers` of that of
+    libraries."""
     rewards = [reward for group in own for reward in group.rewards if reward is not None]
     pass_rate = mean_or_none([*report.pass_rates.values()]) or 0.0
-    answers = sum(origins.get((group.author, group.example.key), 0) for group in borrowed)
     return LibraryRound(
         answers=answers,
         known=report.book - answers,
@@ -138,9 +131,9 @@ def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
     >>> after_round(CatchingUp(), LibraryRound(answers=40, known=9, reward=0.1, finds=2.0)).phase
     'on'
     """
-    now = replace(before, answers=before.answers + seen.answers)
+    now = replace(before, answers=max(before.answers, seen.answers))
     match before.phase:
-        case "before" if seen.known - before.answers >= KNOWN_SHARE * SharingRule().book_size:
+        case "before" if seen.known >= KNOWN_SHARE * SharingRule().book_size:
             return replace(now, phase="over")
         case "before" if now.answers >= LEAST_ANSWERS:
             return replace(now, phase="on", finds=seen.finds)

@@ -274,15 +274,14 @@ class NodeLoop:
         if not rollouts.complete:
             return
         await self._publish(rollouts.groups)
-        borrowed = self._borrow()
-        external = (*await self._collect(), *borrowed)
+        external = (*await self._collect(), *self._borrow())
         own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
         await self._help(rollouts.groups, external)
         report = await self._train(number, own, external)
         if report is not None:
             seconds = time.perf_counter() - started
             before, self._origins = self._origins, await self._settle_library()
-            await self._catch_up(rollouts, borrowed, report)
+            await self._catch_up(rollouts, report)
             self._thank(before, external)
             self._learnt(number, rollouts, external, report, seconds)
             self._rests_until = time.monotonic() + rest_after(seconds, self._config.limits.power)
@@ -375,14 +374,13 @@ class NodeLoop:
         library.settle(origins.keys())
         return origins
 
-    async def _catch_up(
-        self, rollouts: RoundRollouts, borrowed: Sequence[RolloutGroup], report: TrainReport
-    ) -> None:
+    async def _catch_up(self, rollouts: RoundRollouts, report: TrainReport) -> None:
         """See whether rounds are to be of another mix now."""
         if (library := self._library) is None:
             return
         before = self._catching_up
-        now = after_round(before, round_of(rollouts.groups, borrowed, report, self._origins, self._config))
+        answers = library.drawn_of(self._origins)
+        now = after_round(before, round_of(rollouts.groups, answers, report, self._config))
         self._catching_up = now
         found = library.borrowed
         if story := told_of_catching_up(before, now, found.lenders, found.authors):

@@ -31,7 +31,7 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.library_pages import LibraryPage, LibraryPages, PageRequest, PageRow
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.library.signed_group import GroupName, SignedGroup, glance
+from swarmnode.exchange.library.signed_group import GroupName, Origin, SignedGroup, glance
 from swarmnode.exchange.limits import LEAST_NEED
 from swarmnode.exchange.messages import Announcement, Header, hash_body
 from swarmnode.exchange.validation.body_check import CheckedBody
@@ -134,6 +134,7 @@ class Borrower:
         self._ready: deque[RolloutGroup] = deque()
         self._ahead = MAX_READY
         """Judged groups with which nothing more is fetched."""
+        self._drawn: set[Origin] = set()
         self._known: set[GroupName] = set()
         """Groups that were looked at, or are about to be."""
         self._contents: set[bytes] = set()
@@ -156,7 +157,13 @@ class Borrower:
     def draw(self, limit: int) -> list[RolloutGroup]:
         """Take out at most `limit` judged groups, the first that came first. As many will be ready again."""
         self._ahead = min(limit or self._ahead, MAX_READY)
-        return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+        drawn = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+        self._drawn.update((group.author, group.example.key) for group in drawn)
+        return drawn
+
+    def drawn_of(self, answers: Mapping[Origin, int]) -> int:
+        """Returns how many of these answers are of groups that were drawn."""
+        return sum(count for origin, count in answers.items() if origin in self._drawn)
 
     def wants_more(self) -> None:
         """Ask peers again, AGAIN_S after the last search began: something here is never right."""

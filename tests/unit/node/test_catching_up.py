@@ -74,7 +74,13 @@ def begun() -> CatchingUp:
 def test_a_few_answers_are_learnt_beside_usual_rounds() -> None:
     state = after_round(CatchingUp(), LibraryRound(LEAST_ANSWERS - 1, 0, 0.1, 5.0))
     assert state.phase == "before" and mix_of(state, Config()) is None
-    assert after_round(state, LibraryRound(1, 0, 0.1, 5.0)).phase == "on"
+    assert after_round(state, LibraryRound(LEAST_ANSWERS, 0, 0.1, 5.0)).phase == "on"
+
+
+def test_answers_that_waited_for_their_author_count_when_he_teaches() -> None:
+    state = after_round(begun(), LibraryRound(400, 0, 0.1, 5.0))
+    assert (state.answers, state.rounds_worth) == (400, 80)
+    assert after_round(state, LibraryRound(390, 0, 0.1, 5.0)).answers == 400, "replaced by later ones"
 
 
 def test_who_comes_back_with_much_of_a_book_is_no_newcomer() -> None:
@@ -230,7 +236,8 @@ async def test_a_newcomer_borrows_says_so_and_ends_with_usual_rounds() -> None:
     assert len(taught) == 60
     status: NodeStatus = seen.rounds[-1]
     assert status.library.borrowed == 60 and status.library.lenders == 1
-    assert status.library.answers >= LEAST_ANSWERS and not status.library.catching_up
+    assert not status.library.catching_up
+    assert status.library.answers == sum(learner.origins().values()), "in whatever round they entered"
     assert measurements(status)["library.rounds"] == status.library.rounds > WINDOW
 
 
