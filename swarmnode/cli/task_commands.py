@@ -195,20 +195,37 @@ def check(
     def untrained() -> Iterator[FirstAnswers]:
         if report.ok and samples:
             with playing(settings, base=True, examples=FIRST_EXAMPLES, samples=samples) as (_, tried):
-                found = first_answers(tried)
+                found = first_answers(tried, report.demonstrations.right if report.demonstrations else 0)
             yield found
 
     if json:
         found = msgspec.to_builtins(report, enc_hook=str)
         tell(True, found | {"untrained": next(untrained(), None)}, ())
     else:
-        tell(False, None, chain(_describe(report), map(_of_first_answers, untrained())))
+        tell(False, None, chain(_describe(report), _conclude(report, untrained())))
     if not report.ok:
         raise typer.Exit(1)
 
 
 FIRST_EXAMPLES = 32
 """Examples that the untrained model is asked."""
+
+
+def _conclude(report: TaskReport, untrained: Iterator[FirstAnswers]) -> Iterator[str]:
+    """Yields what the untrained model did, where it was asked, and the verdict."""
+    found = next(untrained, None)
+    if found is not None:
+        yield _of_first_answers(found)
+    if not report.ok:
+        yield "not ready: see the errors above"
+    elif found is not None and not found.begins:
+        yield "nothing can be learnt alone yet: see what helps the untrained model above"
+    elif not report.teaches:
+        yield "it can be trained on, but teaches little: see the warnings above"
+    elif report.findings:
+        yield "ready to train on: mind the warnings above"
+    else:
+        yield "ready to train on"
 
 
 def _of_first_answers(found: FirstAnswers) -> str:
@@ -227,6 +244,8 @@ def _describe(report: TaskReport) -> Iterator[str]:
     yield f"  held out          {_number(report.held_out_share, '.1%')} (for evaluation, never trained on)"
     yield f"  scored            {_number(report.scores_per_s, ',.0f')} completions per second"
     yield f"  lets through      {_let_through(report)}"
+    if (shown := report.demonstrations) is not None:
+        yield f"  demonstrations    {shown.right} of {shown.judged} with full marks"
     if (episode := report.episode) is not None:
         alike = "answered the same each time"
         if not episode.same:
@@ -234,12 +253,6 @@ def _describe(report: TaskReport) -> Iterator[str]:
         yield f"  episode           {len(episode.turns)} turns, {alike}"
     for finding in report.findings:
         yield f"  {finding.level}: {finding.what}. {finding.advice}"
-    if not report.ok:
-        yield "not ready: see the errors above"
-    elif not report.teaches:
-        yield "it can be trained on, but teaches little: see the warnings above"
-    else:
-        yield "ready to train on"
 
 
 def _let_through(report: TaskReport) -> str:

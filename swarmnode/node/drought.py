@@ -137,8 +137,8 @@ def _said(task: str, drought: Drought) -> str:
         asked = f"; the swarm was asked for help in {drought.asked} of them, and gave none"
         return (
             f"no answer to {task} was right {time}: there is nothing to learn from yet"
-            f"{asked if drought.asked else ''}. what helps: a swarm that knows the task, demonstrations, a"
-            " reward that pays for part of an answer, or easier examples first"
+            f"{asked if drought.asked else ''}. what helps: a swarm that knows the task, demonstrations"
+            " with full marks, a reward that pays for part of an answer, or easier examples first"
         )
     if drought.highest - drought.lowest < MIN_REWARD_SPREAD:
         return (

@@ -26,6 +26,13 @@ class FirstAnswers:
     """Share of examples whose answers have different rewards: only those teach."""
     pass_at: dict[int, float]
     """By k: the chance that one of k answers to an example has a reward above 0."""
+    demonstrated: int = 0
+    """Demonstrations of the task with full marks."""
+
+    @property
+    def begins(self) -> bool:
+        """True if there is something to learn from without a swarm."""
+        return self.paid > 0 or self.learnable > 0 or self.demonstrated > 0
 
     @property
     def follows(self) -> str:
@@ -36,19 +43,21 @@ class FirstAnswers:
         """
         if self.learnable > 0:
             return f"{self.learnable:.0%} of the examples teach something from the first round on"
+        if self.paid == 0 and self.demonstrated:
+            return "no answer is right yet: the demonstrations are learnt from first"
         if self.paid == 0:
             return (
                 "no answer is right yet, and there is nothing to learn from: what helps is a swarm that"
-                " knows the task, demonstrations, a reward that pays for part of an answer, or easier"
-                " examples first"
+                " knows the task, demonstrations with full marks, a reward that pays for part of an"
+                " answer, or easier examples first"
             )
         if self.paid > OFTEN:
             return "nearly every answer is right already: harder examples would teach more"
         return "answers to one example always have equal rewards: a reward that tells them apart would teach"
 
 
-def first_answers(tried: Iterable[TriedExample]) -> FirstAnswers:
-    """Returns the figures of the answers to some examples."""
+def first_answers(tried: Iterable[TriedExample], demonstrated: int = 0) -> FirstAnswers:
+    """Returns the figures of the answers to some examples of a task with so many right demonstrations."""
     rewards = [[one.reward for one in example.answers if one.reward is not None] for example in tried]
     rewards = [row for row in rewards if row]
     counts = [(len(row), sum(reward > 0 for reward in row)) for row in rewards]
@@ -59,4 +68,5 @@ def first_answers(tried: Iterable[TriedExample]) -> FirstAnswers:
         paid=sum(right for _, right in counts) / judged if judged else 0.0,
         learnable=fmean(max(row) > min(row) for row in rewards) if rewards else 0.0,
         pass_at={k: fmean(pass_at_k(number, right, k) for number, right in counts) for k in ks},
+        demonstrated=demonstrated,
     )

@@ -12,15 +12,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.settings.config import TasksConfig
+from swarmnode.tasks.drawing.demonstrations import COLUMN, Demonstrations
 from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED, SEEDS, draw
 from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
-from swarmnode.tasks.task import Task, evaluation_size_of, holds_out, is_environment, score_strictly
+from swarmnode.tasks.task import (
+    Task,
+    evaluation_size_of,
+    holds_out,
+    is_environment,
+    judges_groups,
+    score_strictly,
+)
 from swarmnode.tasks.workbench.probes import (
     INJECTIONS,
     WRONG_ANSWERS,
@@ -48,6 +57,12 @@ SLOW_SCORES_PER_S = 100.0
 """The speed below which judging a round of 256 own and 256 foreign completions takes longer than training on
 them."""
 
+FULL_MARKS = 0.95
+"""The share of the way from nonsense to the best reward that a demonstration needs for full marks: that of
+training/rules/task_marks.py for a policy that is never right."""
+
+SIMILAR = 0.75
+"""The likeness, by difflib, from which another column was probably meant to be `demonstration`."""
 
 _Scored = list[tuple[Scores, ...]]
 """Scores by example and probe."""
@@ -81,6 +96,15 @@ class EpisodeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedDemonstrations:
+    """Demonstrations of drawn examples that are not held out, judged by the task."""
+
+    judged: int
+    right: int
+    """Demonstrations with full marks: only those are learnt from."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskReport:
     """Measurements of a task. A figure is None if it could not be measured; a finding then gives the
     reason."""
@@ -102,6 +126,8 @@ class TaskReport:
     """Report on the rehearsed episode. None: the task is no environment, or no episode could be played."""
     rows: int | None = None
     """Examples that a seed has. None: it has more than were drawn."""
+    demonstrations: JudgedDemonstrations | None = None
+    """None: the drawn examples have none, or they could not be judged."""
 
     @property
     def ok(self) -> bool:
@@ -110,7 +136,10 @@ class TaskReport:
 
     @property
     def teaches(self) -> bool:
-        """True if the rewards tell right answers from wrong ones, as far as the check tried."""
+        """True if the rewards tell right answers from wrong ones, as far as the check tried, and a
+        demonstration is right where there are any."""
+        if self.demonstrations is not None and not self.demonstrations.right:
+            return False
         return not {finding.what for finding in self.findings} & {INDIFFERENT, READS_NO_QUESTION}
 
 
@@ -138,6 +167,9 @@ def check_task(
         scores_per_s, score_findings = _judge_scores(task, examples[:SCORED_EXAMPLES])
         episode, episode_findings = _judge_episode(task, load, examples)
         scored = [] if scores_per_s is None else examples[:SCORED_EXAMPLES]
+        shown, shown_findings = _judge_demonstrations(task, [] if scores_per_s is None else examples)
+        if shown is not None and shown.right:
+            score_findings = [finding for finding in score_findings if finding.what != INDIFFERENT]
         lets_through, right_findings = _judge_rights(task, scored)
         prompts = [example.prompt for example in examples]
         seeds = Counter(example.key.seed for example in examples)
@@ -151,9 +183,10 @@ def check_task(
             scores_per_s=scores_per_s,
             sample=examples[0] if examples else None,
             lets_through=lets_through,
-            findings=(*findings, *score_findings, *episode_findings, *right_findings),
+            findings=(*findings, *score_findings, *episode_findings, *shown_findings, *right_findings),
             episode=episode,
             rows=seeds[SEEDS[0]] if 0 < seeds[SEEDS[0]] < EXAMPLES_PER_SEED else None,
+            demonstrations=shown,
         )
 
 
@@ -299,6 +332,65 @@ def _judge_episode(
             TaskFinding("warning", "the episode that was tried has no reward", "it may need better words")
         )
     return EpisodeReport(first.turns, first.scores, difference), found
+
+
+def _judge_demonstrations(
+    task: Task, examples: Sequence[Example]
+) -> tuple[JudgedDemonstrations | None, list[TaskFinding]]:
+    """Returns how many demonstrations of these examples have full marks, and findings on them."""
+    given = Demonstrations()
+    try:
+        found = [
+            (example, texts)
+            for example in examples
+            if not holds_out(task, example) and (texts := given.of(task, example))
+        ][:SCORED_EXAMPLES]
+        if not found:
+            return None, list(_misspelt(examples))
+        if is_environment(task) or judges_groups(task):
+            what = "demonstrations are not used: the task answers back or compares answers"
+            return None, [TaskFinding("warning", what, f"leave out the column {COLUMN!r}")]
+        judged = [
+            (text, example, reward, nonsense)
+            for example, texts in found
+            for nonsense in [_best(rewards_of(task, example, WRONG_ANSWERS))]
+            for text, reward in zip(texts, rewards_of(task, example, texts), strict=True)
+        ]
+        rights = [(one, find_right(task, one)) for one, _ in found]
+        best = _best([reward for one, right in rights if right for reward in rewards_of(task, one, [right])])
+    except (TaskError, JudgementLost) as error:
+        return None, [TaskFinding("error", f"demonstrations: {error.message}", error.hint)]
+    wrong = [
+        (text, example, reward)
+        for text, example, reward, nonsense in judged
+        if reward is None or not nonsense < reward >= nonsense + FULL_MARKS * (best - nonsense)
+    ]
+    shown = JudgedDemonstrations(len(judged), len(judged) - len(wrong))
+    if not wrong:
+        return shown, []
+    text, example, reward = wrong[0]
+    worth = "no reward" if reward is None else f"the reward {reward:g}"
+    what = (
+        f"{len(wrong)} of {len(judged)} demonstrations do not have full marks and are not learnt from:"
+        f" {text!r:.60} to {example.prompt!r:.60}, for example, has {worth}"
+    )
+    return shown, [TaskFinding("warning", what, "write what the task's own judge gives full marks")]
+
+
+def _best(rewards: Sequence[float | None]) -> float:
+    """Returns the best of these rewards; 0, which a right answer exceeds, where there are none."""
+    return max((reward for reward in rewards if reward is not None), default=0.0)
+
+
+def _misspelt(examples: Sequence[Example]) -> Iterator[TaskFinding]:
+    """Yields a finding on a column whose name is nearly that of demonstrations, which no example has."""
+    columns = {str(name).lower(): str(name) for example in examples for name in example.columns}
+    if COLUMN not in columns.values() and (near := get_close_matches(COLUMN, columns, 1, SIMILAR)):
+        yield TaskFinding(
+            "warning",
+            f"the column {columns[near[0]]!r:.60} is not read as demonstrations",
+            f"call it {COLUMN!r} if it holds right answers to begin with",
+        )
 
 
 def _judge_rights(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.types import Example, total_reward
 
@@ -37,12 +38,13 @@ def answer_of(example: Example) -> str | None:
 
 
 def find_right(task: Task, example: Example) -> str | None:
-    """Returns the example's `answer` in the spelling with the best reward. None: it has no such column, or no
-    spelling does better than nonsense."""
+    """Returns the example's `answer` in the spelling with the best reward, or a demonstration that has a
+    better one. None: it has neither, or none does better than nonsense."""
     answer = answer_of(example)
-    if answer is None:
+    forms = [] if answer is None else [form.format(answer) for form in FORMS]
+    forms += Demonstrations().of(task, example)
+    if not forms:
         return None
-    forms = [form.format(answer) for form in FORMS]
     rewards = rewards_of(task, example, [*WRONG_ANSWERS, *forms])
     wrong = [reward for reward in rewards[: len(WRONG_ANSWERS)] if reward is not None]
     scored = [

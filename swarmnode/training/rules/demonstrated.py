@@ -41,27 +41,42 @@ class Demonstrated:
         self.waiting.extend(groups)
 
     def known(self, marks: TaskMarks) -> list[RolloutGroup]:
-        """Takes out the groups of tasks whose full marks are known, and tells once of each task where a
-        demonstration of it does not have them."""
+        """Takes out the groups of tasks whose full marks are known, and tells once of each task how many of
+        its demonstrations do not have them."""
+        for task in sorted({group.example.key.task for group in self.waiting} - self._told):
+            self._tell(task, marks)
         known = [one for one in self.waiting if marks.full(one.example.key.task) is not None]
         self.waiting = deque(
             (one for one in self.waiting if marks.full(one.example.key.task) is None), MOST_WAITING
         )
-        for group in known:
-            self._tell(group, marks)
         return known
 
-    def _tell(self, group: RolloutGroup, marks: TaskMarks) -> None:
-        task = group.example.key.task
-        for completion, reward in zip(group.completions, group.rewards, strict=True):
-            if not marks.has_full(task, reward) and task not in self._told:
-                self._told.add(task)
-                worth = "no reward" if reward is None else f"the reward {reward:g}"
-                logger.warning(
-                    "a demonstration of %s has %s by the task's own judge and is not learnt from: %.60r to"
-                    " %.60r. others of this task that have no full marks are left out, too",
-                    *(task, worth, completion.text, group.example.prompt),
-                )
+    def _tell(self, task: str, marks: TaskMarks) -> None:
+        judged = [
+            (reward, completion.text, group.example.prompt)
+            for group in self.waiting
+            if group.example.key.task == task
+            for completion, reward in zip(group.completions, group.rewards, strict=True)
+        ]
+        wrong = [one for one in judged if _is_wrong(task, one[0], marks)]
+        if not wrong:
+            return
+        self._told.add(task)
+        reward, text, prompt = wrong[0]
+        worth = "no reward" if reward is None else f"the reward {reward:g}"
+        logger.warning(
+            "%d of %d demonstrations of %s do not have full marks by the task's own judge and are not learnt"
+            " from: %.60r to %.60r, for example, has %s. others like them are left out, too",
+            *(len(wrong), len(judged), task, text, prompt, worth),
+        )
+
+
+def _is_wrong(task: str, reward: float | None, marks: TaskMarks) -> bool:
+    """Returns True if a demonstration does not have full marks. Where all rewards of a task were equal so
+    far, full marks are unknown, but nothing right has a reward of 0 or less."""
+    if reward is None or marks.full(task) is None:
+        return reward is None or reward <= 0
+    return not marks.has_full(task, reward)
 
 
 def still_needed(

@@ -138,6 +138,26 @@ def test_a_check_says_how_often_the_untrained_model_is_right_and_what_follows(
         assert f"untrained         64 answers: {follows}" in run("check", str(file), *where, "--samples", "2")
 
 
+def test_a_check_does_not_call_ready_what_nothing_can_be_learnt_of_alone(
+    quick_model: Path, tmp_path: Path
+) -> None:
+    where = ("--model", str(quick_model), "--home", str(tmp_path / "home"), "--set", "rollout.max_tokens=2")
+    file = tmp_path / "far.py"
+    judged = "[float(c == 9 * a) for c, a in zip(completions, answer)]"
+    alone = f"{MANY}def reward(completions, answer, **columns):\n    return {judged}\n"
+    file.write_text(alone)
+    said = run("check", str(file), *where, "--samples", "2")
+    assert "demonstrations with full marks" in said and "ready to train on" not in said
+    assert said.strip().splitlines()[-1].startswith("nothing can be learnt alone yet")
+    pair = 'yield f"{seed} {number}=", str(number)'
+    row = 'yield {"prompt": f"{seed} {number}=", "answer": str(number), "demonstration": str(number) * 9}'
+    file.write_text(alone.replace(pair, row))
+    said = run("check", str(file), *where, "--samples", "2")
+    assert "demonstrations    32 of 32 with full marks" in said
+    assert "the demonstrations are learnt from first" in said
+    assert said.strip().splitlines()[-1] == "ready to train on"
+
+
 MANY = """
 def examples(seed):
     for number in range(200):

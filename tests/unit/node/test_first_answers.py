@@ -26,6 +26,13 @@ def test_it_says_what_follows(examples: Sequence[TriedExample], said: str) -> No
     assert said in first_answers(examples).follows
 
 
+def test_right_demonstrations_are_a_beginning_where_no_answer_is_right() -> None:
+    wrong = [tried(0.0, 0.0)]
+    assert not first_answers(wrong).begins and first_answers([tried(1.0)]).begins
+    shown = first_answers(wrong, demonstrated=3)
+    assert shown.begins and "the demonstrations are learnt from first" in shown.follows
+
+
 def test_pass_at_k_is_estimated_from_all_answers_and_unknown_rewards_do_not_count() -> None:
     found = first_answers([tried(1.0, 0.0, None), tried(0.0, 0.0)])
     assert (found.answers, found.paid) == (4, 0.25)

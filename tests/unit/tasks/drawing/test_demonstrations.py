@@ -40,6 +40,15 @@ def test_a_function_or_a_mapping_says_it_too(given: Any) -> None:
     assert Demonstrations(given).of(TASK, example("9+1=")) == ()
 
 
+def test_a_function_that_fails_is_an_error_that_says_what_it_gets() -> None:
+    with pytest.raises(TaskError, match=r"on '2\+1=': TypeError.*not subscriptable") as raised:
+        Demonstrations(lambda one: one["prompt"]).of(TASK, example("2+1="))  # type: ignore[index]
+    assert (
+        "an Example: example.prompt" in raised.value.hint
+        and "test_demonstrations.py line" in raised.value.hint
+    )
+
+
 def test_a_task_may_bring_its_own() -> None:
     class Shown:
         name, version = "shown", "1"

@@ -318,3 +318,47 @@ def test_a_reward_that_never_looks_at_the_question_is_told(check):
 def test_a_reward_that_is_always_the_same_teaches_nothing(check):
     report = check(CONSTANT)
     assert INDIFFERENT in warnings(report) and not report.teaches
+
+
+SHOWN = """
+def examples(seed):
+    for number in range(seed, seed + 900):
+        yield {"prompt": f"say {number}=", "answer": str(number), COLUMN: SHOWN}
+
+def reward(completions, answer, **columns):
+    return [float(text == f"it is {right}") for text, right in zip(completions, answer)]
+"""
+
+
+def shown(column, text):
+    return SHOWN.replace("COLUMN", repr(column)).replace("SHOWN", text)
+
+
+def test_right_demonstrations_are_right_answers(check):
+    report = check(shown("demonstration", '[f"it is {number}"]'))
+    assert report.teaches and report.findings == ()
+    assert report.demonstrations is not None
+    assert report.demonstrations.judged == report.demonstrations.right > 0
+    assert report.lets_through is not None and set(report.lets_through.values()) == {0.0}
+
+
+def test_demonstrations_without_full_marks_are_counted_and_one_is_told(check):
+    none = check(shown("demonstration", '"nope"'))
+    (what,) = [what for what in warnings(none) if "demonstrations" in what]
+    assert what.startswith("32 of 32 demonstrations do not have full marks")
+    assert "'nope' to 'say " in what and what.endswith("has the reward 0")
+    assert none.ok and not none.teaches
+    half = check(shown("demonstration", '["nope", f"it is {number}"]'))
+    assert half.teaches
+    assert [what[:8] for what in warnings(half)] == ["32 of 64"]
+
+
+def test_what_is_no_demonstration_is_an_error(check):
+    (what,) = errors(check(shown("demonstration", "3")))
+    assert "the demonstration of 'say" in what
+
+
+@pytest.mark.parametrize("column", ["demonstrations", "Demonstration", "demonstation"])
+def test_a_column_that_is_nearly_called_demonstration_is_named(check, column):
+    assert f"the column {column!r} is not read as demonstrations" in warnings(check(shown(column, "'x'")))
+    assert not any("column" in what for what in warnings(check(shown("explanation", "'x'"))))

@@ -50,7 +50,30 @@ def test_one_that_the_judge_does_not_give_full_marks_is_told_of_once(
         found = one.lessons([own(RIGHT, WRONG), own(RIGHT, WRONG, index=1)], [], version=0)
     assert {replay.entry.token_ids for replay in found.replayed} == {(3, 3)}
     (said,) = [record.message for record in caplog.records]
-    assert "the reward 0.2" in said and "sum 8=" in said
+    assert said.startswith("2 of 2 demonstrations") and "the reward 0.2" in said and "sum 8=" in said
+
+
+def test_wrong_ones_are_told_of_where_no_answer_was_ever_right_and_full_marks_are_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = rule()
+    with caplog.at_level(logging.WARNING):
+        for version in range(3):
+            one.demonstrate([shown(([7, 8], 0.0), ([7, 9], 0.0), index=8 + version)])
+            assert one.lessons([own(WRONG, WRONG)], [], version=version).replayed == ()
+    (said,) = [record.message for record in caplog.records]
+    assert said.startswith("2 of 2 demonstrations of sum do not have full marks")
+    assert "to 'sum 8=', for example, has the reward 0" in said
+
+
+def test_nothing_is_said_of_demonstrations_while_all_answers_are_as_good(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = rule()
+    one.demonstrate([shown(([7, 8], 1.0), index=9)])
+    with caplog.at_level(logging.WARNING):
+        one.lessons([own(RIGHT, RIGHT)], [], version=0)
+    assert caplog.records == []
 
 
 def test_they_fade_as_our_own_answers_come() -> None:
