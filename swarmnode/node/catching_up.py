@@ -176,7 +176,8 @@ def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str
     """Return what the log says of a change; empty where there is none."""
     if before.phase == now.phase or (before.phase, now.phase) == ("before", "over"):
         return ""
-    source = f"{now.answers} right answers of {authors} authors, from the libraries of {lenders} peers"
+    where = f"the libraries of {lenders} peers" if lenders else "the library of this home"
+    source = f"{now.answers} right answers of {authors} authors, from {where}"
     if now.phase == "on":
         return (
             f"catching up with {source}: rounds have few groups of our own and much of the book in them"

@@ -100,8 +100,8 @@ def story(before: Mapping[str, Drought], now: Mapping[str, Drought]) -> list[str
             )
         elif drought is not None and drought.given > known.given == 0:
             lines.append(
-                f"help came for {task}: {drought.given} right answers of others, which are learnt from now"
-                f" (asked for in {drought.asked} rounds)"
+                f"help came for {task}: {drought.given} right answers of others, which are learnt from as"
+                f" their authors are admitted (asked for in {drought.asked} rounds)"
             )
     return lines
 

@@ -438,7 +438,7 @@ class NodeLoop:
         if self._network is None or self._config.pipeline.name:
             return
         exchange, share = self._network.exchange, self._config.exchange.help
-        stuck = never_right(self._droughts)
+        stuck = never_right(self._droughts) if share and groups_wanted(self._config) else set[str]()
         asked = await exchange.ask_for_help([group for group in groups if group.example.key.task in stuck])
         self._goes_on(after_help(self._droughts, asked, others))
         if self._library is not None and any(not self._droughts[task].given for task in stuck):

@@ -351,7 +351,7 @@ class ExchangeConfig(Section):
     are plain GRPO."""
     help: float = Field(default=0.125, ge=0, le=0.5)
     """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs
-    was right: one at least where anybody asks. 0: none. A pipeline has none."""
+    was right: one at least where anybody asks. 0: none, and we do not ask either. A pipeline has none."""
     library: bool = True
     """Keep the groups that the book of rule=book has answers of, as their authors signed them, for whoever
     asks; and at a start, and again when nothing is ever right, ask several peers for theirs, and catch up by

@@ -131,6 +131,7 @@ def test_much_is_borrowed_until_it_begins_and_little_beside_it() -> None:
 def test_the_log_says_what_it_brought() -> None:
     state = after_round(CatchingUp(), LibraryRound(100, 0, 0.1, 5.0))
     assert "100 right answers of 3 authors, from the libraries of 2 peers" in told(CatchingUp(), state, 2, 3)
+    assert "from the library of this home" in told(CatchingUp(), state, 0, 3), "a file was taken in"
     over = after(state, *[0.1] * WINDOW, *[0.6] * (WINDOW + PATIENCE))
     assert "our own sampling would have needed 20 rounds" in told(state, over, 2, 3)
     assert told(state, state, 2, 3) == ""

@@ -78,7 +78,8 @@ def test_the_log_says_once_that_help_is_asked_for_that_it_came_and_that_it_worke
     assert story(asked, again) == []
     helped = after_help(again, {"last"}, [right, right, group([1.0], "rev")])
     assert story(again, helped) == [
-        "help came for last: 2 right answers of others, which are learnt from now (asked for in 3 rounds)"
+        "help came for last: 2 right answers of others, which are learnt from as their authors are admitted"
+        " (asked for in 3 rounds)"
     ]
     assert story(helped, after_help(helped, (), [right])) == []
     (worked,) = story(helped, after(helped, [right]))

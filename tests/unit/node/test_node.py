@@ -92,6 +92,11 @@ class Asked(Impatient):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.asked_for: list[int] = []
+        self.has_asked = False
+
+    async def ask_for_help(self, groups: Sequence[RolloutGroup]) -> set[str]:
+        self.has_asked = self.has_asked or bool(groups)
+        return await super().ask_for_help(groups)
 
     def asked_of_us(self, count: int) -> list[ExampleKey]:
         self.asked_for.append(count)
@@ -210,6 +215,14 @@ async def test_a_node_that_is_never_right_asks_is_helped_and_says_so(
         "help with",
     ]
     assert "2 rounds (32 answers)" in told[0] and seen.rounds[-1].help.asked > 0
+
+
+async def test_who_takes_nothing_from_others_asks_nobody_for_help() -> None:
+    for settings, asks in (((), True), (("exchange.help=0",), False), (("exchange.rule=own_book",), False)):
+        key = NodeKey(b"\2" * 32)
+        one = parts(MemoryNetwork(), key, exchange=Asked)
+        await run(node(NeverRight(99, key.peer_id), "node.rounds=5", *settings, network=one))
+        assert isinstance(one.exchange, Asked) and one.exchange.has_asked is asks
 
 
 async def test_nothing_is_said_once_there_is_something_to_learn_from() -> None:
