@@ -19,6 +19,10 @@ Scores = Mapping[str, float | None]
 MIN_REWARD_SPREAD = 1e-6
 """Least standard deviation of rewards that differ: below, it is rounding."""
 
+FULL_MARGIN = 0.05
+"""Share of the way from rewards that teach nothing to the best that an answer may lack and still have full
+marks."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExampleKey:

@@ -20,6 +20,12 @@ ROUNDS = 20
 ASK_AFTER = 2
 """Rounds without a right answer after which the swarm is asked for help (exchange/gossip/helping.py)."""
 
+WHAT_HELPS = (
+    "a swarm that knows the task, demonstrations with full marks, a reward that pays for part of an answer,"
+    " or easier examples first"
+)
+"""Advice where no answer is right."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drought:
@@ -137,8 +143,7 @@ def _said(task: str, drought: Drought) -> str:
         asked = f"; the swarm was asked for help in {drought.asked} of them, and gave none"
         return (
             f"no answer to {task} was right {time}: there is nothing to learn from yet"
-            f"{asked if drought.asked else ''}. what helps: a swarm that knows the task, demonstrations"
-            " with full marks, a reward that pays for part of an answer, or easier examples first"
+            f"{asked if drought.asked else ''}. what helps: {WHAT_HELPS}"
         )
     if drought.highest - drought.lowest < MIN_REWARD_SPREAD:
         return (

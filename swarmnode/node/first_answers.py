@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from swarmnode.node.commands.tryout import TriedExample
+from swarmnode.node.drought import WHAT_HELPS
 from swarmnode.training.evaluation import pass_at_k, powers_of_two
 
 OFTEN = 0.9
@@ -46,11 +47,7 @@ class FirstAnswers:
         if self.paid == 0 and self.demonstrated:
             return "no answer is right yet: the demonstrations are learnt from first"
         if self.paid == 0:
-            return (
-                "no answer is right yet, and there is nothing to learn from: what helps is a swarm that"
-                " knows the task, demonstrations with full marks, a reward that pays for part of an"
-                " answer, or easier examples first"
-            )
+            return f"no answer is right yet, and there is nothing to learn from: what helps is {WHAT_HELPS}"
         if self.paid > OFTEN:
             return "nearly every answer is right already: harder examples would teach more"
         return "answers to one example always have equal rewards: a reward that tells them apart would teach"

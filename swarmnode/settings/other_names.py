@@ -101,6 +101,8 @@ FORMER_SETTINGS: Mapping[str, str] = {
     "training.clip_high": _CLIP,
     "policy.threads": "OMP_NUM_THREADS says how many threads torch has; one where it is not set",
     "rollout.max_lag": 'it is 8; with rollout.mode="sync" and rollout.overlap="off" none is behind',
+    "limits.card": "limits.give_way is for card and battery",
+    "limits.battery": "limits.give_way is for card and battery",
     "exchange.receipts_every_s": "receipts are sent every five minutes",
     "node.contribution": "the record is always kept, on this machine alone (docs/contribution.md)",
 }

@@ -39,7 +39,7 @@ from swarmnode.tasks.workbench.probes import (
     rewards_of,
 )
 from swarmnode.tasks.workbench.rehearsal import difference_of, rehearse
-from swarmnode.types import Example, Scores, total_reward
+from swarmnode.types import FULL_MARGIN, Example, Scores, total_reward
 
 SCORED_EXAMPLES = 32
 
@@ -56,10 +56,6 @@ SLOW_DRAWS_PER_S = 1000.0
 SLOW_SCORES_PER_S = 100.0
 """The speed below which judging a round of 256 own and 256 foreign completions takes longer than training on
 them."""
-
-FULL_MARKS = 0.95
-"""The share of the way from nonsense to the best reward that a demonstration needs for full marks: that of
-training/rules/task_marks.py for a policy that is never right."""
 
 SIMILAR = 0.75
 """The likeness, by difflib, from which another column was probably meant to be `demonstration`."""
@@ -350,20 +346,20 @@ def _judge_demonstrations(
         if is_environment(task) or judges_groups(task):
             what = "demonstrations are not used: the task answers back or compares answers"
             return None, [TaskFinding("warning", what, f"leave out the column {COLUMN!r}")]
+        rights = [right for example, _ in found if (right := find_right(task, example)) is not None]
         judged = [
-            (text, example, reward, nonsense)
+            (text, example, reward, _best(rewards[: len(WRONG_ANSWERS)]))
             for example, texts in found
-            for nonsense in [_best(rewards_of(task, example, WRONG_ANSWERS))]
-            for text, reward in zip(texts, rewards_of(task, example, texts), strict=True)
+            for rewards in [rewards_of(task, example, [*WRONG_ANSWERS, *texts])]
+            for text, reward in zip(texts, rewards[len(WRONG_ANSWERS) :], strict=True)
         ]
-        rights = [(one, find_right(task, one)) for one, _ in found]
-        best = _best([reward for one, right in rights if right for reward in rewards_of(task, one, [right])])
     except (TaskError, JudgementLost) as error:
         return None, [TaskFinding("error", f"demonstrations: {error.message}", error.hint)]
+    best = _best([reward for reward, _ in rights])
     wrong = [
         (text, example, reward)
         for text, example, reward, nonsense in judged
-        if reward is None or not nonsense < reward >= nonsense + FULL_MARKS * (best - nonsense)
+        if reward is None or not nonsense < reward >= best - FULL_MARGIN * (best - nonsense)
     ]
     shown = JudgedDemonstrations(len(judged), len(judged) - len(wrong))
     if not wrong:
@@ -401,7 +397,7 @@ def _judge_rights(
     passed: Counter[str] = Counter()
     try:
         found = [(example, find_right(task, example)) for example in examples]
-        rights = [(example, right) for example, right in found if right is not None]
+        rights = [(example, right[1]) for example, right in found if right is not None]
         for example, right in rights:
             passed.update(name for name, full in passed_with(task, example, right).items() if full)
         pairs = zip(rights, [*rights[1:], *rights[:1]], strict=True)

@@ -37,9 +37,9 @@ def answer_of(example: Example) -> str | None:
     return str(answer) if isinstance(answer, str | int | float) and not isinstance(answer, bool) else None
 
 
-def find_right(task: Task, example: Example) -> str | None:
-    """Returns the example's `answer` in the spelling with the best reward, or a demonstration that has a
-    better one. None: it has neither, or none does better than nonsense."""
+def find_right(task: Task, example: Example) -> tuple[float, str] | None:
+    """Returns the best reward of the example's `answer` in some spelling, or of a demonstration that has a
+    better one, and that text. None: it has neither, or none does better than nonsense."""
     answer = answer_of(example)
     forms = [] if answer is None else [form.format(answer) for form in FORMS]
     forms += Demonstrations().of(task, example)
@@ -52,7 +52,7 @@ def find_right(task: Task, example: Example) -> str | None:
         for form, reward in zip(forms, rewards[len(WRONG_ANSWERS) :], strict=True)
         if reward is not None and (not wrong or reward > max(wrong))
     ]
-    return max(scored, key=lambda pair: pair[0])[1] if scored else None
+    return max(scored, key=lambda pair: pair[0]) if scored else None
 
 
 def passed_with(task: Task, example: Example, right: str) -> dict[str, bool]:

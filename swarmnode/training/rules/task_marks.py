@@ -5,9 +5,9 @@ own and external groups -> [TaskMarks] -> book_rule.py; [needs_of] -> node.py ->
 Tasks do not say what their best reward is. With 0 and 1 it is 1; with partial credit it is what the best
 answers got, and where nobody gets all of it, the best so far. So it is the best reward that was given on two
 different examples: one stroke of luck, or one answer that fools a judge, does not devalue all others. An
-answer has full marks when it comes within MARGIN of that, counted from our own mean; so it is never below our
-own mean, and where rewards are continuous the best few percent count and not a single answer. Where all
-rewards of a task were equal so far, nothing is known: neither what would be better nor a pass rate.
+answer has full marks when it comes within FULL_MARGIN of that, counted from our own mean; so it is never
+below our own mean, and where rewards are continuous the best few percent count and not a single answer. Where
+all rewards of a task were equal so far, nothing is known: neither what would be better nor a pass rate.
 
 No torch here.
 """
@@ -17,10 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from swarmnode.types import MIN_REWARD_SPREAD, ExampleKey, RolloutGroup
-
-MARGIN = 0.05
-"""Share of the way from our mean to the best that an answer may lack and still have full marks."""
+from swarmnode.types import FULL_MARGIN, MIN_REWARD_SPREAD, ExampleKey, RolloutGroup
 
 MEMORY_ANSWERS = 64
 """Running means follow the last so many answers, about: two rounds of the demonstration policy."""
@@ -60,7 +57,7 @@ class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
             # One example alone was ever answered better than the worst.
             return self.level + MIN_REWARD_SPREAD
         mean = self.worst if self.mean is None else self.mean
-        return self.level - MARGIN * max(0.0, self.level - mean)
+        return self.level - FULL_MARGIN * max(0.0, self.level - mean)
 
     def has_full(self, reward: float | None) -> bool:
         full = self.full
@@ -131,7 +128,9 @@ class TaskMarks:
         marks, count = self.by_task[task], len(rewards)
         marks = msgspec.structs.replace(marks, mean=_moved(marks.mean, sum(rewards) / count, count))
         full, passed = marks.full, marks.passed
-        if level_before is not None and marks.level - level_before > MARGIN * (marks.level - marks.worst):
+        if level_before is not None and marks.level - level_before > FULL_MARGIN * (
+            marks.level - marks.worst
+        ):
             passed = None  # What counted as full marks until now does not any more.
         if full is not None:
             passed = _moved(passed, sum(reward >= full for reward in rewards) / count, count)

@@ -109,6 +109,7 @@ def test_what_trl_has_and_we_have_not_is_told_and_nothing_else_is_guessed(theirs
         ("training.clip_low", "its own clip"),
         ("policy.threads", "OMP_NUM_THREADS"),
         ("rollout.max_lag", 'rollout.mode="sync"'),
+        ("limits.battery", "limits.give_way"),
     ],
 )
 def test_a_setting_that_there_was_is_answered_with_what_stands_in_its_place(former: str, told: str) -> None:
