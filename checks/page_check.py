@@ -48,7 +48,9 @@ REACHED = f"""
     .filter(one => !(window.reached || []).includes(one))
     .map(one => one.outerHTML.slice(0, 100))
 """
-SHOWN = "['#cards', '#curve', '#own', '#timeline'].every(one => document.querySelector(one)?.children.length)"
+SHOWN = """
+['#cards strong', '#curve', '#own', '#timeline'].every(one => document.querySelector(one)?.hasChildNodes())
+"""
 WIDER = "document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"
 AXE = """
 axe.run().then(found => found.violations.map(one =>
@@ -116,10 +118,7 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.ask("Emulation.setEmulatedMedia", features=features)
         self.ask("Page.navigate", url=url)
-        until_s = time.monotonic() + PATIENCE_S
-        while not self.value(SHOWN):
-            assert time.monotonic() < until_s, f"{url} shows nothing: {self.errors}"
-            time.sleep(0.1)
+        self._until(SHOWN, f"{url} shows nothing")
         time.sleep(SETTLED_S)
 
     def picture(self, *, whole: bool) -> bytes:
@@ -127,13 +126,26 @@ class Browser:
         return base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
 
     def unreached(self) -> list[str]:
-        """Returns the controls that a walk with the tab key does not come to."""
-        self.value("window.reached = []; document.activeElement.blur()")
+        """Returns the controls that a walk with the tab key does not come to, in one round's rollouts."""
+        self.value("window.reached = []; document.activeElement.blur(); $('live').checked = false")
+        self._until("!reading", "its rollouts are read for ever")
         for _ in range(self.value(f'document.querySelectorAll("{CONTROLS}").length') + 5):
             for kind in ("rawKeyDown", "keyUp"):
                 self.ask("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
             self.value("window.reached.push(document.activeElement), null")
         return self.value(REACHED)
+
+    def keeps_focus(self) -> bool:
+        """Returns whether a card that the keyboard stands on is still there after the next state."""
+        self.value("window.old = state; document.querySelector('.card').focus()")
+        self._until("state !== window.old", "no further state comes")
+        return self.value("document.activeElement === document.querySelector('.card')")
+
+    def _until(self, script: str, otherwise: str) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while not self.value(script):
+            assert time.monotonic() < until_s, f"{otherwise}: {self.errors}"
+            time.sleep(0.1)
 
     def _ask(self, method: str, session: str | None = None, **what: Any) -> dict[str, Any]:
         number = next(self._numbers)
@@ -173,6 +185,8 @@ def faults(browser: Browser, url: str, out: Path, axe: str | None) -> Iterator[s
         yield from (f"{name}: the console says {error}" for error in browser.errors)
         browser.errors.clear()
         yield from (f"{name}: the tab key does not come to {one}" for one in browser.unreached())
+        if not browser.keeps_focus():
+            yield f"{name}: the next state takes the keyboard from its card"
         if browser.value(WIDER):
             yield f"{name}: the page is wider than its window"
         if axe is not None:

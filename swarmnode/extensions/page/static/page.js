@@ -75,11 +75,10 @@ function show(found) {
   $("about").textContent = `${status.model}${run}, version ${status.progress.policy_version}, swarm ${status.swarm}`;
   showPhase();
   showControls(control, status);
-  put($("cards"),
-    card("Is it learning?", verdicts.learning, "learning"),
-    card("Who helps?", verdicts.helping, "helping"),
-    card("What takes the time?", verdicts.pace, "slow"),
-    card("Is the sampler right?", verdicts.sampler, "sampler"));
+  showCard("learning", verdicts.learning);
+  showCard("helping", verdicts.helping);
+  showCard("slow", verdicts.pace);
+  showCard("sampler", verdicts.sampler);
   put($("why"), ...found.why.map((text) => make("li", text)));
   $("why").className = verdicts.learning.tone === "good" ? "" : "warn";
   showHelp(found);
@@ -100,11 +99,12 @@ function showPhase() {
   $("phase").textContent = `${round}${phase.name} for ${since}${phase.detail ? ` (${phase.detail})` : ""}`;
 }
 
-function card(asks, verdict, target) {
-  const made = make("a", "", `card ${verdict.tone}`);
-  made.href = `#${target}`;
-  made.append(make("span", asks, "asks"), make("strong", verdict.word), make("span", verdict.text));
-  return made;
+// A card is changed in its place: who stands on it with the keyboard stays there.
+function showCard(target, verdict) {
+  const card = $("cards").querySelector(`[href="#${target}"]`);
+  card.className = `card ${verdict.tone}`;
+  card.querySelector("strong").textContent = verdict.word;
+  card.querySelector(".text").textContent = verdict.text;
 }
 
 const BUTTONS = {
@@ -486,7 +486,8 @@ async function readAgain() {
     drawnRound = state.newest_round;
     readAgain.evaluated = state.status.reward.eval_round;
     showCurves(await get("rewards"));
-    if ($("live").checked) await showRollouts(null);
+    // Nor is a rollout taken away from who reads it with the keyboard.
+    if ($("live").checked && !document.activeElement.closest("article")) await showRollouts(null);
   } catch { drawnRound = -1; }
   reading = false;
 }
