@@ -34,6 +34,7 @@ GROUND = {
     "printable",
     "registry",
     "settings",
+    "token_bucket",
     "types",
 }
 ABOVE_ALL = {"__main__", "testing"}

@@ -13,7 +13,8 @@ Each member is driven by a thread of its own. Whoever calls `step` advances the 
 meanwhile wait for that same step and take what it finished of theirs. A step that fails, fails for all.
 Guests are sent what a step did for them, and step themselves only while nobody else does.
 
-Training never waits for guests: where the rows of guests hold more versions than there is room for beside a
+Where training goes first, guests have a share of its time: beyond that none of them begins, and none steps.
+Nor does it ever wait for them: where the rows of guests hold more versions than there is room for beside a
 new one, or the engine sleeps, they are put back, and go on where they stopped, under the version they had.
 """
 
@@ -38,6 +39,7 @@ from swarmnode.rollout.engine import (
 from swarmnode.rollout.fair_lock import FairLock
 from swarmnode.rollout.member_state import FIRST_SERIAL, MemberRow, MemberState, fair_shares
 from swarmnode.rollout.request_queue import with_live_version
+from swarmnode.token_bucket import TokenBucket
 
 MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
 """Modes of an update of one of several policies. Not "keep": a request that names its version stays on it,
@@ -49,6 +51,12 @@ GUEST_VERSIONS = 2
 """Most versions, besides the newest ones, that rows of guests keep live."""
 PEOPLE_FIRST = -1
 """Priority of guests' requests in the engine where people come first; else they wait with the others."""
+GUESTS_SHARE, GUESTS_AT_ONCE_S = 0.05, 2.0
+"""Of the time of an engine whose policies train, what guests take: on average, and seconds at once."""
+STILL_TRAINS_S = 5.0
+"""Seconds after a micro-batch or a policy's step in which its policies count as training."""
+OUT_OF_TIME_S = 0.02
+"""Guests without time look again this soon."""
 REST_S = 1.0
 """Longest that training rests for guests between two micro-batches."""
 LOOK_AGAIN_S = 0.005
@@ -110,6 +118,9 @@ class SharedEngine:
         """What steps did for each, unread."""
         self._last_step: tuple[MemberState | None, float] = (None, float("-inf"))
         """Who stepped last, and when that ended."""
+        self._trained_s = float("-inf")
+        """When a policy last stepped, or trained on a micro-batch."""
+        self._time_of_guests = TokenBucket(GUESTS_SHARE, GUESTS_AT_ONCE_S)
         self.turns = FairLock()
         """Each call of a member has the engine to itself."""
         self.serials = count(FIRST_SERIAL)
@@ -155,6 +166,7 @@ class SharedEngine:
 
     def give_way(self) -> None:
         """Lets the one who trains rest before a micro-batch, where people come first and wait for tokens."""
+        self._trained_s = time.monotonic()
         if not self.people_first:
             return
         until_s = time.monotonic() + REST_S
@@ -169,7 +181,7 @@ class SharedEngine:
         try:
             with self.failing_for_all(caller):
                 self._fill_rows()
-                busy = set(self._rows.values())
+                owners = list(self._rows.values())
                 for output in self.engine.step():
                     if (member := self._rows.pop(output.request_id, None)) is not None:
                         member.post(member.left(member.rows[output.request_id], output))
@@ -179,8 +191,24 @@ class SharedEngine:
         finally:
             self.steps += 1
             self._last_step = (caller, time.monotonic())
-        for member in busy:
-            member.counters.generation_s += time.perf_counter() - started
+            if caller not in self._guests:
+                self._trained_s = time.monotonic()
+        took_s = time.perf_counter() - started
+        for member in set(owners):
+            member.counters.generation_s += took_s
+        if owners and self.training_is_first:
+            of_guests = sum(member in self._guests for member in owners)
+            self._time_of_guests.owe(took_s * of_guests / len(owners))
+
+    @property
+    def guests_have_time(self) -> bool:
+        """False while training goes first and guests have had their share."""
+        return not self.training_is_first or self._time_of_guests.has(0.0, now=time.monotonic())
+
+    @property
+    def training_is_first(self) -> bool:
+        """True while a policy trains or generates, unless people come first."""
+        return not self.people_first and time.monotonic() < self._trained_s + STILL_TRAINS_S
 
     def is_stepped_by_another(self, member: MemberState) -> bool:
         """Returns True while somebody else steps, or is about to, and no error waits for this one."""
@@ -207,7 +235,7 @@ class SharedEngine:
             for serial, rows in groupby(member.start(share, self._numbers), lambda row: row.serial):
                 self.load(member, serial)
                 self._submit(member, list(rows), None)
-        if not self.resting:
+        if not self.resting and self.guests_have_time:
             self._fill_rows_of_guests()
 
     def _fill_rows_of_guests(self) -> None:
@@ -530,15 +558,18 @@ class SharedGuest(SharedMember):
 
     def advance(self) -> Progress:
         """Returns what has ended and what is under way by now, with its tokens so far. Steps once where
-        nobody else does."""
+        nobody else does, and guests have time."""
         before = self._shared.steps
         for _ in range(LOOKS):
-            if self._progress.empty() and not self._shared.is_stepped_by_another(self._member):
+            has_time = self._shared.guests_have_time or self._member.failed
+            if has_time and self._progress.empty() and not self._shared.is_stepped_by_another(self._member):
                 return self._stepped(before)
             with suppress(Empty):
-                ended, in_flight = self._progress.get(timeout=BETWEEN_STEPS_S)
+                ended, in_flight = self._progress.get(timeout=BETWEEN_STEPS_S if has_time else OUT_OF_TIME_S)
                 later, newest = self._sent()
                 return (*ended, *later), in_flight if newest is None else newest
+            if not has_time:
+                break
         return (), ()
 
     def _stepped(self, before: int) -> Progress:

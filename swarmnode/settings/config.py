@@ -328,8 +328,9 @@ class RolloutConfig(Section):
     as wanted. 1: ask once."""
     first: Literal["training", "people"] = "training"
     """Whoever goes first while people ask the policy that trains (`swarmnode serve`, `swarmnode chat`).
-    people: their answers start before all others, and training rests between two micro-batches while they are
-    written, a second at most each time."""
+    training: their answers have a twentieth of the engine's time, and two seconds at once. people: theirs
+    start before all others, and training rests between two micro-batches while they are written, a second at
+    most each time."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Generate the next round while this one is trained on. auto: where memory and processors allow it."""
 

@@ -35,9 +35,9 @@ from swarmnode.exchange.limits import (
 )
 from swarmnode.exchange.messages import Announcement, hash_body
 from swarmnode.exchange.peers.ledger import Ledger
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import MAX_PEER_ID_CHARS, check_peer_id
+from swarmnode.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 

@@ -50,11 +50,11 @@ from swarmnode.exchange.limits import (
 from swarmnode.exchange.messages import Announcement, Given
 from swarmnode.exchange.peers.recently_seen import RecentlySeen
 from swarmnode.exchange.peers.reputation import Trust
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.exchange.validation.body_check import BodyRules, CheckedBody, check_body, require_advantage
 from swarmnode.exchange.validation.judge import Judge
 from swarmnode.exchange.validation.judge_time import JudgeTime
 from swarmnode.exchange.validation.unfit_tasks import UnfitTasks
+from swarmnode.token_bucket import TokenBucket
 from swarmnode.types import ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ import msgspec
 from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import MAX_HEADER_BYTES, SLOW_S
 from swarmnode.exchange.messages import decode_header
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.identity.envelope import Envelope, decoded
 from swarmnode.network.host import Message
+from swarmnode.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 

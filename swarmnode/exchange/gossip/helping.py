@@ -32,11 +32,11 @@ from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.exchange_stats import HelpStats
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, PROTOCOL
 from swarmnode.exchange.messages import Count, Header, Index, Name, Seed
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.identity.envelope import decoded, seal, unseal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Message
 from swarmnode.tasks.task import Task, may_be_exchanged
+from swarmnode.token_bucket import TokenBucket
 from swarmnode.types import ExampleKey, RolloutGroup
 
 CONTEXT = f"swarmnode/{PROTOCOL}/help-wanted"

@@ -27,9 +27,9 @@ from swarmnode.exchange.limits import (
 )
 from swarmnode.exchange.messages import Announcement, Arrival, Given, Header
 from swarmnode.exchange.peers.recently_seen import RecentlySeen, key_of
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.exchange.validation.header_check import check_fits, check_gossip
 from swarmnode.network.host import Message
+from swarmnode.token_bucket import TokenBucket
 
 
 class Inbox:

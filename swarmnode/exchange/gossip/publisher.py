@@ -21,10 +21,10 @@ from swarmnode.exchange.gossip.receipts import Receipts
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, PACE
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.exchange.validation.header_check import require_exchanged
 from swarmnode.network.host import Message
 from swarmnode.tasks.task import may_be_exchanged
+from swarmnode.token_bucket import TokenBucket
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)

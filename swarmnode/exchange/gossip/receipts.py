@@ -28,10 +28,10 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_stats import ReceiptStats
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, MAX_GROUP_SIZE, PROTOCOL
 from swarmnode.exchange.messages import Count, Name
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.identity.envelope import decoded, seal, unseal
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.network.host import Message
+from swarmnode.token_bucket import TokenBucket
 
 CONTEXT = f"swarmnode/{PROTOCOL}/receipt"
 

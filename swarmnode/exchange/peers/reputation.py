@@ -29,7 +29,7 @@ from swarmnode.exchange.limits import (
     SLOW_S,
     TAKEN_PER_GIVEN,
 )
-from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.token_bucket import TokenBucket
 
 Trust = Literal["neighbour", "proven", "slow", "newcomer"]
 """neighbour: a policy of this process, of which nothing has to be fetched. The others: see above."""

@@ -5,7 +5,7 @@ Fetcher -> [JudgeTime] -> Reputation
 
 from swarmnode.exchange.limits import JUDGE_BURST_S, JUDGE_S_PER_S
 from swarmnode.exchange.peers.reputation import Reputation, Trust
-from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.token_bucket import TokenBucket
 
 
 class JudgeTime:

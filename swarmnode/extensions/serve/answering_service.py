@@ -81,6 +81,8 @@ class AnsweringService:
         self._changed = threading.Condition()
         """Guards the two above; notified when somebody asks."""
         self._closing = False
+        self.used_s = 0.0
+        """CPU time of telling so far, the engine apart."""
         self._thread = threading.Thread(target=self._work, name="service", daemon=True)
 
     def __enter__(self) -> Self:
@@ -97,6 +99,11 @@ class AnsweringService:
         self._give_up(None, NoAnswer(503, "this node ends", "shutting_down"))
         for guest in self._guests.values():
             guest.close()
+
+    @property
+    def gives_way(self) -> bool:
+        """True while a policy trains, and training goes first."""
+        return self._source.shared.training_is_first
 
     def models(self) -> Models:
         """Returns the names of the models that can be asked now."""
@@ -241,10 +248,12 @@ class AnsweringService:
             logger.warning("answers to people are lost: %s", error)
             self._give_up(guest, _unavailable(f"the engine failed: {error}"))
             return
+        started_s = time.thread_time()
         for output in outputs:
             self._tell(output.request_id, output.sampled, output.finish)
         for request in in_flight:
             self._tell(request.request_id, request.sampled, None)
+        self.used_s += time.thread_time() - started_s
 
     def _tell(self, name: str, sampled: Sampled, finish: FinishReason | None) -> None:
         with self._changed:

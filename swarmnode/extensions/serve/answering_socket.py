@@ -12,6 +12,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Self
 import msgspec
 import psutil
 
+from swarmnode.extensions.page.bounded_server import CpuAllowance
 from swarmnode.extensions.serve.answering_service import AnsweringService, AnswerUnderWay
 from swarmnode.extensions.serve.questions import (
     MOST_FRAME_BYTES,
@@ -40,6 +42,8 @@ logger = logging.getLogger(__name__)
 MOST_CONNECTIONS = 96
 PATIENCE_S = 10.0
 """Seconds in which a client sends its question, and takes something of an answer that waits for it."""
+CORE_SHARE = 0.03
+"""What answers use of one core in the long run beside training, the engine apart: beyond, questions wait."""
 LOOK_EVERY_S = 0.25
 """A client that hangs up is noticed this soon."""
 LENGTH_BYTES = 4
@@ -85,6 +89,8 @@ class AnsweringSocket:
         self._service = service
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._closing = False
+        self._used_s = 0.0
+        """CPU time of the threads that served a client."""
         self._thread = threading.Thread(target=self._listen, name="service socket", daemon=True)
 
     def __enter__(self) -> Self:
@@ -107,7 +113,11 @@ class AnsweringSocket:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _listen(self) -> None:
+        allowance = CpuAllowance(CORE_SHARE, time.monotonic(), self._all_used_s())
         while not self._closing:
+            rest_s = allowance.rest_s(time.monotonic(), self._all_used_s())
+            if rest_s and self._service.gives_way:
+                time.sleep(rest_s)
             try:
                 client, _ = self._socket.accept()
             except OSError:
@@ -127,7 +137,11 @@ class AnsweringSocket:
         except (OSError, EOFError) as error:
             logger.debug("a client of the service left: %s", error)
         finally:
+            self._used_s += time.thread_time()
             self._places.release()
+
+    def _all_used_s(self) -> float:
+        return self._used_s + self._service.used_s + time.thread_time()
 
     def _answer(self, client: socket.socket) -> None:
         try:

@@ -29,7 +29,6 @@ from swarmnode.exchange.peers.connection_gate import ConnectionGate
 from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.exchange.peers.swarm_health import SwarmHealth
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.exchange.validation.header_check import open_header
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import Paths
@@ -47,6 +46,7 @@ from swarmnode.node.showing.page import PageSource, open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.node.workers import supervise
 from swarmnode.settings.config import Config, NetworkConfig
+from swarmnode.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 

@@ -199,6 +199,45 @@ def test_training_rests_for_people_and_not_for_ever(monkeypatch: pytest.MonkeyPa
     assert len(finish(guest)) == 1
 
 
+def test_guests_who_had_their_share_neither_begin_nor_step_until_nobody_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarmnode.rollout.shared_engine.GUESTS_AT_ONCE_S", -1.0)
+    policy, guest = seated(counting())
+    guest.submit([ask("before", 9)])
+    assert len(guest.advance()[1]) == 1, "nobody trains: all of the time is the guests'"
+    policy._shared.give_way()
+    assert guest.advance() == ((), ())
+    guest.submit([ask("asked", 2)])
+    policy.submit([ask("own", 9)])
+    policy.step()
+    ended, in_flight = guest.advance()
+    under_way = {request.request_id: len(request.sampled) for request in in_flight}
+    assert (ended, under_way) == ((), {"before": 2, "asked": 0}), "what began is carried along"
+    monkeypatch.setattr("swarmnode.rollout.shared_engine.STILL_TRAINS_S", 0.0)
+    assert sorted(finish(guest)) == ["asked", "before"]
+
+
+def test_where_people_come_first_they_have_all_the_time_they_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.rollout.shared_engine.GUESTS_AT_ONCE_S", -1.0)
+    policy, guest = seated(counting(), people_first=True)
+    policy._shared.give_way()
+    guest.submit([ask("asked", 9)])
+    assert len(finish(guest)) == 1
+
+
+def test_what_guests_have_is_their_part_of_each_step() -> None:
+    policy, guest = seated(counting())
+    shared = policy._shared
+    owed: list[float] = []
+    shared._time_of_guests.owe = owed.append
+    policy.submit([ask(f"own {number}", 9) for number in range(3)])
+    policy.step()
+    guest.submit([ask("asked", 9)])
+    policy.step()
+    assert owed[0] == 0.0 < owed[1]
+
+
 def test_what_a_policy_samples_is_bit_for_bit_what_it_samples_without_the_front() -> None:
     model = small_model()
     requests = [ask(str(i), 3 + 5 * (i % 4), seed=i) for i in range(12)]

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     MAX_MEMBERS,
     Presence,
@@ -21,6 +20,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
 )
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from typing import Annotated
 from msgspec import Meta
 
 from swarmnode.errors import NetworkError, PeerUnreachable, Rejected
-from swarmnode.exchange.peers.token_bucket import TokenBucket
 from swarmnode.extensions.pipeline.plans.member_costs import (
     MAX_AGE_S,
     MAX_BYTES_PER_S,
@@ -34,6 +33,7 @@ from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply,
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberMessage, MemberService
+from swarmnode.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 

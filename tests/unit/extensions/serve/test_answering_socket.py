@@ -74,6 +74,20 @@ async def test_nonsense_ends_its_own_connection(content: bytes) -> None:
         assert len(await events_of(at.path, Question(text="hi"))) == 3
 
 
+@pytest.mark.parametrize("trains", [True, False])
+async def test_questions_wait_while_answers_use_more_than_their_share_of_a_core_beside_training(
+    trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(answering_socket.CpuAllowance, "rest_s", lambda *_: 0.25)
+    monkeypatch.setattr(answering_socket.time, "sleep", rests.append)
+    with served(says("hello")) as at:
+        if trains:
+            at.shared.give_way()
+        await events_of(at.path, Question(text="hi"))
+    assert (0.25 in rests) == trains
+
+
 async def test_whoever_hangs_up_is_no_longer_answered() -> None:
     class Stuck(FakeEngine):
         def step(self) -> Sequence[Output]:

@@ -1,6 +1,6 @@
 """Allowances: so much on average, and so much at once.
 
-[TokenBucket] -> Inbox, Reputation, JudgeTime, BodyTransfer, Holder, Helping
+[TokenBucket] -> Inbox, Reputation, JudgeTime, BodyTransfer, Holder, Helping, SharedEngine
 """
 
 

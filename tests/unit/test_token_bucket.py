@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.exchange.peers.token_bucket import TokenBucket
+from swarmnode.token_bucket import TokenBucket
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.1, 5)), max_size=60))
