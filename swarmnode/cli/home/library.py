@@ -69,7 +69,9 @@ def export(
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """Write this home's library to a file, without rows that are damaged. A node may be running."""
+    """Write this home's library to a new file, without rows that are damaged. A node may be running."""
+    if file.exists():
+        raise StorageError(f"{file} exists already", hint="name a file that does not")
     report = copy_verified(_existing(resolve_paths(home).policy(policy).library), file)
     told = f"wrote {report.rows} groups of {len(report.authors)} authors to {file}"
     tell(json, report.as_json(), [told])
@@ -90,6 +92,9 @@ def import_(
     paths = resolve_paths(home).policy(policy)
     with IdentityLock(paths.identity) if paths.identity.exists() else nullcontext():
         report = add_verified(_existing(file), paths.library)
+    if not report.rows:
+        _print_damaged(report)
+        raise StorageError(f"{file} has no group that could be verified", hint="nothing was taken")
     known = f", {report.known} were there already" if report.known else ""
     full = f", {report.no_room} did not fit any more" if report.no_room else ""
     told = [f"took {report.taken} of {report.rows + report.damaged_rows} groups{known}{full}"]

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
-from swarmnode.errors import Rejected
+from swarmnode.errors import Rejected, StorageError
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.library.library_files import Judging, add_verified, copy_verified, look_through
 from swarmnode.exchange.library.signed_group import (
@@ -124,6 +124,22 @@ def test_the_commands_show_export_and_import(signed: Signed, tmp_path: Path) -> 
     assert told["groups"] == 2 and told["tasks"][0]["right"] is None
 
 
+def test_an_export_replaces_no_file_and_an_import_of_nothing_sound_fails(
+    signed: Signed, tmp_path: Path
+) -> None:
+    home, file, out = tmp_path / "home", tmp_path / "some.jsonl", tmp_path / "out.jsonl"
+    file.write_bytes(line_of(signed(0)))
+    run("import", str(file), "--home", str(home))
+    out.write_text("mine")
+    refused = run("export", str(out), "--home", str(home)).exception
+    assert isinstance(refused, StorageError) and "exists already" in str(refused)
+    assert out.read_text() == "mine"
+    before = resolve_paths(home).library.read_bytes()
+    refused = run("import", str(out), "--home", str(home))
+    assert isinstance(refused.exception, StorageError) and "line 1: malformed" in refused.stderr
+    assert resolve_paths(home).library.read_bytes() == before
+
+
 def test_show_judges_with_a_task(tmp_path: Path) -> None:
     from swarmnode.tasks.builtin import BUILTIN_TASKS
     from swarmnode.tasks.task import draw_train, score_strictly
@@ -142,6 +158,4 @@ def test_show_judges_with_a_task(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    from swarmnode.errors import StorageError
-
     assert isinstance(run("show", "--home", str(tmp_path)).exception, StorageError)
