@@ -47,7 +47,7 @@ SUMMARIES: Mapping[str, str] = {
     "service": "Have the system start a node at boot.",
     "watch": "Show several machines on one screen.",
     "runs": "List the runs of this home; remove one.",
-    "library": "Verify, export and import right answers.",
+    "library": "Show, export and import right answers, each verified.",
     "task": "List, look at, check, try and begin tasks.",
     "pipeline": "Plan a pipeline of peers that skips stages.",
     "identity": "Show, back up and restore the key of this node.",

@@ -118,15 +118,16 @@ class PolicyLearner(RolloutLearner):
             checkpoint.state.counters,
             TrainingRun(checkpoint.folder.parent, checkpoint.state, 0.0),
         )
+        changed = changes(checkpoint.state.settings, learning_settings(self._config, self._seed))
         if not run.is_of(self._versions()):
+            changed = (run.difference(self._versions()), *changed)
             counters = counters.of_other_tasks()
             dropped = forgotten or 0, self._rollouts.stats().dropped_not_redrawable
             logger.warning(
                 "run %s goes on, but %s: rewards are measured anew, and %d answers of its book and %d groups"
                 " under way are dropped",
-                *(run.name, run.difference(self._versions()), *dropped),
+                *(run.name, changed[0], *dropped),
             )
-        changed = changes(checkpoint.state.settings, learning_settings(self._config, self._seed))
         return Resumed(counters, waiting.exchange, changed)
 
     def train(

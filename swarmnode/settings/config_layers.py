@@ -28,7 +28,9 @@ from swarmnode.settings.other_names import (
 )
 
 ENV_PREFIX = "SWARMNODE_"
-NOT_SETTINGS = frozenset({"SWARMNODE_HOME"})
+NOT_SETTINGS = frozenset(
+    {"SWARMNODE_HOME", "SWARMNODE_SERVE_KEY", "SWARMNODE_WATCH_PASSWORD", "SWARMNODE_VLLM_STARTED_BY"}
+)
 """Environment variables with our prefix that are no settings."""
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import swarmnode as sn
 from swarmnode.cli.app import app
-from swarmnode.errors import CheckpointError, IdentityInUse
+from swarmnode.errors import CheckpointError, ConfigError, IdentityInUse
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
@@ -164,6 +164,12 @@ def test_a_run_that_is_named_goes_on_with_other_tasks_knowingly(options: dict[st
     third = sn.run(ROWS, negative, rounds=4, run="mine", **options)
     assert (third.rounds, third.reward_first) == (4, second.reward_first)
     assert len(said(home, "run mine goes on, but")) == 1, "it is of these tasks now"
+
+
+def test_a_run_that_is_named_and_done_returns_no_reward_for_other_tasks(options: dict[str, Any]) -> None:
+    sn.run(ROWS, positive, rounds=2, run="mine", **options)
+    with pytest.raises(ConfigError, match=r"2 of 2 rounds are done.* the reward of rows changed"):
+        sn.run(ROWS, negative, rounds=2, run="mine", **options)
 
 
 def test_another_model_gets_a_run_of_its_own(options: dict[str, Any], home: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def show(
     drawn again and the answers are judged, as a node does before it learns from them.
     """
     paths = resolve_paths(home).policy(policy)
-    path = _existing(file or paths.library)
+    path = _of_home(paths.library) if file is None else _existing(file)
     with ExitStack() as stack:
         judging = Judging(_tasks(stack, task, home, set_)) if task else None
         report = look_through(path, judging=judging)
@@ -72,7 +72,7 @@ def export(
     """Write this home's library to a new file, without rows that are damaged. A node may be running."""
     if file.exists():
         raise StorageError(f"{file} exists already", hint="name a file that does not")
-    report = copy_verified(_existing(resolve_paths(home).policy(policy).library), file)
+    report = copy_verified(_of_home(resolve_paths(home).policy(policy).library), file)
     told = f"wrote {report.rows} groups of {len(report.authors)} authors to {file}"
     tell(json, report.as_json(), [told])
     _print_damaged(report)
@@ -105,10 +105,14 @@ def import_(
     _print_damaged(report)
 
 
-def _existing(path: Path) -> Path:
+def _existing(path: Path, hint: str = "name a file that `swarmnode library export` wrote") -> Path:
     if not path.is_file():
-        raise StorageError(f"there is no library {path}", hint="`swarmnode join` makes one as it learns")
+        raise StorageError(f"there is no library {path}", hint=hint)
     return path
+
+
+def _of_home(path: Path) -> Path:
+    return _existing(path, "`swarmnode join` makes one as it learns")
 
 
 def _tasks(stack: Any, names: list[str], home: Path | None, set_: list[str] | None) -> dict[str, Any]:

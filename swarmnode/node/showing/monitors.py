@@ -162,17 +162,18 @@ def make_monitors(names: Sequence[str]) -> list[Monitor]:
 def checked_monitor(given: object, name: str = "") -> Monitor:
     """An object as the monitor that it is, or what a class or function without arguments makes. Raises
     ConfigError for one that lacks a method, or that needs arguments."""
+    shown = name or repr(given)[:80]
     if isinstance(given, type) or (callable(given) and not isinstance(given, Monitor)):
         try:
             given = cast(Callable[[], object], given)()
         except TypeError as error:
             raise ConfigError(
-                f"the monitor {name or repr(given)[:80]} cannot be made: {error}",
+                f"the monitor {shown} cannot be made: {error}",
                 hint="pass an object, or a class that needs no arguments",
             ) from error
     if not isinstance(given, Monitor):
         raise ConfigError(
-            f"{name or repr(given)[:80]} is no monitor",
+            f"{shown} is no monitor",
             hint="give it start(run), log(event, round, values) and finish(summary)",
         )
     return given

@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+import swarmnode
 from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import builtin_folder
@@ -12,6 +13,9 @@ from swarmnode.settings.config import KEYS, Config, explain_setting
 from swarmnode.settings.config_layers import advice_for_argument, load_config, presets
 from swarmnode.settings.other_names import NAMES_OF_TRL
 from swarmnode.settings.settings_page import reference_page
+
+VARIABLE = re.compile(r'"(SWARMNODE_[A-Z]+(?:_[A-Z]+)*)"')
+"""A variable that is no setting: those have two underscores."""
 
 
 def write(path: Path, text: str) -> Path:
@@ -148,8 +152,11 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         load_config(environ={}, assignments=["exchange.local_groups=0", "exchange.external_groups=0"])
 
 
-def test_the_home_variable_is_not_a_setting() -> None:
-    assert load_config(environ={"SWARMNODE_HOME": "/data"}).config == Config()
+def test_variables_of_ours_that_are_no_settings_stop_nothing() -> None:
+    package = Path(swarmnode.__file__).parent
+    named = {name for file in package.rglob("*.py") for name in VARIABLE.findall(file.read_text())}
+    assert {"SWARMNODE_HOME", "SWARMNODE_SERVE_KEY", "SWARMNODE_WATCH_PASSWORD"} <= named
+    assert load_config(environ=dict.fromkeys(named, "correct horse")).config == Config()
 
 
 def test_a_list_can_be_given_on_the_command_line() -> None:
