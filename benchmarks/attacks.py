@@ -71,6 +71,8 @@ MOST_CONTROL_ERROR = 0.1
 MOST_BUSY_BEFORE = 0.25
 """Of the cores that this may use, before anything is begun: it would take nine minutes to learn the same."""
 LOOK_BEFORE_S = 3.0
+SERVE_LEAD_S = 9.0
+"""Of `serve_flood` before it counts: guests of an engine that rested may have two seconds of it at once."""
 STEADY_WITHIN, MOST_WARM_UP_WINDOWS = 0.05, 6
 """Of its pace, from one quiet window to the next; windows before the first attack that may differ by more."""
 REWARD, KILLED = "reward", "replayed_after_kill"
@@ -101,8 +103,6 @@ class Timing:
 
 
 FULL = Timing(0.5, 3.5, 1.5, 4.5, base_rounds=40, rounds=50, repeats=2)
-SERVE_LEAD_S = 9.0
-"""Guests of an engine that rested may have two seconds of it at once: those are not what a flood costs."""
 QUICK = Timing(0.5, 2.0, 1.0, 3.0, base_rounds=5, rounds=5, repeats=1)
 
 

@@ -126,7 +126,7 @@ class Browser:
         return base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
 
     def unreached(self) -> list[str]:
-        """Returns the controls that a walk with the tab key does not come to, in one round's rollouts."""
+        """Returns the controls that a walk with the tab key does not come to. The page stays at one round."""
         self.value("window.reached = []; document.activeElement.blur(); $('live').checked = false")
         self._until("!reading", "its rollouts are read for ever")
         for _ in range(self.value(f'document.querySelectorAll("{CONTROLS}").length') + 5):
@@ -136,7 +136,7 @@ class Browser:
         return self.value(REACHED)
 
     def keeps_focus(self) -> bool:
-        """Returns whether a card that the keyboard stands on is still there after the next state."""
+        """Returns True if a card that the keyboard stands on is still there after the next state."""
         self.value("window.old = state; document.querySelector('.card').focus()")
         self._until("state !== window.old", "no further state comes")
         return self.value("document.activeElement === document.querySelector('.card')")

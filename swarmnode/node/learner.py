@@ -90,6 +90,8 @@ class Resumed:
     exchange: bytes
     changed: tuple[str, ...] = ()
     """Settings that shape learning and are others now, each in words."""
+    other_tasks: str = ""
+    """The difference in words, where the run was trained on other tasks."""
 
 
 class Learner(Protocol):

@@ -510,23 +510,27 @@ class NodeLoop:
         round = self._begun_at = resumed.counters.round
         name = f", run {self.status.run}" if self.status.run else ""
         logger.info("resumed after round %d, policy version %d%s", round, self._learner.policy_version, name)
-        if resumed.changed:
-            self._go_on_with(resumed.changed)
+        self._go_on_with(resumed.changed, resumed.other_tasks)
         if self._network is not None:
             self._network.exchange.restore(resumed.exchange)
         self._saving.resumed(resumed.counters)
         self._board.counted(resumed.counters, self._learner.policy_version)
         self._board.evaluated(resumed.counters, {})
 
-    def _go_on_with(self, changed: Sequence[str]) -> None:
+    def _go_on_with(self, changed: Sequence[str], other_tasks: str) -> None:
         """Say which settings the run has not been trained with. Raises ConfigError where no round is left to
-        train with them: what there is was learnt otherwise."""
-        told, limit = "; ".join(changed), self._config.node.rounds
-        if limit is None or self._begun_at < limit:
-            logger.warning("the run goes on with other settings: %s", told)
+        train with them, or on other tasks: what there is was learnt otherwise."""
+        limit = self._config.node.rounds
+        if not (changed or other_tasks):
             return
+        if limit is None or self._begun_at < limit:
+            if changed:
+                logger.warning("the run goes on with other settings: %s", "; ".join(changed))
+            return
+        others = [f"with other tasks: {other_tasks}"] if other_tasks else []
+        others += [f"with other settings: {'; '.join(changed)}"] if changed else []
         raise ConfigError(
-            f"nothing to do: {self._begun_at} of {limit} rounds are done, with other settings: {told}",
+            f"nothing to do: {self._begun_at} of {limit} rounds are done, {', and '.join(others)}",
             hint="begin another run (--run NAME, run=), start this one over (--fresh, fresh=True), or set"
             " more rounds to go on with these settings (--rounds, rounds=)",
         )

@@ -118,17 +118,17 @@ class PolicyLearner(RolloutLearner):
             checkpoint.state.counters,
             TrainingRun(checkpoint.folder.parent, checkpoint.state, 0.0),
         )
-        changed = changes(checkpoint.state.settings, learning_settings(self._config, self._seed))
-        if not run.is_of(self._versions()):
-            changed = (run.difference(self._versions()), *changed)
+        other_tasks = "" if run.is_of(self._versions()) else run.difference(self._versions())
+        if other_tasks:
             counters = counters.of_other_tasks()
             dropped = forgotten or 0, self._rollouts.stats().dropped_not_redrawable
             logger.warning(
                 "run %s goes on, but %s: rewards are measured anew, and %d answers of its book and %d groups"
                 " under way are dropped",
-                *(run.name, changed[0], *dropped),
+                *(run.name, other_tasks, *dropped),
             )
-        return Resumed(counters, waiting.exchange, changed)
+        changed = changes(checkpoint.state.settings, learning_settings(self._config, self._seed))
+        return Resumed(counters, waiting.exchange, changed, other_tasks)
 
     def train(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0

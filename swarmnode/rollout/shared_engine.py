@@ -190,9 +190,10 @@ class SharedEngine:
                         progress.put((guest.take_outputs(), self.in_flight(guest)))
         finally:
             self.steps += 1
-            self._last_step = (caller, time.monotonic())
+            ended_s = time.monotonic()
+            self._last_step = (caller, ended_s)
             if caller not in self._guests:
-                self._trained_s = time.monotonic()
+                self._trained_s = ended_s
         took_s = time.perf_counter() - started
         for member in set(owners):
             member.counters.generation_s += took_s

@@ -486,7 +486,7 @@ async function readAgain() {
     drawnRound = state.newest_round;
     readAgain.evaluated = state.status.reward.eval_round;
     showCurves(await get("rewards"));
-    // Nor is a rollout taken away from who reads it with the keyboard.
+    // A rollout is not taken away from who reads it with the keyboard.
     if ($("live").checked && !document.activeElement.closest("article")) await showRollouts(null);
   } catch { drawnRound = -1; }
   reading = false;
