@@ -4,7 +4,7 @@ node.py -> [StatusBoard] -> NodeStatus -> /status, /metrics
                                 |
                                 +-> [Watchers] -> monitors.py | panel.py | a stream
 
-Watchers are told after every round: monitors.py always, a panel on a terminal, plain lines elsewhere.
+Watchers are told after every round: monitors.py and the log always, a panel on a terminal.
 """
 
 import logging
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from statistics import fmean
-from typing import Literal, Protocol, TextIO
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -342,20 +342,17 @@ class Watcher(Protocol):
     def close(self) -> None: ...
 
 
-class PlainWatcher:
-    """One line per round, without escape codes."""
+class RoundLines:
+    """Has a line of each round in the log. The live panel shows rounds by itself and leaves these out."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    logger = logging.getLogger("swarmnode.rounds")
 
     def see(self, event: Occasion, status: NodeStatus) -> None:
         if event == "round":
-            whose = f"policy {status.policy}: " if status.policies > 1 else ""
-            self._stream.write(f"{time.strftime('%H:%M:%S')} {whose}{round_line(status)}\n")
-            self._stream.flush()
+            self.logger.info("%s", round_line(status))
 
     def close(self) -> None:
-        self._stream.flush()
+        pass
 
 
 class Watchers:

@@ -110,14 +110,6 @@ _LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequ
 
 
 @runtime_checkable
-class GroupReward(Protocol):
-    """A reward that compares the answers to one example, so it needs the whole group at once. Any function
-    becomes one by `of_group = True`."""
-
-    of_group: bool
-
-
-@runtime_checkable
 class HasHeldOutJudge(Protocol):
     """A reward that is replaced on held-out examples: the training signal is not the measure of success
     there."""
@@ -128,8 +120,9 @@ class HasHeldOutJudge(Protocol):
 
 
 def judge_groups(rewards: Mapping[str, "Reward"]) -> bool:
-    """Returns True if one of these rewards has to see all answers of a group at once."""
-    return any(isinstance(reward, GroupReward) and reward.of_group for reward in rewards.values())
+    """Returns True if one of these rewards compares the answers to one example, so that it has to see all of
+    a group at once: a function says so by `of_group = True`."""
+    return any(getattr(reward, "of_group", False) for reward in rewards.values())
 
 
 @dataclass(frozen=True, slots=True)
