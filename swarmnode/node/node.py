@@ -487,7 +487,7 @@ class NodeLoop:
             self._unmeasured |= unmeasured
             logger.warning(
                 "no prompt of %s fell into the fifth that is held out: its held-out reward stays unknown;"
-                " rows of its own measure it (eval_dataset=, tasks.evaluation)",
+                " rows of its own measure it (eval_dataset=, or FILE?evaluation=FILE)",
                 ", ".join(sorted(unmeasured)),
             )
 

@@ -38,7 +38,7 @@ PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "i
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
 """Column names of the right answer: without a setting, the first of them that a data set has."""
 
-OPTIONS = (*ABOUT_DATA, "split", "private")
+OPTIONS = (*ABOUT_DATA, "prompt", "answer", "evaluation", "split", "private")
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -210,8 +210,8 @@ def _exact_answer(row: Columns, place: str) -> str | float:
     if not isinstance(answer, str | int | float):
         raise TaskError(
             f"{place} has no answer that a completion could equal: {answer!r:.80}",
-            hint="call its column answer (or --set tasks.answer_column=NAME), or name a reward: reward=f, or"
-            " --set tasks.reward=file.py:f",
+            hint="call its column answer (or say FILE?answer=COLUMN), or name a reward: reward=f, or --set"
+            " tasks.reward=file.py:f",
         )
     # 2.0 and True have two spellings each, which the reward knows.
     return answer if isinstance(answer, bool | float) else str(answer)
@@ -225,7 +225,7 @@ def _no_column(
     row: Columns,
     wanted: str,
     place: str,
-    otherwise: str = "--set tasks.prompt_column=NAME names that of the prompt",
+    otherwise: str = "FILE?prompt=COLUMN names that of the prompt",
 ) -> str:
     names = sorted(map(str, row))
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)
