@@ -154,7 +154,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 def test_a_hub_that_does_not_answer_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets", reason="the extra `data` is not installed")
-    monkeypatch.setattr(hub, "_trouble", lambda repo: "no line today")
+    monkeypatch.setattr(hub, "trouble_with_hub", lambda *_, **__: "no line today")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     with pytest.raises(TaskError, match="the hub cannot be asked for it: no line today"):
