@@ -36,7 +36,6 @@ from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.execution.stage_queue import (
     StageQueue,
-    TaskOrder,
 )
 from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
@@ -188,7 +187,6 @@ class PipelineMember:
             iteration=assignment.iteration,
             lost=lost,
         )
-        self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own))
         self._queue.post(_prepare, worker, assignment.iteration)
         alignment = Alignment(context, self._gradient_exchange, self._reload, start=start, offer=offer)
         self._active = active = ActiveAssignment(
@@ -210,7 +208,6 @@ class PipelineMember:
         `assign`.
         """
         self._end_assignment()
-        self._queue.adopt(TaskOrder())
         self._forget_plans(keep=())
 
     def _end_assignment(self) -> str | None:
