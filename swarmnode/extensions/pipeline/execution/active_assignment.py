@@ -47,14 +47,25 @@ class ActiveAssignment:
         """True if this member missed the end of an iteration, so that nothing runs here any more."""
         return self.iterations is not None and self.iterations.done()
 
-    def part_for(self, message: ForwardHop | BackwardHop) -> Relay | MicroBatchDriver:
+    def _part_for(self, message: ForwardHop | BackwardHop) -> Relay | MicroBatchDriver:
         """Return the driver if the micro-batch started at our data node, otherwise the relay."""
         return self.driver if _comes_home(message) else self.relay
 
-    def check(self, message: Message) -> None:
-        """Raises Rejected if no member of our plan may send this message now."""
+    async def admit(self, message: Message) -> bool:
+        """Return False if this very message was taken before. A hop of the next iteration waits for it.
+        Raises Rejected if no member of our plan may send this message now."""
+        self._check(message)
+        if not isinstance(message, ForwardHop | BackwardHop):
+            return True
+        self._check_origin(message)
+        while message.iteration > self.context.iteration:
+            await asyncio.wait((self.ended,))
+            self._check(message)
+        return self._part_for(message).admit(message)
+
+    def _check(self, message: Message) -> None:
         assignment = self.context.assignment
-        if message.plan != assignment.digest or self.lost_track:
+        if message.plan != assignment.digest or self.lost_track or self.ended.cancelled():
             # A plan of before; the transport has checked that it is one of ours.
             raise Rejected(Refusal.UNKNOWN_WORK, "no such plan is running here")
         ahead = message.iteration - self.context.iteration
@@ -65,11 +76,8 @@ class ActiveAssignment:
         elif isinstance(message, Finished) and message.node not in assignment.data_nodes:
             raise Rejected(Refusal.WRONG_ROUTE, f"node {message.node} starts nothing")
 
-    def check_origin(self, message: Message) -> None:
-        """Raises Rejected: bad_signature, unless the data node of the micro-batch has signed this attempt.
-
-        Separate from `check` because it costs most and its result does not change later.
-        """
+    def _check_origin(self, message: ForwardHop | BackwardHop) -> None:
+        """Raises Rejected: bad_signature, unless the data node of the micro-batch has signed this attempt."""
         # From the data node itself no proof is needed, and it knows on its own what it has begun.
         if isinstance(message, ForwardHop) and message.position > 1 and not _comes_home(message):
             check_signature(message, self.context.assignment.peers[message.path[0]])
@@ -77,12 +85,12 @@ class ActiveAssignment:
     def take(self, peer_id: str, message: Message, values: Tensor | None) -> None:
         """Pass a complete message that was checked to the part that handles it. `values`: the tensor of a
         hop. Raises Rejected."""
+        self._check(message)
         node = self.context.assignment.peers.index(peer_id)
         match message:
             case ForwardHop() | BackwardHop() if values is not None:
-                if message.iteration == self.context.iteration:
-                    self.barrier.begin()
-                self.part_for(message).take(message, values)
+                self.barrier.begin()
+                self._part_for(message).take(message, values)
             case Lost():
                 self.driver.hear_of(peer_id, message)
             case Passed() if message.position > 0:
@@ -104,9 +112,6 @@ class ActiveAssignment:
             max_tokens=worker.max_tokens,
             packs=worker.model.packs,
         )
-        if not isinstance(message, ForwardHop | BackwardHop):
-            raise Rejected(Refusal.UNKNOWN_WORK, f"a {type(message).__name__}")
-        self.part_for(message).admit(message)
 
 
 def _comes_home(message: ForwardHop | BackwardHop) -> bool:

@@ -19,15 +19,13 @@ def check_hop(message: Hop, plan: Plan, *, hidden_size: int, max_tokens: int, pa
     Its path may differ from the plan's, where members were lost: it begins at the agent's data node and
     passes other stages at most once each.
     """
-    waves = plan.instance.waves
-    if message.agent >= len(plan.paths) or message.wave >= waves:
-        raise Rejected(Refusal.UNKNOWN_WORK, f"agent {message.agent}, wave {message.wave}")
-    if message.micro_batch != message.agent * waves + message.wave:
-        raise Rejected(Refusal.UNKNOWN_WORK, f"micro-batch {message.micro_batch} of agent {message.agent}")
+    if message.micro_batch >= plan.micro_batches:
+        raise Rejected(Refusal.UNKNOWN_WORK, f"micro-batch {message.micro_batch}")
+    agent = message.micro_batch // plan.instance.waves
     stage_of = plan.instance.stage_of
     stages = [stage_of[node] for node in message.path]
-    if message.path[0] != plan.paths[message.agent][0]:
-        raise Rejected(Refusal.WRONG_ROUTE, f"agent {message.agent} does not start at node {message.path[0]}")
+    if message.path[0] != plan.paths[agent][0]:
+        raise Rejected(Refusal.WRONG_ROUTE, f"agent {agent} does not start at node {message.path[0]}")
     if len(set(stages)) < len(stages) or -1 in stages or 0 in stages[1:]:
         raise Rejected(Refusal.WRONG_ROUTE, f"a path through stages {stages}")
     shape = message.tensor.shape

@@ -9,15 +9,12 @@ cannot be reached is tried again for a moment, in which a daemon is restarted or
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
 
 from torch import Tensor
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
-from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
 from swarmnode.extensions.pipeline.wire.codec import encode
-from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
     ForwardHop,
@@ -27,9 +24,8 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
 )
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
-from swarmnode.extensions.pipeline.wire.signing import signed
 from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
-from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.streams import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +34,6 @@ LARGE_ELEMENTS = 1 << 18
 
 PAUSE_S = 0.05
 """Pause between attempts at the same message."""
-
-
-class Routed(Protocol):
-    """The properties of a micro-batch that its messages are made from."""
-
-    @property
-    def attempt(self) -> MicroBatchAttempt: ...
-
-    @property
-    def micro_batch(self) -> int: ...
-
-    @property
-    def path(self) -> tuple[int, ...]: ...
 
 
 class MessageSender:
@@ -62,11 +45,9 @@ class MessageSender:
         assignment: Assignment,
         settings: MemberSettings,
         *,
-        key: NodeKey,
         lost: Collection[int],
     ) -> None:
-        """`key`: signs own micro-batches. `lost`: nodes that are not tried again; a live view."""
-        self._key = key
+        """`lost`: nodes that are not tried again; a live view."""
         self._lost = lost
         self._transport = transport
         self._assignment = assignment
@@ -77,59 +58,11 @@ class MessageSender:
         hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node]
         return min(self._settings.hop_timeout_s + self._settings.slack * hop_s, MAX_DEADLINE_S)
 
-    async def forward(
-        self,
-        routed: Routed,
-        position: int,
-        hidden_BTD: Tensor,
-        *,
-        tokens: int,
-        lengths: tuple[int, ...] = (),
-        prompts: tuple[int | None, ...] = (),
-        signature: bytes = b"",
-    ) -> Trouble | None:
-        """Send hidden states to the node at `position` of a path; behind its end, to the data node.
-
-        `signature`: as received; the data node, which sends to position 1, signs itself.
-        """
-
-        def message(header: TensorHeader) -> ForwardHop:
-            made = ForwardHop(
-                **self._common(routed, position),
-                tensor=header,
-                tokens=tokens,
-                lengths=lengths,
-                prompts=prompts,
-                signature=signature,
-            )
-            return signed(made, self._key) if position == 1 else made
-
-        return await self._tensor(hidden_BTD, message)
-
-    async def backward(self, routed: Routed, position: int, gradient_BTD: Tensor) -> Trouble | None:
-        """Send the node at `position` of a path the gradient of the hidden states that it handed on."""
-
-        def message(header: TensorHeader) -> BackwardHop:
-            return BackwardHop(**self._common(routed, position), tensor=header)
-
-        return await self._tensor(gradient_BTD, message)
-
-    def _common(self, routed: Routed, position: int) -> dict[str, Any]:
-        attempt = routed.attempt
-        return {
-            "plan": self._assignment.digest,
-            "iteration": attempt.iteration,
-            "attempt": attempt.number,
-            "micro_batch": routed.micro_batch,
-            "agent": attempt.agent,
-            "wave": attempt.wave,
-            "path": routed.path,
-            "position": position,
-        }
-
-    async def _tensor(
+    async def hop(
         self, values: Tensor, make: Callable[[TensorHeader], ForwardHop | BackwardHop]
     ) -> Trouble | None:
+        """Send hidden states, or their gradient, to the target of the message that `make` returns for their
+        header."""
         codec = self._settings.codec
         try:
             if values.numel() > LARGE_ELEMENTS:
@@ -145,7 +78,7 @@ class MessageSender:
         self,
         node: int,
         message: Message,
-        payload: Payload = NO_PAYLOAD,
+        payload: Buffer = b"",
         *,
         timeout_s: float | None = None,
     ) -> Trouble | None:

@@ -180,13 +180,14 @@ class PipelineMember:
             worker=worker,
             optimizer=optimizer,
             queue=self._queue,
-            sender=MessageSender(self.transport, assignment, self.settings, key=self._key, lost=lost),
+            sender=MessageSender(self.transport, assignment, self.settings, lost=lost),
             settings=self.settings,
             spawn=self._spawn,
             report_lost=lambda node, why: self.on_lost(assignment.peers[node], why),
             makespan_s=simulate(assignment.plan).makespan_s,
             iteration=assignment.iteration,
             lost=lost,
+            key=self._key,
         )
         self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own))
         self._queue.post(_prepare, worker, assignment.iteration)
@@ -274,26 +275,23 @@ class PipelineMember:
                     "this member has missed the end of an iteration", hint="give it a new assignment"
                 )
 
-    def admit(self, peer_id: str, message: Message) -> None:
+    async def admit(self, peer_id: str, message: Message) -> bool:
         """Implements MessageHandler. Raises Rejected if the message would not be taken."""
-        active = self._active
-        if active is None:
-            raise Rejected(Refusal.UNKNOWN_WORK, "no plan is running here")
-        active.check(message)
-        active.check_origin(message)
+        return await self._running().admit(message)
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
         """Implements MessageHandler: handle a complete message. Raises Rejected."""
-        active = self._active
         values = None
         if isinstance(message, Hop):
             large = message.tensor.size > LARGE_ELEMENTS
             header = message.tensor
             values = await asyncio.to_thread(decode, header, payload) if large else decode(header, payload)
-        if active is None or active is not self._active:
-            raise Rejected(Refusal.UNKNOWN_WORK, "the assignment has changed meanwhile")
-        active.check(message)
-        active.take(peer_id, message, values)
+        self._running().take(peer_id, message, values)
+
+    def _running(self) -> ActiveAssignment:
+        if self._active is None:
+            raise Rejected(Refusal.UNKNOWN_WORK, "no plan is running here")
+        return self._active
 
     async def _iterate(self, active: ActiveAssignment) -> None:
         """Close iteration after iteration, until this member has lost track."""
@@ -307,13 +305,12 @@ class PipelineMember:
                 return
             closed = await active.barrier.close()
             self._digest = closed.digest
+            active.relay.slots.begin_iteration()
             ended, active.ended = active.ended, asyncio.get_running_loop().create_future()
             ended.set_result(closed)
             if closed.lost_track:
                 active.ended.set_result(closed)
                 return
-            if active.relay.begin_iteration():
-                active.barrier.begin()
 
     async def _finish(self, context: StageContext, message: Finished, node: int) -> None:
         if await context.sender.message(node, message) == "silent":

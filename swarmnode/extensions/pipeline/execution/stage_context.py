@@ -16,6 +16,7 @@ from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.wire.hop_messages import Hop
+from swarmnode.identity.node_key import NodeKey
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -42,6 +43,8 @@ class StageContext:
     """The running iteration: optimizer steps taken before it."""
     lost: set[int]
     """Nodes that have not answered and have sent nothing since. Shared with the MessageSender."""
+    key: NodeKey
+    """Signs own micro-batches."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the end of the iteration may have come nearer."""
 
@@ -55,9 +58,10 @@ class StageContext:
         settings = self.settings
         return settings.slack * self.makespan_s + 2 * (settings.hop_timeout_s + settings.grace_s)
 
-    def micro_batch(self, agent: int, wave: int) -> int:
-        """Return the number of a micro-batch within its iteration."""
-        return agent * self.assignment.plan.instance.waves + wave
+    def attempt_of(self, message: Hop) -> MicroBatchAttempt:
+        """Return the attempt at a micro-batch that a message belongs to."""
+        agent, wave = divmod(message.micro_batch, self.assignment.plan.instance.waves)
+        return MicroBatchAttempt(agent, message.iteration, wave, message.attempt)
 
     def has_lost(self, node: int, why: str) -> None:
         """Record that a node is gone, until it sends something again."""
@@ -65,8 +69,3 @@ class StageContext:
             self.lost.add(node)
             self.news.set()
             self.report_lost(node, why)
-
-
-def attempt_of(message: Hop) -> MicroBatchAttempt:
-    """Return the attempt at a micro-batch that a message belongs to."""
-    return MicroBatchAttempt(message.agent, message.iteration, message.wave, message.attempt)

@@ -43,12 +43,11 @@ def workers(folder: Path, ends: tuple[int, ...] = (2, 4, 6)) -> Callable[[int], 
 def forward(agent: int, target: int, **fields: Any) -> ForwardHop:
     """From node 3 to `target`, on a path of node 0."""
     values: dict[str, Any] = {
-        "attempt": 63, "wave": 1, "micro_batch": agent * 2 + 1, "path": (0, 3, target), "position": 2,
+        "attempt": 63, "micro_batch": agent * 2 + 1, "path": (0, 3, target), "position": 2,
     } | fields  # fmt: skip
     return ForwardHop(
         plan=digest(REPLICAS),
         iteration=0,
-        agent=agent,
         tensor=SENT.header,
         tokens=1,
         **values,
@@ -219,7 +218,7 @@ async def test_a_member_without_a_stage_lets_go_of_it(folder: Path) -> None:
         assert node.member.transport.plans == {}
         assert (node.member._active, node.member.iteration) == (None, 7)  # pyright: ignore
         with pytest.raises(Rejected, match=Refusal.UNKNOWN_WORK):
-            node.member.admit(found.peers[3], forward(0, 2))
+            await node.member.admit(found.peers[3], forward(0, 2))
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(found.nodes[0].member.train(ListFeed(batches(True), 2)))
             await asyncio.sleep(0)
