@@ -29,8 +29,6 @@ class ContributionFault(StrEnum):
     """More tokens or micro-batches than the plan gives it."""
     NOT_FINITE = "not_finite"
     NORM = "norm"
-    LATE = "late"
-    """Most others do not hold it, or another one."""
 
 
 @dataclass(frozen=True, slots=True)
