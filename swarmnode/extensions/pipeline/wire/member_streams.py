@@ -52,7 +52,7 @@ class AnswerBody:
     size_bytes: Callable[[Any], int]
     """Called with the answer; returns how many bytes belong behind it, or raises Rejected to read none."""
     data: bytearray = field(default_factory=bytearray)
-    """The bytes are appended to it, so that those that came before a failure are not lost."""
+    """The bytes are appended to it."""
 
 
 @dataclass(slots=True)
