@@ -22,7 +22,12 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
+from swarmnode.extensions.pipeline.execution.alignment import (
+    Alignment,
+    OfferState,
+    StepResult,
+    offer_to_none,
+)
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
     Assignment,
@@ -38,7 +43,7 @@ from swarmnode.extensions.pipeline.execution.stage_queue import (
     StageQueue,
     TaskOrder,
 )
-from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
+from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
@@ -96,7 +101,6 @@ class PipelineMember:
         self._active: ActiveAssignment | None = None
         self._steps = 0
         """Optimizer steps taken by the end of the last assignment."""
-        self._digest = ""
         self._training = False
 
     async def __aenter__(self) -> Self:
@@ -122,12 +126,6 @@ class PipelineMember:
         """Optimizer steps taken. Without an assignment, those at the end of the last one; 0 before the
         first."""
         return self._active.context.iteration if self._active is not None else self._steps
-
-    @property
-    def digest(self) -> str:
-        """Digest of our weights after the last step, as it was reported to others; empty before the first
-        step."""
-        return self._digest
 
     @property
     def lost_track(self) -> bool:
@@ -301,10 +299,9 @@ class PipelineMember:
             if not knows:
                 logger.warning("nobody told us how iteration %d ended", active.context.iteration)
                 active.context.queue.post(active.context.worker.take_gradients)
-                active.ended.set_result(BarrierResult(lost_track=True))
+                active.ended.set_result(StepResult(lost_track=True))
                 return
             closed = await active.barrier.close()
-            self._digest = closed.digest
             active.relay.slots.begin_iteration()
             ended, active.ended = active.ended, asyncio.get_running_loop().create_future()
             ended.set_result(closed)

@@ -22,11 +22,7 @@ from swarmnode.errors import ModelError, NetworkError, Rejected
 from swarmnode.extensions.pipeline.membership.convener import Convener
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.job_runner import JobRunner, OnAgreed
-from swarmnode.extensions.pipeline.membership.known_members import (
-    KnownMembers,
-    MemberClaim,
-    MembershipSettings,
-)
+from swarmnode.extensions.pipeline.membership.known_members import KnownMembers, MembershipSettings
 from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     Begin,
@@ -34,6 +30,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     Introduce,
     Leave,
     Ping,
+    Presence,
     Propose,
     Request,
     Status,
@@ -159,7 +156,7 @@ class Membership:
         Raises ModelError if this membership ends first.
         """
         self.rests()
-        self.stepped(iteration, self._follower.weights)
+        self.stepped(iteration)
         said = False
         while not (self._follower.may_begin(iteration) and not self._is_outdated()):
             if self._has_left:
@@ -182,10 +179,9 @@ class Membership:
         self._follower.busy = False
         self._news.tell()
 
-    def stepped(self, iteration: int, weights: str = "") -> None:
-        """Record that our weights are at this iteration. `weights`: their digest. To be called by every
-        member."""
-        self._follower.stepped(iteration, weights, self._now_s())
+    def stepped(self, iteration: int) -> None:
+        """Record that our weights are at this iteration. To be called by every member."""
+        self._follower.stepped(iteration, self._now_s())
         self._news.tell()
 
     def lost(self, peer_id: str, why: str) -> None:
@@ -196,9 +192,9 @@ class Membership:
         """Return the peer ids of living members, ours included; sorted."""
         return tuple(sorted((self._host.peer_id, *self._members.living())))
 
-    def claims(self) -> dict[str, MemberClaim]:
-        """Return the claims of the other living members."""
-        return self._members.claims()
+    def presences(self) -> dict[str, Presence]:
+        """Return the presences of the other living members."""
+        return {peer: self._members[peer].presence for peer in self._members.living()}
 
     def status(self) -> Status:
         """Return our status, as it is sent to others."""
@@ -213,12 +209,10 @@ class Membership:
             plan=plan.digest if plan else "",
             stage=-1 if stage is None else stage,
             ends=plan.as_former.ends if plan else (),
-            weights=follower.weights,
             epoch=follower.epoch,
             progress=follower.progress,
             proposed=follower.proposed.digest if follower.proposed else "",
             detail=follower.detail,
-            resigned=self._convener.is_resigned,
         )
 
     # What is heard.

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.membership.convener import OutbidReports
 from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower, TakeJob
 from swarmnode.extensions.pipeline.membership.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
 from swarmnode.extensions.pipeline.membership.membership_messages import (
@@ -130,14 +129,6 @@ def test_who_speaks_of_a_better_proposal_is_named(how: str):
         assert [*outcome.outbid] == ["evil"] and not outcome.failed
 
     run(hold())
-
-
-def test_only_who_speaks_of_other_proposals_without_end_keeps_others_from_planning():
-    outbid = OutbidReports()
-    assert outbid.told(["a", "b"], in_force=3, now_s=0.0) == {"a": 0.0, "b": 0.0}
-    assert outbid.told(["a"], in_force=3, now_s=5.0) == {"a": 5.0}
-    assert outbid.told(["a", "b"], in_force=3, now_s=9.0) == {"a": 9.0, "b": 0.0}
-    assert outbid.told(["a"], in_force=4, now_s=20.0) == {"a": 0.0}, "a plan has come into force meanwhile"
 
 
 def says(node: Node, what: Callable[[Status], Status]) -> None:
