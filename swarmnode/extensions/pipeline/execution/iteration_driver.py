@@ -1,6 +1,6 @@
 """A data node's own micro-batches: started, sent along their paths, brought home, and repaired on the way.
 
-Feed -> [MicroBatchDriver] -> stage_queue.py (forward, loss, backward), message_sender.py -> the path, and
+Feed -> [MicroBatchDriver] -> stage_queue.py (forward, loss, backward), stage_context.py -> the path, and
     back
                                                                             -> step_barrier.py
 
@@ -283,7 +283,7 @@ class MicroBatchDriver:
             )
             return signed(made, self._context.key)
 
-        return await self._answer_to(in_flight, 1, self._context.sender.hop(hidden_BTD, message), ForwardHop)
+        return await self._answer_to(in_flight, 1, self._context.hop(hidden_BTD, message), ForwardHop)
 
     async def _back(self, in_flight: InFlightMicroBatch, gradient_BTD: Tensor) -> Tensor | HopFailure:
         """Send the loss's gradient along the path in reverse. Returns the gradient of what we handed on."""
@@ -294,7 +294,7 @@ class MicroBatchDriver:
         def message(header: TensorHeader) -> BackwardHop:
             return BackwardHop(**self._fields(in_flight), path=in_flight.path, position=last, tensor=header)
 
-        sending = self._context.sender.hop(gradient_BTD, message)
+        sending = self._context.hop(gradient_BTD, message)
         return await self._answer_to(in_flight, last, sending, BackwardHop)
 
     def _fields(self, in_flight: InFlightMicroBatch) -> dict[str, Any]:
@@ -347,8 +347,7 @@ class MicroBatchDriver:
     async def _has_passed(self, in_flight: InFlightMicroBatch, position: int, homeward: bool) -> bool:
         question = Passed(**self._fields(in_flight), position=position, homeward=homeward)
         timeout_s = min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s)
-        sender = self._context.sender
-        return await sender.message(in_flight.path[position], question, timeout_s=timeout_s) is None
+        return await self._context.message(in_flight.path[position], question, timeout_s=timeout_s) is None
 
     def _note_skips(self, agent: int, path: tuple[int, ...]) -> None:
         visited = {self._plan.instance.stage_of[node] for node in path}

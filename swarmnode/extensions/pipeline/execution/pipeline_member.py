@@ -36,13 +36,9 @@ from swarmnode.extensions.pipeline.execution.member_records import (
     MemberSettings,
     Reload,
 )
-from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENTS, MessageSender
 from swarmnode.extensions.pipeline.execution.relay import Relay
-from swarmnode.extensions.pipeline.execution.stage_context import StageContext
-from swarmnode.extensions.pipeline.execution.stage_queue import (
-    StageQueue,
-    TaskOrder,
-)
+from swarmnode.extensions.pipeline.execution.stage_context import LARGE_ELEMENTS, StageContext
+from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
@@ -172,22 +168,20 @@ class PipelineMember:
         ModelError while `train` runs.
         """
         former = self._end_assignment()
-        lost = set[int]()
         context = StageContext(
             assignment=assignment,
             worker=worker,
             optimizer=optimizer,
             queue=self._queue,
-            sender=MessageSender(self.transport, assignment, self.settings, lost=lost),
+            transport=self.transport,
             settings=self.settings,
             spawn=self._spawn,
             report_lost=lambda node, why: self.on_lost(assignment.peers[node], why),
             makespan_s=simulate(assignment.plan).makespan_s,
             iteration=assignment.iteration,
-            lost=lost,
             key=self._key,
         )
-        self._queue.adopt(TaskOrder.of(assignment.plan, assignment.own))
+        self._queue.adopt(assignment.plan.policy(assignment.own), assignment.plan.ranks)
         self._queue.post(_prepare, worker, assignment.iteration)
         alignment = Alignment(context, self._gradient_exchange, self._reload, start=start, offer=offer)
         self._active = active = ActiveAssignment(
@@ -209,7 +203,7 @@ class PipelineMember:
         `assign`.
         """
         self._end_assignment()
-        self._queue.adopt(TaskOrder())
+        self._queue.adopt()
         self._forget_plans(keep=())
 
     def _end_assignment(self) -> str | None:
@@ -261,17 +255,20 @@ class PipelineMember:
         report.grad_norm, report.agrees = closed.grad_norm, closed.agrees
         return report
 
-    async def wait_step(self, iteration: int) -> None:
-        """Wait until this number of optimizer steps is taken. Raises ModelError if this member has lost
-        track."""
-        while self.iteration < iteration:
-            if self._active is None:
-                raise ModelError("a member without an assignment takes no steps")
-            closed = await asyncio.shield(self._active.ended)
-            if closed.lost_track:
+    async def wait_step(self, iteration: int) -> bool:
+        """Wait until this number of optimizer steps is taken. Returns False if the assignment ends before.
+        Raises ModelError if this member has lost track."""
+        active = self._active
+        while active is not None and active.context.iteration < iteration:
+            ended = active.ended
+            await asyncio.wait((ended,))
+            if ended.cancelled():
+                return False
+            if ended.result().lost_track:
                 raise ModelError(
                     "this member has missed the end of an iteration", hint="give it a new assignment"
                 )
+        return active is not None
 
     async def admit(self, peer_id: str, message: Message) -> bool:
         """Implements MessageHandler. Raises Rejected if the message would not be taken."""
@@ -310,7 +307,7 @@ class PipelineMember:
                 return
 
     async def _finish(self, context: StageContext, message: Finished, node: int) -> None:
-        if await context.sender.message(node, message) == "silent":
+        if await context.message(node, message) == "silent":
             context.has_lost(node, f"did not hear that iteration {message.iteration} is over")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -1,6 +1,6 @@
 """Other members' micro-batches at one member: received, passed through its stage, and gradients sent back.
 
-pipeline_member.py (admit, take) -> [Relay] -> stage_queue.py (forward, backward) -> message_sender.py -> the
+pipeline_member.py (admit, take) -> [Relay] -> stage_queue.py (forward, backward) -> stage_context.py -> the
     next or former node
 
 A micro-batch has a slot here from before its forward pass until after its backward pass. Agents of the plan
@@ -213,7 +213,7 @@ class Relay:
             return
         relayed.phase = RelayPhase.GOING
         position = message.position + 1
-        trouble = await context.sender.hop(
+        trouble = await context.hop(
             output_BTD, lambda header: replace(message, position=position, tensor=header)
         )
         if trouble is None and relayed.phase == RelayPhase.GOING:
@@ -234,7 +234,7 @@ class Relay:
             await self._tell(relayed, message.position, "refused")
             return
         position = message.position - 1
-        trouble = await context.sender.hop(
+        trouble = await context.hop(
             answer_BTD, lambda header: replace(message, position=position, tensor=header)
         )
         if trouble is None:
@@ -282,7 +282,7 @@ class Relay:
             plan=message.plan, iteration=message.iteration, attempt=message.attempt,
             micro_batch=message.micro_batch, position=position, fault=trouble,
         )  # fmt: skip
-        if await context.sender.message(data_node, lost) == "silent":
+        if await context.message(data_node, lost) == "silent":
             context.has_lost(data_node, "did not take the news of a lost member")
 
 

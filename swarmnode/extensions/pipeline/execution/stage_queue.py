@@ -14,7 +14,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy
+from swarmnode.extensions.pipeline.scheduling.plan import Policy
 from swarmnode.extensions.pipeline.scheduling.simulator import Kind
 
 T = TypeVar("T")
@@ -26,23 +26,6 @@ def task_sort_key(policy: Policy, kind: Kind, rank: int, number: int) -> tuple[i
     if policy == "backward_first":
         return int(kind == "forward"), number
     return (rank if policy == "ranked" else 0), number
-
-
-@dataclass(frozen=True, slots=True)
-class TaskOrder:
-    """The order in which a node takes its tasks."""
-
-    policy: Policy = "fifo"
-    ranks: tuple[int, ...] = ()
-    """The rank of each agent; the lower goes first."""
-
-    @classmethod
-    def of(cls, plan: Plan, node: int) -> "TaskOrder":
-        """Return the order of a node's tasks under a plan."""
-        return cls(plan.policy(node), plan.ranks)
-
-    def rank(self, agent: int) -> int:
-        return self.ranks[agent] if agent < len(self.ranks) else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +49,8 @@ class StageQueue:
     def __init__(self) -> None:
         self.busy_s = 0.0
         """Seconds that tasks have taken since the start."""
-        self._order = TaskOrder()
+        self._policy: Policy = "fifo"
+        self._ranks: tuple[int, ...] = ()
         self._ready: list[ReadyTask] = []
         self._numbers = count()
         self._changed = asyncio.Event()
@@ -90,9 +74,9 @@ class StageQueue:
             # Waits for the task that runs; not on the event loop, which others need meanwhile.
             await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
-    def adopt(self, order: TaskOrder) -> None:
-        """Take tasks in this order from now on."""
-        self._order = order
+    def adopt(self, policy: Policy = "fifo", ranks: tuple[int, ...] = ()) -> None:
+        """Take tasks in this order from now on. `ranks`: by agent; the lower goes first."""
+        self._policy, self._ranks = policy, ranks
 
     async def perform(self, kind: Kind, agent: int, work: Callable[[], T]) -> T:
         """Run a task of the stage when it is its turn. Returns its result or raises its exception. A
@@ -125,12 +109,13 @@ class StageQueue:
         self._ready = [task for task in self._ready if not task.result.done()]
         if not self._ready:
             return None
-        order = self._order
-        task = min(
-            self._ready, key=lambda t: task_sort_key(order.policy, t.kind, order.rank(t.agent), t.number)
-        )
+        task = min(self._ready, key=self._sort_key)
         self._ready.remove(task)
         return task
+
+    def _sort_key(self, task: ReadyTask) -> tuple[int, int]:
+        rank = self._ranks[task.agent] if task.agent < len(self._ranks) else 0
+        return task_sort_key(self._policy, task.kind, rank, task.number)
 
     async def take(self, task: ReadyTask) -> None:
         """Run a task, and hand its outcome to whoever waits for it."""

@@ -135,7 +135,7 @@ class StepBarrier:
                     micro_batch=0,
                     homeward=False,
                 )
-                trouble = await context.sender.message(node, question)
+                trouble = await context.message(node, question)
                 if trouble is None:
                     self._renew(limit, latest_s)
                 elif trouble == "silent" and self._heard:

@@ -1,6 +1,6 @@
 """The messages of training between members, one record each, bounded before anything is allocated.
 
-message_sender.py -> [hop_messages] -> tensor_transport.py -> wire -> [hop_messages] -> pipeline_member.py
+stage_context.py -> [hop_messages] -> tensor_transport.py -> wire -> [hop_messages] -> pipeline_member.py
 
 A message names the plan it belongs to, its work and the `attempt`. The same work brought another way has a
 higher attempt, and the same message sent again is equal to the first, so that a receiver takes it once

@@ -1,6 +1,6 @@
 """Activations and gradients between the members of a pipeline: sent, answered, never taken twice.
 
-message_sender.py -> [TensorTransport.send] -> member_streams.py -> [TensorTransport] of another member
+stage_context.py -> [TensorTransport.send] -> member_streams.py -> [TensorTransport] of another member
                                                                     -> its MessageHandler
 
 `send` makes one attempt. It returns what the other member says, and raises when there is no answer: then the

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue, TaskOrder, task_sort_key
+from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue, task_sort_key
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy
 from swarmnode.extensions.pipeline.scheduling.simulator import Kind
@@ -33,7 +33,7 @@ async def order_of_tasks(policy: Policy, tasks: list[tuple[Kind, int]]) -> list[
     ran: list[tuple[Kind, int]] = []
     go_on = threading.Event()
     async with StageQueue() as queue, asyncio.TaskGroup() as group:
-        queue.adopt(TaskOrder(policy, ranks=(2, 1, 0)))
+        queue.adopt(policy, ranks=(2, 1, 0))
         group.create_task(queue.perform("forward", 0, go_on.wait))
         await asyncio.sleep(0.01)
         for kind, agent in tasks:

@@ -138,7 +138,10 @@ class Home:
         digests: dict[str, str] = {}
         for one in ready:
             await one.member.wait_step(steps)
-            digests[one.peer_id] = await one.own_stage.stepped()
+            await one.own_stage.stepped()
+            held = one.own_stage._held  # pyright: ignore[reportPrivateUsage]
+            assert held is not None and held.newest is not None
+            digests[one.peer_id] = held.newest.state.digest
         for one in ready:
             await one.own_stage.hand_on()
         return digests
