@@ -152,9 +152,7 @@ def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> Pipeli
             measured_at_s=time.time(),
         )
 
-    checkpoints = StageCheckpoints(
-        paths.checkpoints / f"pipeline-{whole.fingerprint}", whole.fingerprint, keep=KEPT_STEPS
-    )
+    checkpoints = StageCheckpoints(paths.checkpoints / f"pipeline-{whole.fingerprint}", keep=KEPT_STEPS)
     store = _store(seat, whole)
     if fresh:
         _put_aside(checkpoints, store)

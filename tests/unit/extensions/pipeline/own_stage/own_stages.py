@@ -59,7 +59,7 @@ class One:
             run_in_stage_thread=self.member.in_stage_thread,
             version=lambda: self.own_stage.version,
         )
-        self.checkpoints = StageCheckpoints(home.folder / str(number), home.whole.fingerprint)
+        self.checkpoints = StageCheckpoints(home.folder / str(number))
         self.own_stage = OwnStage(
             home.whole, home.settings, host.peer_id, member=self.member, decode=self.decode,
             states=self.states, gradient_exchange=self.gradient_exchange, checkpoints=self.checkpoints,

@@ -286,7 +286,7 @@ async def test_a_full_disk_is_told_and_the_pipeline_goes_on(
         await found.step(first)
         digests = await found.step(first)
         (written,) = first.checkpoints.found()
-        assert (written.record.holding.iteration, written.record.holding.digest) == (
+        assert (written.holding.iteration, written.holding.digest) == (
             4, digests[first.peer_id],
         )  # fmt: skip
 

@@ -258,7 +258,7 @@ class Home:
         return sum(cost.held_bytes + slots * cost.activation_bytes for cost in costs)
 
     def checkpoints(self, key: NodeKey) -> StageCheckpoints:
-        return StageCheckpoints(self.folder / key.peer_id, self.whole.fingerprint)
+        return StageCheckpoints(self.folder / key.peer_id)
 
     def start(
         self,
