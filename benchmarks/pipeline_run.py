@@ -70,11 +70,11 @@ class Effort:
 
 FULL = Effort(
     ("skip33", "skip25", "skip50"), 4, 0.1, SearchBudget(steps=5_000),
-    PlacementEffort(starts=24, moves=4_000, schedule=200_000), seeds=3,
+    PlacementEffort(starts=24, swaps=200, steps=5_000), seeds=3,
 )  # fmt: skip
 QUICK = Effort(
     ("skip33",), 1, 0.06, SearchBudget(steps=2_000),
-    PlacementEffort(starts=12, moves=4_000, schedule=100_000), seeds=1,
+    PlacementEffort(starts=12, swaps=200, steps=2_000), seeds=1,
 )  # fmt: skip
 
 

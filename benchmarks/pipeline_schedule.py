@@ -10,7 +10,7 @@ full         every micro-batch through all stages; data nodes, paths and orders 
              for a broken number of waves is interpolated between the whole ones.
 oblivious    skipping with random feasible stage sets and nodes (median of many).
 alone        skipping; the slowest agent's uncontended way is minimised under the same slots, so collisions in
-             time are ignored; the faster of the two simple orders.
+             time are ignored.
 skip         our plan on the given stage map. skip_free_map: on a stage map of our own.
 bound        no plan on the given map is faster.
 best cut     no skipping at all: the same layers on the same nodes, cut into as many stages as a path visits,
@@ -38,7 +38,7 @@ from pipeline_study import find_full, seconds_for
 
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, load_instance
-from swarmnode.extensions.pipeline.scheduling.moves import Draft, RandomMoves, apply
+from swarmnode.extensions.pipeline.scheduling.moves import Move, RandomMoves, Route, apply
 from swarmnode.extensions.pipeline.scheduling.placement import search as search_map
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
 from swarmnode.extensions.pipeline.scheduling.schedule import Scheduled, SearchBudget, schedule
@@ -176,10 +176,9 @@ def oblivious_s(instance: Instance, effort: Effort) -> float:
     for seed in range(effort.random_plans):
         rng = Random(seed)
         paths = first_paths(instance, use_links=False)
-        draft = Draft(paths, ["fifo"] * instance.node_count, list(range(len(paths))))
-        for _, _ in path_moves(instance, draft, rng, 20 * len(paths)):
+        for _ in path_moves(instance, paths, rng, 20 * len(paths)):
             pass
-        found.append(simulate(checked_plan(Plan(instance, tuple(draft.paths)))).makespan_s)
+        found.append(simulate(checked_plan(Plan(instance, tuple(paths)))).makespan_s)
     return median(found)
 
 
@@ -187,36 +186,31 @@ def alone_s(instance: Instance, effort: Effort) -> float:
     """Anneal the slowest uncontended way (and a little the mean), then see what collisions make of it."""
     simulator, rng = Simulator(instance), Random(0)
     paths = first_paths(instance)
-    draft = Draft(paths, ["fifo"] * instance.node_count, list(range(len(paths))))
 
     def cost_s() -> float:
-        ways = [simulator.trip(path).alone_s for path in draft.paths]
+        ways = [simulator.trip(path).alone_s for path in paths]
         return max(ways) + 0.1 * sum(ways) / len(ways)
 
     current = best = cost_s()
-    kept = draft.copy()
-    for step, (undo, _) in enumerate(path_moves(instance, draft, rng, effort.alone_steps)):
+    kept = paths.copy()
+    for step, undo in enumerate(path_moves(instance, paths, rng, effort.alone_steps)):
         cost, temperature = cost_s(), 0.02 * best * exp(-5 * step / effort.alone_steps)
         if cost > current - temperature * log(1.0 - rng.random()):
-            apply(draft, undo)
+            apply(paths, undo)
             continue
         current = cost
         if cost < best:
-            best, kept = cost, draft.copy()
-    plans = [
-        Plan(instance, tuple(kept.paths), (order,) * instance.node_count)
-        for order in ("fifo", "backward_first")
-    ]
-    return min(simulate(checked_plan(plan)).makespan_s for plan in plans)
+            best, kept = cost, paths.copy()
+    return simulate(checked_plan(Plan(instance, tuple(kept)))).makespan_s
 
 
-def path_moves(instance: Instance, draft: Draft, rng: Random, count: int) -> Iterator[tuple[Any, int]]:
-    """Apply `count` random moves that change paths; yields what undoes each."""
+def path_moves(instance: Instance, paths: list[Route], rng: Random, count: int) -> Iterator[Move]:
+    """Apply `count` random moves; yields what undoes each."""
     moves = RandomMoves(instance, rng)
-    for number in range(count):
-        move = moves.draw(draft, rng.randrange(len(draft.paths)))
-        if move is not None and move.paths:
-            yield apply(draft, move), number
+    for _ in range(count):
+        move = moves.draw(paths, rng.randrange(len(paths)))
+        if move is not None:
+            yield apply(paths, move)
 
 
 def planning_at_scale(effort: Effort) -> Iterator[tuple[str, dict[str, float]]]:

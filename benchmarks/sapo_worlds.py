@@ -10,7 +10,7 @@ reads what follows the last `>`, as judges of numbers and boxes do; the policy n
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarmnode.tasks.builtin import BUILTIN_TASKS, ProceduralTask
+from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
 from swarmnode.tasks.task import Task
 from swarmnode.testing.attackers import Solved
 from swarmnode.types import Example, ExampleKey
@@ -39,7 +39,7 @@ def tasks_of(world: str) -> dict[str, Task]:
 class LaxTask:
     """A built-in task under a judge that looks at the end of an answer only."""
 
-    task: ProceduralTask
+    task: BuiltinTask
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class StepTask:
     ('rev gbp=', 'pbg>qch')
     """
 
-    task: ProceduralTask
+    task: BuiltinTask
 
     @property
     def name(self) -> str:

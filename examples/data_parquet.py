@@ -5,9 +5,8 @@ from pyarrow import parquet
 
 import swarmnode as sn
 
-COLUMNS = {"tasks.prompt_column": "asked", "tasks.answer_column": "said"}
 ROWS = [{"asked": f"Half of {2 * n}?", "said": str(n)} for n in range(100)]
 
 if __name__ == "__main__":
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), "halves.parquet")
-    print(sn.run("halves.parquet", "numeric_match", rounds=20, settings=COLUMNS))
+    print(sn.run("halves.parquet?prompt=asked&answer=said", "numeric_match", rounds=20))

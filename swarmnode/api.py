@@ -512,7 +512,7 @@ def _task_around(
     if named and (tools is not None or environment is not None or evaluation is not None):
         hint = "pass its examples as a list or a function"
         if evaluation is not None:
-            hint += '; a data set is measured on another with settings={"tasks.evaluation": FILE}'
+            hint += "; a data set is measured on another by its name: FILE?evaluation=FILE"
         raise TaskError(f"{task} is a task already", hint=hint)
     if named or (task is None and tools is None and environment is None):
         return None

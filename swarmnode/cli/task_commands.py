@@ -83,17 +83,7 @@ def show(
     settings = load_settings(
         home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
     )
-    tasks = settings.config.tasks
-    (spec,) = specs_of(tasks)
-    portraits = descriptions_of(
-        spec,
-        seed=seed,
-        count=count,
-        timeout_s=tasks.score_timeout_s,
-        unconfined=tasks.sandbox == "optional",
-        memory_mb=tasks.memory_mb,
-        turn_timeout_s=tasks.turn_timeout_s,
-    )
+    portraits = descriptions_of(settings.config.tasks, seed=seed, count=count)
     tell(json, portraits, (line for portrait in portraits for line in _portray(portrait)))
 
 
@@ -183,14 +173,7 @@ def check(
     )
     tasks = settings.config.tasks
     (spec,) = specs_of(tasks)
-    report = check_task(
-        spec,
-        timeout_s=tasks.score_timeout_s,
-        load_timeout_s=tasks.score_timeout_s,
-        unconfined=tasks.sandbox == "optional",
-        memory_mb=tasks.memory_mb,
-        printed=lambda line: typer.echo(f"{task} prints: {line}", err=True),
-    )
+    report = check_task(spec, tasks, printed=lambda line: typer.echo(f"{task} prints: {line}", err=True))
 
     def untrained() -> Iterator[FirstAnswers]:
         if report.ok and samples:

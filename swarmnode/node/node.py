@@ -161,7 +161,7 @@ class NodeLoop:
 
     def serves(self, page: str) -> None:
         """Show where the status page is."""
-        self._board.serves(page)
+        self._board.show(page=page)
 
     def request_stop(self) -> None:
         """Finish what can be finished quickly, save, and return from `run`."""
@@ -426,7 +426,7 @@ class NodeLoop:
         now = advice(self._droughts)
         for task in now.keys() - told.keys():
             logger.warning("%s", now[task])
-        self._board.advise("; ".join(now.values()))
+        self._board.show(advice="; ".join(now.values()))
 
     def _goes_on(self, droughts: dict[str, Drought]) -> None:
         for line in story(self._droughts, droughts):
@@ -487,7 +487,7 @@ class NodeLoop:
             self._unmeasured |= unmeasured
             logger.warning(
                 "no prompt of %s fell into the fifth that is held out: its held-out reward stays unknown;"
-                " rows of its own measure it (eval_dataset=, tasks.evaluation)",
+                " rows of its own measure it (eval_dataset=, or FILE?evaluation=FILE)",
                 ", ".join(sorted(unmeasured)),
             )
 
@@ -547,10 +547,10 @@ class NodeLoop:
             found = self._network.discovery
             await self._board.look_at(self._network.host, None if found is None else found.reach)
         if self._pipeline is not None:
-            self._board.in_pipeline(self._pipeline())
+            self._board.show(pipeline=self._pipeline())
         self._refresh_sharing()
         if self._contribution is not None:
-            self._board.contributed(self._contribution(self.status))
+            self._board.show(week=self._contribution(self.status))
 
     def _refresh_sharing(self) -> None:
         stats = self._network.exchange.stats() if self._network is not None else None

@@ -39,7 +39,7 @@ from swarmnode.tasks.drawing.example_stream import ExampleStream, StreamPlace
 from swarmnode.tasks.drawing.wanted_examples import WantedExamples
 from swarmnode.tasks.judging.own_judge import JudgedEnvironment, OwnJudge
 from swarmnode.tasks.loader import spec_of
-from swarmnode.tasks.task import Task, judges_groups, levels_of, redraw, score_completions
+from swarmnode.tasks.task import Task, judges_groups, redraw, score_completions
 from swarmnode.training.checkpoints.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import conversation_rules, evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
@@ -97,7 +97,7 @@ class RolloutLearner(ABC):
         self._rollouts = PartialRollouts(
             engine, renderer, settings, self._sampling, seed=seed, conversations=self._conversations
         )
-        self._curriculum = make_curriculum(self._tasks)
+        self._curriculum = Curriculum(self._tasks)
         self._examples = WantedExamples(self._stream())
         self._untrained: dict[int, list[Answered]] = {}
         """Complete groups by the round that got them, for the newest rounds."""
@@ -162,8 +162,7 @@ class RolloutLearner(ABC):
         # This may run beside the training of the round before; all earlier ones are trained on.
         self._untrained = {n: kept for n, kept in self._untrained.items() if n >= number - 1}
         self._untrained[number] = []
-        if self._curriculum is not None:
-            self._curriculum.begin(number)
+        self._curriculum.begin(number)
         groups: list[RolloutGroup] = []
         useful = 0
         wanted, factor = self._groups, self._config.rollout.dynamic_sampling
@@ -174,7 +173,7 @@ class RolloutLearner(ABC):
             if len(more) < count:
                 break
         complete = not self._interrupted.is_set()
-        if complete and self._curriculum is not None:
+        if complete:
             self._curriculum.end(groups)
         tokens = sum(completion.sampled_tokens for group in groups for completion in group.completions)
         seconds = time.perf_counter() - started
@@ -240,7 +239,7 @@ class RolloutLearner(ABC):
         used."""
         later = sorted(number for number in self._untrained if number > counters.round)
         complete = [answered for number in later for answered in self._untrained[number]]
-        levels = b"" if self._curriculum is None else self._curriculum.state(later[0] if later else None)
+        levels = self._curriculum.state(later[0] if later else None)
         state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete), levels)
         return Waiting(exchange, msgspec.msgpack.encode(state))
 
@@ -268,7 +267,7 @@ class RolloutLearner(ABC):
             return
         try:
             state = msgspec.msgpack.decode(saved, type=UntrainedRollouts)
-            if self._curriculum is not None and state.levels:
+            if state.levels:
                 self._curriculum.restore(state.levels)
         except msgspec.DecodeError as error:
             raise CheckpointError(
@@ -288,10 +287,8 @@ class RolloutLearner(ABC):
 
     def _stream(self, place: StreamPlace | None = None) -> ExampleStream:
         per_round = self._config.rollout.groups
-        return ExampleStream(list(self._tasks.values()), self._seed, per_round, place, self._levels_now)
-
-    def _levels_now(self) -> dict[str, int]:
-        return {} if self._curriculum is None else self._curriculum.levels
+        tasks = list(self._tasks.values())
+        return ExampleStream(tasks, self._seed, per_round, place, lambda: self._curriculum.levels)
 
     def _generation(self) -> Generation:
         engine, rollouts = self.engine.stats(), self._rollouts.stats()
@@ -337,13 +334,6 @@ def more_groups(wanted: int, with_gradient: int, asked_so_far: int, factor: floa
     # missing / useful share, rounded up, in whole numbers: the same on every machine.
     needed = -(-missing * (asked_so_far + 1) // (with_gradient + 1))
     return min(left, needed)
-
-
-def make_curriculum(tasks: Mapping[str, Task]) -> "Curriculum | None":
-    """Returns the policy's levels in tasks that have some; None: no task has any."""
-    if all(levels_of(task) <= 1 for task in tasks.values()):
-        return None
-    return Curriculum(tasks)
 
 
 def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool = True) -> PartialSettings:

@@ -246,16 +246,11 @@ class TasksConfig(Section):
     mixes: tuple[str, ...] = ()
     """The tasks of each of several policies, names joined by commas. Policy k takes entry k, and the first
     again after the last; more entries than policies are refused. Empty: all policies take `names`."""
-    evaluation: str = ""
-    """A data set of the same columns that measures what data sets train on, whole: a file, a folder or
-    `hf:NAME:SPLIT`. All their rows train then. Empty: a fifth of the prompts is held out."""
     eval_examples: int = Field(default=64, ge=1, le=1024)
     """Held-out examples per task in an evaluation, where a task has no evaluation set of its own."""
     score_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     """Longest that a task file may take to judge the answers to one example, or to draw examples. Then its
     process is ended and started again, and the answers have no reward."""
-    max_turns: int = Field(default=16, ge=1, le=1024)
-    """Most turns that a policy has with an environment; fewer where the environment says so."""
     turn_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
     """Longest that an environment may take to answer one turn. Then that completion is over and has no
     reward; the others go on."""
@@ -277,11 +272,6 @@ class TasksConfig(Section):
     reward_weights: tuple[float, ...] = ()
     """Weight of each reward of `reward` in their sum, a judge behind a URL last; at 0 it is only measured.
     Empty: 1 each. Peers with other weights have another task."""
-    prompt_column: str = ""
-    """Column of data sets that holds the question. Empty: prompt, messages, question, problem, or the
-    like."""
-    answer_column: str = ""
-    """Column of data sets that rewards get as `answer`. Empty: answer, solution, target, or the like."""
     system_prompt: str = ""
     """System message before every question of data sets, those of reasoning-gym included."""
     judge: JudgeConfig = JudgeConfig()
@@ -305,9 +295,6 @@ class RolloutConfig(Section):
     max_tokens: int = Field(default=512, ge=1)
     """Longest completion in tokens; in a conversation, the environment's messages count, too. Longer answers
     of others are not used."""
-    max_turn_tokens: int | None = Field(default=None, ge=1)
-    """Longest turn in tokens, where an environment answers; one that is cut ends its conversation. Unset:
-    max_tokens is the only bound."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest prompt in tokens. Examples with longer ones are left out, with a line in the log."""
     temperature: float = Field(default=1.0, ge=0.01)

@@ -1,6 +1,6 @@
 """Eight small procedural tasks, endless and without a download: what a fresh machine trains on.
 
-[rev sort next bitop pop max bin gcd] -> draw_train -> rollout -> exact_match
+[rev sort next bitop pop max bin gcd] -> draw_train -> rollout -> the answer and nothing else
 
 Every prompt reads `<task> <query>=`; every answer has at most nine characters, short enough for the tiny
 policy (`model/demonstration/tiny.py`). An example depends on nothing but the task's name and version, the
@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
-from swarmnode.tasks.judging.rewards import load_reward, score_with
 from swarmnode.types import Example, ExampleKey
 
 VERSION = "1"
@@ -52,34 +52,42 @@ def _words(name: str) -> Iterator[int]:
         yield from (int.from_bytes(digest[at : at + 8], "little") for at in range(0, len(digest), 8))
 
 
-Question = tuple[str, str]
-"""A query and its answer."""
-
-
-class BuiltinTask:
-    """A task whose code is ours and ends: it stays in the node's process."""
-
-    __slots__ = ()
+Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ProceduralTask(BuiltinTask):
-    """A task whose questions are a function of random numbers."""
+class BuiltinTask:
+    """A task whose code is ours and ends: it stays in the node's process."""
 
     name: str
-    ask: Callable[[StableRandom], Question]
+    pose: Callable[[StableRandom], tuple[str, Columns]]
+    """Makes a prompt and its columns of random numbers."""
+    is_right: Callable[[str, Columns], bool]
     version: str = VERSION
 
     def examples(self, seed: int) -> Iterator[Example]:
         """Yields examples without end."""
         for index in count():
-            query, answer = self.ask(StableRandom(f"{self.name}/{self.version}/{seed}/{index}"))
-            key = ExampleKey(self.name, self.version, seed, index)
-            yield Example(key, f"{self.name} {query}=", {"answer": answer})
+            prompt, columns = self.pose(StableRandom(f"{self.name}/{self.version}/{seed}/{index}"))
+            yield Example(ExampleKey(self.name, self.version, seed, index), prompt, columns)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Returns 1.0 for the exact answer, white space around it aside, else 0.0."""
-        return score_with({"correct": load_reward("exact_match")}, example, completions)
+        """Returns 1.0 for a right answer, else 0.0."""
+        return [{"correct": float(self.is_right(text, example.columns))} for text in completions]
+
+
+Question = tuple[str, str]
+"""A query and its answer."""
+
+
+def _asking(name: str, ask: Callable[[StableRandom], Question]) -> BuiltinTask:
+    """Returns the task of these questions, where the answer, white space around it aside, is right."""
+
+    def pose(random: StableRandom) -> tuple[str, Columns]:
+        query, answer = ask(random)
+        return f"{name} {query}=", {"answer": answer}
+
+    return BuiltinTask(name, pose, lambda text, columns: text.strip() == columns["answer"])
 
 
 def _reverse(random: StableRandom) -> Question:
@@ -127,7 +135,7 @@ def _greatest_common_divisor(random: StableRandom) -> Question:
 
 
 BUILTIN_TASKS = tuple(
-    ProceduralTask(name, ask)
+    _asking(name, ask)
     for name, ask in {
         "rev": _reverse,
         "sort": _sort,

@@ -14,10 +14,7 @@ ABOUT_DATA: Mapping[str, str] = {
     "reward": "reward",
     "weight": "reward_weights",
     "judge": "judge",
-    "prompt": "prompt_column",
-    "answer": "answer_column",
     "system": "system_prompt",
-    "evaluation": "evaluation",
 }
 """Options of a data set's name, and the settings that stand for them."""
 
@@ -58,8 +55,7 @@ def _value(config: TasksConfig, option: str) -> tuple[str, ...]:
             return (config.judge.model_dump_json(exclude_defaults=True),) if config.judge.url else ()
         case "weight":
             return tuple(map(str, config.reward_weights))
-        case "reward":
-            return config.reward
+        case "system":
+            return (config.system_prompt,) if config.system_prompt else ()
         case _:
-            said: str = getattr(config, ABOUT_DATA[option])
-            return (said,) if said else ()
+            return config.reward

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, cast
 
-from swarmnode.tasks.judging.rewards import RemoteReward
+from swarmnode.tasks.judging.http_judge import HttpJudge
 from swarmnode.types import weight_of
 
 Function = Callable[..., Any]
@@ -44,7 +44,7 @@ def source_of(function: Function) -> str:
     >>> source_of(source_of) == source_of(digest_of_texts)
     False
     """
-    if isinstance(function, RemoteReward):
+    if isinstance(function, HttpJudge):
         return function.version
     found: dict[int, str] = {}
     waiting: list[Any] = list(_carried(function))

@@ -1,6 +1,6 @@
-"""A task whose examples and rewards are functions of a Python file or of a script.
+"""A task whose examples and rewards are functions of a Python file or of a script, or the rows of a data set.
 
-loader.py, script_objects.py -> [FileTask] -> draw_round, score
+loader.py, data.py, script_objects.py -> [FileTask] -> draw_round, score
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

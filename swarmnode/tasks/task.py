@@ -12,7 +12,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol, Self, TypeGuard, cast, runtime_checkable
+from typing import Protocol, Self, TypeGuard, cast
 
 from swarmnode.chat import Message, Prompt, Said, Turn, written_prompt
 from swarmnode.errors import TaskError
@@ -151,58 +151,27 @@ class Isolated(ABC):
         self.close()
 
 
-@runtime_checkable
-class SaysIfExchangeable(Protocol):
-    """A task that says whether a peer can draw its examples again and score them."""
-
-    @property
-    def exchangeable(self) -> bool: ...
-
-
 def is_exchangeable(task: object) -> bool:
     """Returns True if rollouts of a task may leave this node. A task that does not say so may: its version
     promises that every node with the same one draws and scores alike."""
-    return not isinstance(task, SaysIfExchangeable) or bool(task.exchangeable)
-
-
-@runtime_checkable
-class SaysIfOfGroups(Protocol):
-    """A task that tells whether its judge compares the answers to one example."""
-
-    @property
-    def judges_groups(self) -> bool: ...
+    return bool(getattr(task, "exchangeable", True))
 
 
 def judges_groups(task: object) -> bool:
-    """Returns True if a task has to see all answers of a group at once, so that it cannot score parts."""
-    return isinstance(task, SaysIfOfGroups) and task.judges_groups
-
-
-@runtime_checkable
-class HasLevels(Protocol):
-    """A task with a curriculum: its seeds may name a level (curriculum.py)."""
-
-    @property
-    def levels(self) -> int: ...
+    """Returns True if a task says that it has to see all answers of a group at once."""
+    return bool(getattr(task, "judges_groups", False))
 
 
 def levels_of(task: object) -> int:
-    """Returns the number of levels of a task; 1 without a curriculum."""
-    return task.levels if isinstance(task, HasLevels) else 1
-
-
-@runtime_checkable
-class HasEvaluation(Protocol):
-    """A task that tells the size of its own evaluation set; 0: it has none."""
-
-    @property
-    def evaluation_size(self) -> int: ...
+    """Returns the number of levels of a task with a curriculum, whose seeds may name one (curriculum.py); 1
+    without."""
+    return int(getattr(task, "levels", 1))
 
 
 def evaluation_size_of(task: object) -> int:
     """Returns the number of examples in a task's own evaluation set; 0 if a share of its prompts is held
     out."""
-    return task.evaluation_size if isinstance(task, HasEvaluation) else 0
+    return int(getattr(task, "evaluation_size", 0))
 
 
 def may_be_exchanged(task: object) -> bool:

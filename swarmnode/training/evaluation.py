@@ -153,8 +153,7 @@ def collect(
 def conversation_rules(tasks: Mapping[str, Task], config: Config) -> ConversationRules:
     """Returns the rules by which conversations with the tasks that answer back are played."""
     environments = {name: task for name, task in tasks.items() if is_environment(task)}
-    limits, max_turn_tokens = config.tasks, config.rollout.max_turn_tokens
-    return ConversationRules(environments, limits.max_turns, limits.turn_timeout_s, max_turn_tokens)
+    return ConversationRules(environments, config.tasks.turn_timeout_s)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -23,7 +23,7 @@ SKIPPING = Instance(
 """4 in flight with skipping, 2 without; node 6 is in no stage."""
 
 STEPS = SearchBudget(steps=60)
-LITTLE = PlacementEffort(starts=2, moves=50, schedule=1000)
+LITTLE = PlacementEffort(starts=2, swaps=20, steps=60)
 
 
 def test_a_broken_number_of_waves_lies_between_its_neighbours() -> None:

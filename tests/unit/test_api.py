@@ -409,11 +409,11 @@ def test_a_data_set_in_a_file_is_measured_on_another(options: dict[str, Any], tm
     for name, count in (("train", 40), ("test", 9)):
         rows = (f'{{"question": "{name} {number}+1=", "answer": {number + 1}}}\n' for number in range(count))
         (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    given = {**options, "settings": {**SMALL, "tasks.evaluation": str(tmp_path / "test.jsonl")}}
-    assert sn.run(tmp_path / "train.jsonl", rounds=1, **given).evaluated_round == 1
+    measured = f"{tmp_path / 'train.jsonl'}?evaluation={tmp_path / 'test.jsonl'}"
+    assert sn.run(measured, rounds=1, **options).evaluated_round == 1
     # The checkpoint knows both files.
     assert sn.evaluate(**options).examples == 9
-    with pytest.raises(TaskError, match=r"train.*is a task already.*tasks\.evaluation"):
+    with pytest.raises(TaskError, match=r"train.*is a task already"):
         sn.Node(tmp_path / "train.jsonl", eval_dataset=["?"], **options)
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError, StorageError
-from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, load_instance
+from swarmnode.extensions.pipeline.scheduling.instance import load_instance
 from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort, search
 from swarmnode.extensions.pipeline.scheduling.plan import encode_plan
 from swarmnode.extensions.pipeline.scheduling.plan_figures import PlanFigures, figures_of
@@ -65,7 +65,8 @@ def plan(
     budget = SearchBudget(steps, None if steps is not None else SECONDS if seconds is None else seconds)
     found = schedule(loaded, seed=seed, budget=budget)
     if free_map:
-        placed = search(loaded, seed=seed, effort=_effort(loaded, budget)).plan
+        effort = PlacementEffort() if steps is None else PlacementEffort(swaps=steps // 12, steps=steps)
+        placed = search(loaded, seed=seed, effort=effort).plan
         own = schedule(placed.instance, seed=seed, budget=budget, start=placed)
         found = min(found, own, key=lambda each: each.makespan_s)
     figures = figures_of(found.plan)
@@ -77,14 +78,6 @@ def plan(
             raise StorageError(f"cannot write {out}: {error.strerror}", hint="name another file") from error
     if figures.violations:
         raise typer.Exit(1)
-
-
-def _effort(instance: Instance, budget: SearchBudget) -> PlacementEffort:
-    """Returns the effort of the search for a stage map: its own, or as many changes as the other tries."""
-    if budget.steps is None:
-        return PlacementEffort()
-    tasks = budget.steps * len(agents(instance)) * instance.waves * (2 * instance.path_length + 1)
-    return PlacementEffort(moves=budget.steps, schedule=2 * tasks)
 
 
 def _summary(name: str, found: Scheduled, figures: PlanFigures) -> Iterator[str]:

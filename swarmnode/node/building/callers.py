@@ -3,11 +3,10 @@
 members.py, and extensions/serve/ where no node runs -> [open_callers] -> registry.py -> extensions/serve/
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from swarmnode.machine.storage import Paths
 from swarmnode.node.building.local_policy import LocalPolicy
@@ -37,5 +36,4 @@ def open_callers(
     """Opens the engine to all kinds of callers that are registered, until the stack is closed."""
     source = CallerSource(local.shared, policies, local.renderer, config.rollout.max_tokens, paths.state)
     for name in names("caller"):
-        opened = cast(Callable[[CallerSource], AbstractContextManager[object]], find("caller", name))(source)
-        stack.enter_context(opened)
+        stack.enter_context(find("caller", name)(source))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 from swarmnode.machine.storage import Paths
 from swarmnode.node.run_control import RunControl
@@ -31,6 +30,6 @@ async def open_guards(stack: AsyncExitStack, source: GuardSource) -> None:
     """Has all guards that are registered look after this node, until the stack is closed. They begin and end
     beside the event loop: one may read a whole home, or wait for a webhook."""
     for name in names("guard"):
-        guard = cast(Callable[[GuardSource], AbstractContextManager[object]], find("guard", name))(source)
+        guard: AbstractContextManager[object] = find("guard", name)(source)
         await asyncio.to_thread(guard.__enter__)
         stack.push_async_exit(partial(asyncio.to_thread, guard.__exit__))

@@ -53,7 +53,7 @@ def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
     cost, room = None, None
     if card is not None:
         work = _loaded_workload(config, local)
-        free = _free_bytes(config, local, inspect_machine())
+        free = free_bytes(config, local.base.model.device, inspect_machine())
         cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
     budget = budget_for(config, room, cost, longest, local.base.model.device.type)
     logger.info("micro-batches of %s", budget.reason)
@@ -68,11 +68,22 @@ def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> O
         config.rollout.overlap,
         gpu=local.base.model.device.type == "cuda",
         cores=machine.cores,
-        free_bytes=_free_bytes(config, local, machine),
+        free_bytes=free_bytes(config, local.base.model.device, machine),
         need_bytes=_overlap_bytes(config, local, budget),
     )
     logger.info("overlap of generation and training %s", decision.reason)
     return decision
+
+
+def free_bytes(config: Config, device: torch.device, machine: Machine) -> float:
+    """Returns the bytes of a device that we may take, as far as limits.memory_gb allows. What torch keeps of
+    a card to use again, since the largest micro-batch was tried, is free."""
+    if device.type == "cuda":
+        taken = torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken
+    else:
+        free, taken = machine.memory_free_bytes, psutil.Process().memory_info().rss
+    return within_limit(config, free, taken)
 
 
 def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> float | None:
@@ -86,16 +97,6 @@ def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> f
         checkpointing=budget.checkpointing,
     )
     return plan_memory(card, work).step + _still_to_come(card, work, local)
-
-
-def _free_bytes(config: Config, local: LocalPolicy, machine: Machine) -> float:
-    """Free bytes of the device that the model is on, as far as we may take them."""
-    device = local.base.model.device
-    if device.type == "cuda":
-        free, taken = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
-    else:
-        free, taken = machine.memory_free_bytes, psutil.Process().memory_info().rss
-    return within_limit(config, free, taken)
 
 
 def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:

@@ -15,14 +15,14 @@ from swarmnode.exchange.limits import PLAY_S
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.loader import load_tasks
-from swarmnode.tasks.processes.isolated_task import isolate
+from swarmnode.tasks.processes.isolated_task import isolate_as_set
 from swarmnode.tasks.task import Isolated, Task
 
 
 def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None) -> dict[str, Task]:
     """Load the tasks by name; the stack ends their processes. `home`: where the node lives. Raises
     TaskError."""
-    load = partial(_isolate, config=config, home=home)
+    load = partial(isolate_as_set, config=config, home=home)
     tasks = {task.name: task for task in load_tasks(specs_of(config), load)}
     for task in tasks.values():
         if isinstance(task, Isolated):
@@ -38,15 +38,3 @@ def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str
             task = stack.enter_context(task.for_strangers(STRANGERS_TIMEOUT_S, PLAY_S))
         beside[name] = task
     return beside
-
-
-def _isolate(spec: str, config: TasksConfig, home: Path | None) -> Task:
-    return isolate(
-        spec,
-        config.score_timeout_s,
-        unconfined=config.sandbox == "optional",
-        workers=config.workers,
-        memory_mb=config.memory_mb,
-        turn_timeout_s=config.turn_timeout_s,
-        home=home,
-    )

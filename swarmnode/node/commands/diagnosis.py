@@ -5,17 +5,17 @@ hardware, paths, config -> [examine] -> `swarmnode doctor`
 
 import platform
 import shutil
-import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from swarmnode import __version__
 from swarmnode.engine_record import by_preference
-from swarmnode.errors import ConfigError, EngineError, ModelError, PortInUse, SwarmnodeError
+from swarmnode.errors import ConfigError, EngineError, ModelError, SwarmnodeError
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
 from swarmnode.machine.installing import how_to_install
@@ -26,7 +26,7 @@ from swarmnode.network.private.swarm_record import record_of
 from swarmnode.node.building.machine_memory import PlannedMemory, plan_for
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_status
-from swarmnode.node.building.policies import check_policies, check_status_port, config_of
+from swarmnode.node.building.policies import check_policies, check_status_port, choose_port, config_of
 from swarmnode.registry import find, names
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
@@ -66,8 +66,8 @@ def examine(settings: Settings) -> list[Finding]:
         *model_findings(config, model),
         *memory_findings(plan_for(config, model)),
         *_folders(paths),
-        *([_daemon()] if config.network.transport == "p2pd" else []),
-        _swarm(config, paths),
+        *([tried("daemon", lambda: str(find_daemon()))] if config.network.transport == "p2pd" else []),
+        tried("swarm", partial(_swarm, config, paths)),
         *policy_findings(config, paths),
         *(finding for name in names("check") for finding in find("check", name)(config, used)),
         *reach_findings(paths),
@@ -75,17 +75,13 @@ def examine(settings: Settings) -> list[Finding]:
     ]
 
 
-def _swarm(config: Config, paths: Paths) -> Finding:
+def _swarm(config: Config, paths: Paths) -> str:
     """Tells if strangers can take part in the swarm that this home joins."""
     name = config.swarm.name
-    try:
-        record = record_of(paths.swarms, name)
-    except SwarmnodeError as error:
-        return Finding("swarm", "problem", error.message, error.hint)
+    record = record_of(paths.swarms, name)
     if record is None:
-        return Finding("swarm", "ok", f"{name} is public: whoever names it takes part")
-    founder = memorable_name(record.founder)
-    return Finding("swarm", "ok", f"{name} is private: who has its key takes part; founded by {founder}")
+        return f"{name} is public: whoever names it takes part"
+    return f"{name} is private: who has its key takes part; founded by {memorable_name(record.founder)}"
 
 
 def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
@@ -96,9 +92,8 @@ def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
         for number in range(config.node.policies):
             who = f" {number}" if several else ""
             own, place = config_of(config, number), paths.policy(number)
-            yield _tasks(f"tasks{who}", own)
-            yield _port(f"port{who}", own, place)
-            yield from _status_port(f"status page{who}", own, place)
+            yield tried(f"tasks{who}", partial(_tasks, own))
+            yield tried(f"port{who}", partial(_port, own, place))
     except ConfigError as error:
         yield Finding("policies", "problem", error.message, error.hint)
 
@@ -206,36 +201,32 @@ def _writable(folder: Path) -> bool:
     return os.access(existing, os.W_OK | os.X_OK)
 
 
-def _daemon() -> Finding:
-    try:
-        return Finding("daemon", "ok", str(find_daemon()))
-    except SwarmnodeError as error:
-        return Finding("daemon", "problem", error.message, error.hint)
+def tried(subject: str, find: Callable[[], str]) -> Finding:
+    """Returns what was found, or the error that it led to, with its advice.
 
-
-def _tasks(subject: str, config: Config) -> Finding:
+    >>> tried("clock", lambda: "synchronized").verdict
+    'ok'
+    """
     try:
-        return Finding(subject, "ok", ", ".join(task.name for task in load_tasks(specs_of(config.tasks))))
+        return Finding(subject, "ok", find())
     except SwarmnodeError as error:
         return Finding(subject, "problem", error.message, error.hint)
 
 
-def _port(subject: str, config: Config, paths: Paths) -> Finding:
-    running = read_running(paths.running)
-    if running is not None:
-        return Finding(
-            subject, "ok", f"a node runs here (process {running.pid}): {', '.join(running.addresses)}"
-        )
-    where = f"{config.network.listen}:{config.network.port}"
-    try:
-        with socket.create_server((config.network.listen, config.network.port)):
-            pass
-    except OSError as error:
-        advice = "choose another --port, or 0 for any free one; to see who has it: ss -ltnp"
-        return Finding(subject, "problem", f"cannot listen on {where}: {error.strerror}", advice)
-    text = "any free port" if config.network.port == 0 else where
-    who = "the router is asked to forward it" if config.network.map_port else "forward it in the router"
-    return Finding(subject, "ok", f"{text}; for peers outside your network, {who}")
+def _tasks(config: Config) -> str:
+    return ", ".join(task.name for task in load_tasks(specs_of(config.tasks)))
+
+
+def _port(config: Config, paths: Paths) -> str:
+    if (running := read_running(paths.running)) is not None:
+        return f"a node runs here (process {running.pid}): {', '.join(running.addresses)}"
+    network, text = config.network, "any free port"
+    if network.port:
+        choose_port(network, paths)
+        text = f"{network.listen}:{network.port}"
+    check_status_port(config.node)
+    who = "the router is asked to forward it" if network.map_port else "forward it in the router"
+    return f"{text}; for peers outside your network, {who}"
 
 
 def reach_findings(paths: Paths) -> Iterator[Finding]:
@@ -253,15 +244,6 @@ def reach_findings(paths: Paths) -> Iterator[Finding]:
     verdict: Verdict = "ok" if good and not status.exchange.starved else "note"
     text = "; ".join(filter(None, (reach.text, status.exchange.starved)))
     yield Finding("reach", verdict, text, "" if reach.verdict == "relayed" else "; or ".join(reach.steps))
-
-
-def _status_port(subject: str, config: Config, paths: Paths) -> Iterator[Finding]:
-    """Only where it is in the way."""
-    try:
-        if read_running(paths.running) is None:
-            check_status_port(config.node)
-    except PortInUse as error:
-        yield Finding(subject, "problem", error.message, error.hint)
 
 
 def _clock() -> Finding:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
 from swarmnode.models import find_model
@@ -194,14 +194,7 @@ def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksCon
             hint="name the file where it is now, or other tasks: `swarmnode eval --task FILE`",
         )
     # What was said of data sets stands in their names.
-    said: dict[str, Any] = {
-        "reward": (),
-        "prompt_column": "",
-        "answer_column": "",
-        "system_prompt": "",
-        "evaluation": "",
-    }
-    return tasks.model_copy(update={"names": specs, **said})
+    return tasks.model_copy(update={"names": specs, "reward": (), "system_prompt": ""})
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ class SeedNode:
         while True:
             await self._board.look_at(self._host, self._discovery.reach)
             health = self._health.figures((), lambda peer: self._bodies.routes.reaches(peer, time.time()))
-            self._board.relayed(self._sharing(), health)
+            self._board.show(exchange=self._sharing(), health=health)
             await asyncio.sleep(LOOK_EVERY_S)
 
 

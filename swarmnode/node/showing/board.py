@@ -4,7 +4,7 @@ node.py -> [StatusBoard] -> NodeStatus -> /status, /metrics
                                 |
                                 +-> [Watchers] -> monitors.py | panel.py | a stream
 
-Watchers are told after every round: monitors.py always, a panel on a terminal, plain lines elsewhere.
+Watchers are told after every round: monitors.py and the log always, a panel on a terminal.
 """
 
 import logging
@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from statistics import fmean
-from typing import Literal, Protocol, TextIO
+from typing import Literal, Protocol
 
 import msgspec
 
 from swarmnode import __version__
 from swarmnode.errors import NetworkError
 from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
-from swarmnode.exchange.exchange_stats import ExchangeStats, HealthStats
+from swarmnode.exchange.exchange_stats import ExchangeStats
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, scope_of
@@ -36,13 +36,11 @@ from swarmnode.node.showing.node_status import (
     Network,
     NodeStatus,
     Phase,
-    PipelineStatus,
     Progress,
     Saved,
     Sharing,
     SharingEffect,
     Speed,
-    WeekContribution,
     invitation,
     joins_from,
     short_invitation,
@@ -109,7 +107,7 @@ class StatusBoard:
         earlier = self.status.earlier
         if self.status.phase.name != name:
             earlier = (*earlier, self.status.phase)[-MOST_EARLIER:]
-        self._set(phase=Phase(name, since, detail), earlier=earlier)
+        self.show(phase=Phase(name, since, detail), earlier=earlier)
 
     def counted(self, counters: Counters, policy_version: int) -> None:
         """Take over the numbers that continue over restarts."""
@@ -120,7 +118,7 @@ class StatusBoard:
             tokens=counters.tokens,
             seconds=counters.seconds,
         )
-        self._set(progress=progress)
+        self.show(progress=progress)
 
     def trained(
         self, rollouts: RoundRollouts, external: Sequence[RolloutGroup], report: TrainReport, round_s: float
@@ -147,12 +145,12 @@ class StatusBoard:
             round_s=round_s,
             done_at=time.time(),
         )
-        self._set(reward=reward, speed=speed, generation=rollouts.generation, training=report)
+        self.show(reward=reward, speed=speed, generation=rollouts.generation, training=report)
 
     def learned(self, report: TrainReport) -> None:
         """An iteration is over that nothing was generated for."""
         speed = Speed(train_s=report.seconds, round_s=report.seconds, done_at=time.time())
-        self._set(speed=speed, training=report)
+        self.show(speed=speed, training=report)
 
     def evaluated(self, counters: Counters, per_task: Mapping[str, float | None]) -> None:
         reward = msgspec.structs.replace(
@@ -162,19 +160,19 @@ class StatusBoard:
             eval_round=counters.evaluated_round,
             eval_tasks=dict(per_task),
         )
-        self._set(reward=reward)
+        self.show(reward=reward)
 
     def saved(self, round: int) -> None:
-        self._set(checkpoint=Saved(round, time.time()))
+        self.show(checkpoint=Saved(round, time.time()))
 
     def not_saved(self, why: str) -> None:
         """The last attempt failed; the checkpoint before it is still the newest."""
-        self._set(checkpoint=msgspec.structs.replace(self.status.checkpoint, error=why))
+        self.show(checkpoint=msgspec.structs.replace(self.status.checkpoint, error=why))
 
     def shared(self, stats: ExchangeStats | None, trained: Mapping[str, int]) -> None:
         """Take over the exchange's counters; None where there is no exchange."""
         if stats is None:
-            self._set(exchange=Sharing(trained=dict(trained)))
+            self.show(exchange=Sharing(trained=dict(trained)))
             return
         failed = sum(stats.dropped.get(reason, 0) for reason in (Reason.UNAVAILABLE, Reason.TIMEOUT))
         found = {
@@ -188,7 +186,7 @@ class StatusBoard:
         sharing = msgspec.convert(found, Sharing)
         if sharing.starved and not self.status.exchange.starved:
             logger.warning("%s", sharing.starved)
-        self._set(exchange=sharing, help=stats.help, receipts=stats.receipts, health=stats.health)
+        self.show(exchange=sharing, help=stats.help, receipts=stats.receipts, health=stats.health)
 
     def weighed(self, gauge: SharingGauge, wanted: int) -> None:
         """Takes over the gauge of sharing; `wanted` groups a round are set."""
@@ -202,12 +200,12 @@ class StatusBoard:
             groups=gauge.groups(wanted),
             groups_most=wanted,
         )
-        self._set(sharing=effect)
+        self.show(sharing=effect)
 
     def borrowed(self, library: SwarmLibrary, state: CatchingUp) -> None:
         """Takes over what is kept of the swarm's library, and what was learnt of it."""
         found = library.borrowed
-        self._set(
+        self.show(
             library=LibraryStatus(
                 kept=len(library.shelf),
                 pages_served=library.pages_served,
@@ -219,25 +217,6 @@ class StatusBoard:
                 rounds_worth=state.rounds_worth,
             )
         )
-
-    def advise(self, advice: str) -> None:
-        """Show what there is nothing to learn from; empty where there is something."""
-        self._set(advice=advice)
-
-    def serves(self, page: str) -> None:
-        """The status page has this address."""
-        self._set(page=page)
-
-    def relayed(self, heard: Sharing, health: HealthStats) -> None:
-        """Take over what a seed heard; it has no exchange that would count more."""
-        self._set(exchange=heard, health=health)
-
-    def contributed(self, week: WeekContribution) -> None:
-        """Take over what this machine gave and got."""
-        self._set(week=week)
-
-    def in_pipeline(self, pipeline: PipelineStatus) -> None:
-        self._set(pipeline=pipeline)
 
     async def look_at(self, host: Host, reach: Reach | None = None) -> None:
         """Ask the host for its state, peers and addresses. While it is down it has no peers.
@@ -260,7 +239,7 @@ class StatusBoard:
         )  # fmt: skip
         before = self.status.network.reach.verdict
         short = short_invitation(self.status.swarm, network)
-        self._set(network=msgspec.structs.replace(network, invitation=short))
+        self.show(network=msgspec.structs.replace(network, invitation=short))
         if network.reach.verdict not in ("unknown", before):
             self._tell_reach()
 
@@ -272,7 +251,8 @@ class StatusBoard:
             logger.info("%s joins with: %s", joins_from(self.status), invitation(self.status))
             logger.info("or: swarmnode join %s", network.invitation)
 
-    def _set(self, **parts: object) -> None:
+    def show(self, **parts: object) -> None:
+        """Replaces these parts of the status, by the names of its fields."""
         self.status = msgspec.structs.replace(self.status, **parts)
 
 
@@ -342,20 +322,17 @@ class Watcher(Protocol):
     def close(self) -> None: ...
 
 
-class PlainWatcher:
-    """One line per round, without escape codes."""
+class RoundLines:
+    """Has a line of each round in the log. The live panel shows rounds by itself and leaves these out."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    logger = logging.getLogger("swarmnode.rounds")
 
     def see(self, event: Occasion, status: NodeStatus) -> None:
         if event == "round":
-            whose = f"policy {status.policy}: " if status.policies > 1 else ""
-            self._stream.write(f"{time.strftime('%H:%M:%S')} {whose}{round_line(status)}\n")
-            self._stream.flush()
+            self.logger.info("%s", round_line(status))
 
     def close(self) -> None:
-        self._stream.flush()
+        pass
 
 
 class Watchers:

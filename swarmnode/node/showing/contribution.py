@@ -4,10 +4,10 @@ members.py -> [open_contribution] -> registry.py -> extensions/contribution/ -> 
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
 from swarmnode.registry import find, names
@@ -40,8 +40,7 @@ def open_contribution(
     name = next(iter(names("contribution")), None)
     if name is None:
         return lambda status: WeekContribution()
-    make = cast(
-        Callable[[ContributionSource], AbstractContextManager[ContributionKeeper]],
-        find("contribution", name),
+    keeper: ContributionKeeper = stack.enter_context(
+        find("contribution", name)(ContributionSource(folder, config.policy.device))
     )
-    return stack.enter_context(make(ContributionSource(folder, config.policy.device))).see
+    return keeper.see

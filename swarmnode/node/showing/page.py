@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.node_status import NodeStatus
@@ -68,5 +68,4 @@ def open_page(source: PageSource) -> AbstractContextManager[Page]:
     if name == "off" or (name == USUAL and name not in names("page")):
         logger.info("this node has no page: `swarmnode status` cannot ask it")
         return nullcontext(NoPage())
-    make = cast(Callable[[PageSource], AbstractContextManager[Page]], find("page", name))
-    return make(source)
+    return find("page", name)(source)

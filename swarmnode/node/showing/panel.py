@@ -1,12 +1,11 @@
 """The picture of one node: what it does, learns, hears, drops and waits for.
 
 node_status.py -> [render] -> live_panel.py, `swarmnode status`
-                  panel_layout.py: what a small terminal leaves out
 
 `render` is a pure function of a status, so a picture of it is a real one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -30,18 +29,21 @@ from swarmnode.node.showing.node_status import (
     printable_status,
     swarm_of,
 )
-from swarmnode.node.showing.panel_layout import fit_rows
 from swarmnode.node.showing.reasons import in_words
 from swarmnode.printable import printable
 from swarmnode.training.records import TrainReport
 
 SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
-    "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
+    "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
     "policy", "speed", "help", "library", "sharing", "given", "thanked", "health",
     "reach", "network",
 )  # fmt: skip
 """Rows that a small terminal does without, in this order; the others stay as long as anything does."""
+FRAME_LINES = 2
+"""The border above and below."""
+LEAST_STORY = 3
+"""Lines of the log that stay as long as a row can go."""
 ROOM_AROUND = 4
 """Columns that the frame and its padding take."""
 LABEL_ROOM = len("trained on") + 2
@@ -82,20 +84,17 @@ class _Fitting:
         width = max(options.max_width - ROOM_AROUND - LABEL_ROOM, 1)
         rows = dict(_rows(self._status, self._rewards, self._now, width))
         lines_of = {label: _lines_taken(content, console, width) for label, content in rows.items()}
-        layout = fit_rows(lines_of, FIRST_TO_GO, len(self._lines), self._height, cut_last=("advice",))
+        shown_rows, count = rows_that_fit(lines_of, len(self._lines), self._height)
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", justify="right", no_wrap=True)
         grid.add_column(overflow="fold")
-        for label in layout.rows:
+        for label in shown_rows:
             # Names, reasons and details are text: what looks like markup in them is not ours.
             content = rows[label]
-            piece = Text(content) if isinstance(content, str) else content
-            if isinstance(piece, Text) and label in layout.one_line:
-                piece.no_wrap, piece.overflow = True, "ellipsis"
-            grid.add_row(label, piece)
+            grid.add_row(label, Text(content) if isinstance(content, str) else content)
         status = self._status
         title = Text.assemble((status.name, "bold"), f"  {status.peer_id[:6]}..{status.peer_id[-6:]}")
-        told = self._lines[len(self._lines) - layout.story :]
+        told = self._lines[len(self._lines) - count :]
         story = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in told]
         yield Panel(
             Group(grid, *([Text(), *story] if story else [])),
@@ -103,6 +102,27 @@ class _Fitting:
             subtitle=Text(status.page) if status.page else None,
             border_style=_colour(status),
         )
+
+
+def rows_that_fit(lines_of: Mapping[str, int], story: int, height: int | None) -> tuple[list[str], int]:
+    """Returns the rows that fit into `height` lines (None: no bound), in their order, and how many lines of
+    the log fit below them. `lines_of`: the lines of each row; `story`: those of the log. Advice goes before
+    the log, and who is shown it within a height has the command for another machine above it.
+
+    >>> rows_that_fit({"doing": 1, "dropped": 3, "join us": 2}, story=6, height=10)
+    (['doing', 'dropped'], 3)
+    """
+    if height is None:
+        return list(lines_of), story
+    rows = {row: lines for row, lines in lines_of.items() if row != "join us"}
+    least = 0 if "advice" in rows or not story else 1 + min(story, LEAST_STORY)
+    for row in FIRST_TO_GO:
+        if FRAME_LINES + sum(rows.values()) + least <= height:
+            break
+        rows.pop(row, None)
+    # An empty line stands between the rows and the log.
+    room = height - FRAME_LINES - sum(rows.values()) - 1
+    return list(rows), max(0, min(story, room))
 
 
 def _policy(status: NodeStatus) -> str:

@@ -14,11 +14,10 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from swarmnode.node.showing.board import Occasion, PlainWatcher, Watcher, Watchers, policy_label, round_line
+from swarmnode.node.showing.board import RoundLines, Watcher, Watchers, policy_label
 from swarmnode.node.showing.live_panel import LivePanel
 from swarmnode.node.showing.monitors import MOST_LOG_BYTES
 from swarmnode.node.showing.monitors import logger as monitors_logger
-from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.printable import printable, printable_lines
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ class Screen:
         self._least = self._level or logging.INFO
         self._handlers: list[logging.Handler] = []
         self._lines: logging.Handler | None = None
-        self._file: logging.Handler | None = None
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -88,7 +86,7 @@ class Screen:
             logger.warning("no log file: cannot write %s (%s)", path, error.strerror)
         else:
             line = "%(asctime)s %(levelname)s %(name)s: %(policy)s%(message)s"
-            self._file = self._add(handler, line, "%Y-%m-%d %H:%M:%S")
+            self._add(handler, line, "%Y-%m-%d %H:%M:%S")
 
     def progress(self, done: int, total: int, what: str) -> None:
         """Show how far a preparation is: a bar on a terminal, a few lines elsewhere."""
@@ -106,17 +104,14 @@ class Screen:
             self._end_bar()
 
     def start_watcher(self) -> Watcher:
-        """Returns the live panel, which takes over the log lines, or plain lines: one for all policies. The
-        log file has a line of each round in any case."""
-        kept = [] if self._file is None else [FileWatcher(self._file)]
-        if not self._shows or self._least > logging.INFO:
-            return Watchers(kept)
-        if not self._terminal or self._lines is None:
-            return Watchers([PlainWatcher(sys.stderr), *kept])
+        """Returns what has a line of each round in the log; on a terminal with the live panel, which takes
+        over the log's other lines there: one for all policies."""
+        if not self._terminal or self._lines is None or self._least > logging.INFO:
+            return RoundLines()
         self._logger.removeHandler(self._lines)
         panel = LivePanel(self._console)
-        self._add(panel, "%(message)s")
-        return Watchers([panel, *kept])
+        self._add(panel, "%(message)s").addFilter(lambda record: record.name != RoundLines.logger.name)
+        return Watchers([panel, RoundLines()])
 
     def _end_bar(self) -> None:
         if self._bar is not None:
@@ -129,21 +124,6 @@ class Screen:
         self._logger.addHandler(handler)
         self._handlers.append(handler)
         return handler
-
-
-class FileWatcher:
-    """A line of each round in the log file, whatever the screen shows."""
-
-    def __init__(self, file: logging.Handler) -> None:
-        self._file = file
-
-    def see(self, event: Occasion, status: NodeStatus) -> None:
-        if event == "round":
-            said = round_line(status)
-            self._file.handle(logging.LogRecord("swarmnode.node", logging.INFO, "", 0, said, None, None))
-
-    def close(self) -> None:
-        self._file.flush()
 
 
 class PrintableFormatter(logging.Formatter):

@@ -39,12 +39,8 @@ class ConversationRules:
     """The environments among a policy's tasks, by name, and the bounds of a conversation with them."""
 
     environments: Mapping[str, Environment]
-    max_turns: int
-    """Most turns of the policy; an environment may grant fewer."""
     turn_timeout_s: float
     """Longest that an environment may work on one turn, in seconds, without waiting for earlier ones."""
-    max_turn_tokens: int | None = None
-    """Longest turn of the policy in tokens. None: only the whole completion is bounded."""
 
     def environment_of(self, example: Example) -> Environment | None:
         """Returns the environment of an example's task. None: the task does not answer back."""
@@ -52,18 +48,14 @@ class ConversationRules:
 
     def most_turns(self, example: Example) -> int:
         """Returns the most turns that the policy has with this example."""
-        return min(self.max_turns, self.environments[example.key.task].most_turns)
+        return self.environments[example.key.task].most_turns
 
     def bounded(self, request: Request, example: Example, turn: int) -> Request:
         """Returns a request for no more than this turn; the first one is 1."""
-        sampling = request.sampling
-        if self.max_turn_tokens is not None:
-            most = min(sampling.max_tokens, request.sampled.turn_start + self.max_turn_tokens)
-            sampling = replace(sampling, max_tokens=most)
-        return replace(request, sampling=sampling, goes_on=turn < self.most_turns(example))
+        return replace(request, goes_on=turn < self.most_turns(example))
 
 
-NO_CONVERSATIONS = ConversationRules({}, max_turns=1, turn_timeout_s=0.0)
+NO_CONVERSATIONS = ConversationRules({}, turn_timeout_s=0.0)
 """Rules of a policy none of whose tasks answers back."""
 
 
@@ -140,12 +132,7 @@ class Conversations:
         so that the member has not ended."""
         member = group.members[place]
         environment = self.rules.environment_of(group.example)
-        if environment is None or member.finish != "stop":
-            return False
-        if member.turns >= self.rules.most_turns(group.example):
-            if member.turns < environment.most_turns:
-                # Nobody knows whether it was over: others could not play it to an end.
-                group.members[place] = replace(member, finish="length")
+        if environment is None or member.finish != "stop" or member.turns >= environment.most_turns:
             return False
         group.members[place] = replace(member, finish=None, asking=True)
         self._ask(group, place)

@@ -10,7 +10,7 @@ nodes with and without them exchange rollouts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 from swarmnode.chat import Prompt
 from swarmnode.errors import SwarmnodeError, TaskError
@@ -32,12 +32,9 @@ GivenDemonstrations = Callable[[Example], Texts] | Mapping[str, Texts] | Sequenc
 judge needs, and a column `demonstration`."""
 
 
-@runtime_checkable
-class HasDemonstrations(Protocol):
-    """A task that brings demonstrations besides those in its columns."""
-
-    @property
-    def demonstrations(self) -> GivenDemonstrations: ...
+def demonstrations_of(task: object) -> GivenDemonstrations:
+    """Returns the demonstrations that a task brings besides those in its columns."""
+    return getattr(task, "demonstrations", {})
 
 
 class Demonstrations:
@@ -75,8 +72,7 @@ class Demonstrations:
                 yield example
 
     def _sources(self, task: Task) -> list[GivenDemonstrations]:
-        own = [task.demonstrations] if isinstance(task, HasDemonstrations) else []
-        return own if self._given is None else [*own, self._given]
+        return [demonstrations_of(task), *([] if self._given is None else [self._given])]
 
 
 def _called(given: Callable[[Example], Texts], example: Example) -> Texts:

@@ -117,7 +117,7 @@ def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
         raise TaskError(
             f"{task.name} has too few training examples for one round",
             hint="a fifth of the prompts is held out for evaluation: ask more different questions, or measure"
-            " on others (eval_dataset=, tasks.evaluation)",
+            " on others (eval_dataset=, or FILE?evaluation=FILE)",
         )
     return examples
 

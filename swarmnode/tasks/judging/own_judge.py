@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from swarmnode.chat import Message, Said, Turn
 from swarmnode.errors import (
@@ -28,7 +27,6 @@ from swarmnode.errors import (
 )
 from swarmnode.tasks.builtin import BuiltinTask
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
-from swarmnode.tasks.judging.rewards import Reward
 from swarmnode.tasks.task import (
     Environment,
     Isolated,
@@ -126,14 +124,6 @@ def _advice(error: SwarmnodeError) -> str:
     return f"{ADVICE}; {MORE_TIME}" if isinstance(error, JudgementOverran) else ADVICE
 
 
-@runtime_checkable
-class HasRewards(Protocol):
-    """A task that tells what judges it."""
-
-    @property
-    def rewards(self) -> Mapping[str, Reward]: ...
-
-
 class JudgedTask:
     """A task of one's own policy. Answers whose judgement is lost have no reward."""
 
@@ -181,7 +171,7 @@ class JudgedTask:
     @property
     def _rewards(self) -> str:
         """Returns who judges, by the names of its functions, for messages."""
-        names = ", ".join(self.task.rewards) if isinstance(self.task, HasRewards) else ""
+        names = ", ".join(getattr(self.task, "rewards", ()))
         return f"the reward {names} of task {self.name}" if names else f"the reward of task {self.name}"
 
 

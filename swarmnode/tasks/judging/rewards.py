@@ -34,7 +34,7 @@ from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
+from typing import Any, SupportsFloat, cast
 
 from pydantic import ValidationError
 
@@ -70,21 +70,10 @@ Reward = Callable[..., Any]
 """`fn(prompts, completions, completion_ids=None, **columns) -> list[float | None]`, or a coroutine of it."""
 
 
-@runtime_checkable
-class RemoteReward(Protocol):
-    """A reward whose scores come from elsewhere, so that its code does not tell what they depend on."""
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def exchangeable(self) -> bool: ...
-
-
 def are_exchangeable(rewards: Mapping[str, Reward]) -> bool:
     """Returns True if other nodes would get the same scores of all these rewards, also for a part of a
     group."""
-    elsewhere = [reward for reward in rewards.values() if isinstance(reward, RemoteReward)]
+    elsewhere = [reward for reward in rewards.values() if isinstance(reward, HttpJudge)]
     return not judge_groups(rewards) and all(reward.exchangeable for reward in elsewhere)
 
 
@@ -109,27 +98,10 @@ _LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequ
 """An annotation that says: each completion is a list of messages."""
 
 
-@runtime_checkable
-class GroupReward(Protocol):
-    """A reward that compares the answers to one example, so it needs the whole group at once. Any function
-    becomes one by `of_group = True`."""
-
-    of_group: bool
-
-
-@runtime_checkable
-class HasHeldOutJudge(Protocol):
-    """A reward that is replaced on held-out examples: the training signal is not the measure of success
-    there."""
-
-    def __call__(self, *prompts: Any, **columns: Any) -> Any: ...
-
-    def measured(self, columns: Mapping[str, Any]) -> tuple[str, "Reward"]: ...
-
-
 def judge_groups(rewards: Mapping[str, "Reward"]) -> bool:
-    """Returns True if one of these rewards has to see all answers of a group at once."""
-    return any(isinstance(reward, GroupReward) and reward.of_group for reward in rewards.values())
+    """Returns True if one of these rewards compares the answers to one example, so that it has to see all of
+    a group at once: a function says so by `of_group = True`."""
+    return any(getattr(reward, "of_group", False) for reward in rewards.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,12 +337,12 @@ def score_with(
 def rewards_for(
     rewards: Mapping[str, Reward], example: Example, *, held_out: bool | None = None
 ) -> Mapping[str, Reward]:
-    """Returns the rewards of an example: on held-out ones some have another in their place. `held_out`: see
-    `score_with`."""
+    """Returns the rewards of an example: on held-out ones those with a method `measured` have another in
+    their place, as there the training signal is not the measure of success. `held_out`: see `score_with`."""
     if not (is_held_out(example.prompt) if held_out is None else held_out):
         return rewards
     return dict(
-        reward.measured(example.columns) if isinstance(reward, HasHeldOutJudge) else (name, reward)
+        cast(Any, reward).measured(example.columns) if hasattr(reward, "measured") else (name, reward)
         for name, reward in rewards.items()
     )
 

@@ -1,6 +1,6 @@
 """A data set as a task: its rows are questions, and each seed asks them in another order.
 
-questions.jsonl?reward=numeric_match -> tables.py -> [load_data] -> DataTask -> draw_round
+questions.jsonl?reward=numeric_match -> tables.py -> [load_data] -> FileTask -> draw_round
 
 A peer with the same rows and rewards has the same version, in whatever format its file is written, so it
 draws a question again from its own copy: what is exchanged names a row and never shows it.
@@ -8,8 +8,8 @@ draws a question again from its own copy: what is exchanged names a row and neve
 
 import difflib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,14 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import StableRandom
 from swarmnode.tasks.data_settings import ABOUT_DATA
 from swarmnode.tasks.digests import judged_version
-from swarmnode.tasks.judging.rewards import (
-    Reward,
-    are_exchangeable,
-    judge_groups,
-    judge_of,
-    load_reward,
-    named_rewards,
-    score_with,
-    with_weights,
-)
+from swarmnode.tasks.file_task import FileTask
+from swarmnode.tasks.judging.rewards import judge_of, load_reward, named_rewards, with_weights
 from swarmnode.tasks.kinds.tables import MAX_ROW_BYTES, Columns, PlacedRow, read_table, take
 from swarmnode.tasks.rows import read_row, user_prompt
 from swarmnode.tasks.specs import JUDGED_ELSEWHERE, TaskKind, TaskSpec, parse_spec, with_defaults
-from swarmnode.tasks.task import EVALUATION_SEED, holds_out
+from swarmnode.tasks.task import EVALUATION_SEED
 from swarmnode.tasks.task_source import TaskSource
-from swarmnode.types import Example, ExampleKey
+from swarmnode.types import ExampleKey
 
 MAX_ROWS = 2_000_000
 
@@ -46,43 +38,12 @@ PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "i
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
 """Column names of the right answer: without a setting, the first of them that a data set has."""
 
-OPTIONS = (*ABOUT_DATA, "split", "private")
+OPTIONS = (*ABOUT_DATA, "prompt", "answer", "evaluation", "split", "private")
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-@dataclass(frozen=True, slots=True)
-class DataTask:
-    """A data set, each row checked and packed. Endless sets are procedural tasks; this one ends."""
-
-    name: str
-    version: str
-    rows: Sequence[bytes]
-    rewards: Mapping[str, Reward]
-    exchangeable: bool = True
-    evaluation: Sequence[bytes] = ()
-    """The rows of its own evaluation set."""
-
-    @property
-    def judges_groups(self) -> bool:
-        """True if a reward compares the answers of a group."""
-        return judge_groups(self.rewards)
-
-    @property
-    def evaluation_size(self) -> int:
-        return len(self.evaluation)
-
-    def examples(self, seed: int) -> Iterator[Example]:
-        """Yields all rows once, in this seed's order; those of the evaluation set in their own."""
-        for index, row in enumerate(drawn(self.rows, self.evaluation, f"{self.name}/{self.version}", seed)):
-            yield read_row(row, ExampleKey(self.name, self.version, seed, index), self.name)
-
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Returns the rewards' scores. Raises TaskError."""
-        return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
-
-
-def load_data(spec: TaskSpec) -> DataTask:
+def load_data(spec: TaskSpec) -> FileTask:
     """Reads a data set, checks every row and loads its rewards. Raises TaskError, with the place of a bad
     row."""
     spec.only(*OPTIONS)
@@ -106,14 +67,10 @@ def load_data(spec: TaskSpec) -> DataTask:
     judges = {"correct": load_reward("exact_match")} if exact else rewards
     # Who judges elsewhere makes the version of these rows and of that judge by the same rule.
     digest = digest_of(rows, evaluation)
-    return DataTask(
-        name,
-        judged_version(digest, judges) if judges else digest,
-        rows,
-        judges,
-        exchangeable=not private and are_exchangeable(judges),
-        evaluation=evaluation,
-    )
+    version = judged_version(digest, judges) if judges else digest
+    draw = partial(drawn, rows, evaluation, f"{name}/{version}")
+    asked = frozenset(prompts_of(evaluation))
+    return FileTask(name, version, Path(spec.name), draw, judges, may_leave=not private, evaluated=asked)
 
 
 DATA_SETS = TaskSource(
@@ -253,8 +210,8 @@ def _exact_answer(row: Columns, place: str) -> str | float:
     if not isinstance(answer, str | int | float):
         raise TaskError(
             f"{place} has no answer that a completion could equal: {answer!r:.80}",
-            hint="call its column answer (or --set tasks.answer_column=NAME), or name a reward: reward=f, or"
-            " --set tasks.reward=file.py:f",
+            hint="call its column answer (or say FILE?answer=COLUMN), or name a reward: reward=f, or --set"
+            " tasks.reward=file.py:f",
         )
     # 2.0 and True have two spellings each, which the reward knows.
     return answer if isinstance(answer, bool | float) else str(answer)
@@ -268,7 +225,7 @@ def _no_column(
     row: Columns,
     wanted: str,
     place: str,
-    otherwise: str = "--set tasks.prompt_column=NAME names that of the prompt",
+    otherwise: str = "FILE?prompt=COLUMN names that of the prompt",
 ) -> str:
     names = sorted(map(str, row))
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)

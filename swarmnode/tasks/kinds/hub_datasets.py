@@ -8,16 +8,12 @@ noticed within seconds; `datasets` alone would try for minutes.
 
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import TimeoutError as NotDone
 from typing import Any
 
 from swarmnode.errors import TaskError
 from swarmnode.machine.installing import how_to_install
-from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
+from swarmnode.tasks.hub_access import trouble_with_hub
 from swarmnode.tasks.optional_packages import extra_module
-
-PATIENCE_S = 5.0
-"""A hub that takes longer to answer is taken to be out of reach."""
 
 MAX_DOWNLOAD_BYTES = 8 << 30
 
@@ -33,7 +29,8 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
             f"hf:{name} is no name of a data set", hint="write hf:owner/name or hf:owner/name:split"
         )
     repo, subset, split = found["repo"], found["subset"], found["split"] or "train"
-    datasets, trouble = extra_module("datasets", how_to_install("data"), f"hf:{repo}"), _trouble(repo)
+    datasets = extra_module("datasets", how_to_install("data"), f"hf:{repo}")
+    trouble = trouble_with_hub(repo, "README.md", repo_type="dataset")
     if trouble is not None:
         _go_offline(datasets)
     datasets.disable_progress_bars()
@@ -63,18 +60,3 @@ def _go_offline(datasets: Any) -> None:
     from huggingface_hub import constants
 
     constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-
-
-def _trouble(repo: str) -> str | None:
-    """Returns the reason why the hub does not answer. None: it answers, even if it refuses this data set."""
-    from huggingface_hub import constants, get_session, hf_hub_url
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    url = hf_hub_url(repo, "README.md", repo_type="dataset")
-    asked = in_daemon_thread(lambda: get_session().head(url, timeout=PATIENCE_S))
-    try:
-        error = asked.exception(PATIENCE_S)
-    except NotDone:
-        return f"no answer within {PATIENCE_S:g} s"
-    return None if error is None else str(error) or type(error).__name__

@@ -8,15 +8,12 @@ what stands there, or all of a completion without tags, must be the answer and n
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import count
 from typing import Any
 
 from swarmnode.tasks.builtin import BuiltinTask, StableRandom
 from swarmnode.tasks.judging.answers import tagged
-from swarmnode.types import Example, ExampleKey
 
 VERSION = "1"
 """Change it with any draw or rule below: nodes exchange rollouts only when versions agree."""
@@ -26,26 +23,6 @@ MAX_EXPRESSION_CHARS = 120
 
 Posed = tuple[str, Mapping[str, Any]]
 """A prompt and its columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class PuzzleTask(BuiltinTask):
-    """A puzzle that is posed from random numbers and judged by rule."""
-
-    name: str
-    pose: Callable[[StableRandom], Posed]
-    right: Callable[[str, Mapping[str, Any]], bool]
-    version: str = VERSION
-
-    def examples(self, seed: int) -> Iterator[Example]:
-        """Yields examples without end."""
-        for index in count():
-            prompt, columns = self.pose(StableRandom(f"{self.name}/{self.version}/{seed}/{index}"))
-            yield Example(ExampleKey(self.name, self.version, seed, index), prompt, columns)
-
-    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Returns 1.0 for any right answer."""
-        return [{"correct": float(self.right(tagged(text), example.columns))} for text in completions]
 
 
 def _countdown(random: StableRandom) -> Posed:
@@ -76,11 +53,12 @@ def _joined(left: tuple[int, str], right: tuple[int, str], random: StableRandom)
 
 
 def reaches_target(text: str, columns: Mapping[str, Any]) -> bool:
-    """Returns True if a text is an expression of exactly these numbers with the target's value.
+    """Returns True if an answer is an expression of exactly these numbers with the target's value.
 
     >>> reaches_target("(3 + 4) * 2", {"numbers": [2, 3, 4], "target": 14})
     True
     """
+    text = tagged(text)
     if len(text) > MAX_EXPRESSION_CHARS or re.sub(r"[0-9+*/() -]", "", text):
         return False
     signs = re.findall(r"[0-9]+|[+*/()-]", text)
@@ -160,9 +138,9 @@ def _shuffled(values: Sequence[Any], random: StableRandom) -> list[Any]:
 
 
 def solves(text: str, columns: Mapping[str, Any]) -> bool:
-    """Returns True if a text is a full Sudoku, white space aside, with the puzzle's digits in their
+    """Returns True if an answer is a full Sudoku, white space aside, with the puzzle's digits in their
     places."""
-    grid = "".join(text.split())
+    grid = "".join(tagged(text).split())
     if len(grid) != 81 or not set(grid) <= set("123456789"):
         return False
     if any(given not in (".", digit) for given, digit in zip(columns["puzzle"], grid, strict=True)):
@@ -181,7 +159,7 @@ def solves(text: str, columns: Mapping[str, Any]) -> bool:
 
 
 PUZZLES = (
-    PuzzleTask("countdown", _countdown, reaches_target),
-    PuzzleTask("sudoku", _sudoku, solves),
+    BuiltinTask("countdown", _countdown, reaches_target, VERSION),
+    BuiltinTask("sudoku", _sudoku, solves, VERSION),
 )
 """Built-in puzzles, which the spec `builtin` does not include: no tiny policy can solve them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from swarmnode.chat import Message, Said, Turn, turns_of
 from swarmnode.tasks.digests import judged_version
-from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations, HasDemonstrations
+from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations, demonstrations_of
 from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups, score_with
 from swarmnode.tasks.play.conversation_scores import score_turns
 from swarmnode.tasks.task import (
@@ -55,7 +55,7 @@ class RewardedTask:
     @property
     def demonstrations(self) -> GivenDemonstrations:
         """The other task's, which these rewards judge, too."""
-        return self.task.demonstrations if isinstance(self.task, HasDemonstrations) else {}
+        return demonstrations_of(self.task)
 
     @property
     def judges_groups(self) -> bool:

@@ -4,7 +4,6 @@ tools, environment, settings of the file -> [parts_of] -> EnvironmentParts -> en
 """
 
 import hashlib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -79,7 +78,7 @@ def parts_of(
 def judge_themselves(parts: EnvironmentParts) -> bool:
     """Returns True if all of these environments give a reward themselves. Makes one instance of each. Raises
     TaskError."""
-    made = [called("making an instance", _without_arguments(one)) for one in parts.factories.values()]
+    made = [called("making an instance", one) for one in parts.factories.values()]
     for one in made:
         if not hasattr(one, "reset"):
             raise TaskError(
@@ -87,21 +86,6 @@ def judge_themselves(parts: EnvironmentParts) -> bool:
                 hint="write def reset(self, **columns); what it returns stands at the end of the prompt",
             )
     return bool(made) and all(is_stepwise(one) or hasattr(one, "get_reward") for one in made)
-
-
-def _without_arguments(factory: Callable[..., Any]) -> Callable[[], Any]:
-    """Returns `factory`. Raises TaskError if it cannot be called without arguments."""
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        name = getattr(factory, "__name__", "Env")
-        raise TaskError(
-            f"{name} makes no environment without arguments: {error}",
-            hint=f"pass them: environment = lambda: {name}(...)",
-        ) from error
-    except ValueError:
-        pass  # One of C need not tell.
-    return factory
 
 
 def blank_rows(seed: int) -> Iterator[dict[str, Any]]:

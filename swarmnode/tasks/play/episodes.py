@@ -169,7 +169,7 @@ def called(what: str, function: Callable[..., Any], columns: Mapping[str, Any] |
     try:
         return waited(function(**accepted(function, columns or {})))
     except (Exception, SystemExit) as error:
-        hint = where(error) or "it is called without arguments, but for columns that it takes by name"
+        hint = where(error) or "it gets columns by name and nothing else: environment = lambda: Env(...)"
         raise TaskError(f"{what} of the environment failed: {error!r}", hint=hint) from error
 
 

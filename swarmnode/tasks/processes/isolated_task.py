@@ -18,6 +18,7 @@ import msgspec
 
 from swarmnode.chat import Message, Said, Turn, read_prompt, written_prompt
 from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.drawing.draw_digest import written_down
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes import worker_messages as wire
@@ -193,6 +194,18 @@ def isolate(
     pool = _pool_of(load, ProcessOptions(timeout_s, **options), workers, known)
     pool.start()
     return IsolatedTask(pool, load, known)
+
+
+def isolate_as_set(spec: str, config: TasksConfig, **options: Any) -> Task:
+    """Loads a task as `isolate` does, with the limits and the rights that the settings give. `options`: those
+    of `isolate`, which win."""
+    limits: dict[str, Any] = {
+        "unconfined": config.sandbox == "optional",
+        "workers": config.workers,
+        "memory_mb": config.memory_mb,
+        "turn_timeout_s": config.turn_timeout_s,
+    }
+    return isolate(spec, config.score_timeout_s, **{**limits, **options})
 
 
 def _pool_of(load: wire.Load, options: ProcessOptions, workers: int | None, known: KnownTask) -> WorkerPool:

@@ -88,15 +88,13 @@ class TaskWorker:
     def answer(self, request: wire.Request) -> wire.Reply:
         """Answers one request. Raises SwarmnodeError."""
         match request:
-            case wire.Load():
-                return wire.Failure("a task is loaded already", "")
             case wire.Draw(seed, start, count):
                 return self._draw(seed, start, count)
             case wire.Score():
                 return self._score(request)
             case wire.Observe():
                 return self._observe(request)
-            case wire.Digest():
+            case _:
                 return draw_digest(self._task)
 
     def _draw(self, seed: int, start: int, count: int) -> wire.Drawn:
@@ -117,8 +115,7 @@ class TaskWorker:
         return wire.Scored(score_strictly(self._task, example, asked.completions))
 
     def _observe(self, asked: wire.Observe) -> wire.Reply:
-        if not is_environment(self._task):
-            return wire.Failure(f"{self._task.name} does not answer", "")
+        assert is_environment(self._task), "only an environment is asked"
         example = self._example(asked)
         if example is None:
             return wire.OtherExample()
@@ -170,8 +167,7 @@ def serve(channel: socket.socket, trace: int) -> None:
 
 
 def _load(request: wire.Request) -> tuple[TaskWorker, wire.Loaded]:
-    if not isinstance(request, wire.Load):
-        raise SwarmnodeError("the first request must be Load")
+    assert isinstance(request, wire.Load), "a node loads a task first"
     allow_unconfined(request.unconfined)
     if request.home is not None:
         os.environ["SWARMNODE_HOME"] = request.home  # noqa: TID251  for what a task keeps, such as judgements

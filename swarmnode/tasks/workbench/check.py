@@ -21,7 +21,7 @@ from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.drawing.demonstrations import COLUMN, Demonstrations
 from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED, SEEDS, draw
-from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
+from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate_as_set
 from swarmnode.tasks.task import (
     Task,
     evaluation_size_of,
@@ -45,10 +45,6 @@ SCORED_EXAMPLES = 32
 
 ALONE_EXAMPLES = 4
 """Examples whose answers are also scored one by one."""
-
-TIMEOUT_S = TasksConfig().score_timeout_s
-"""Limit of loading the file, of each judgement and of each draw: what a node grants unless it is set
-otherwise."""
 
 SLOW_DRAWS_PER_S = 1000.0
 """The speed below which a peer's key of the highest index costs seconds to draw again."""
@@ -140,23 +136,16 @@ class TaskReport:
 
 
 def check_task(
-    spec: str,
-    *,
-    timeout_s: float = TIMEOUT_S,
-    load_timeout_s: float = TIMEOUT_S,
-    unconfined: bool = False,
-    memory_mb: int | None = None,
-    printed: Callable[[str], None] | None = None,
+    spec: str, config: TasksConfig | None = None, *, printed: Callable[[str], None] | None = None
 ) -> TaskReport:
-    """Loads, draws and scores a task. Raises TaskError or JudgementLost only when it cannot be loaded at all.
-    `timeout_s`: limit of one draw or judgement; `load_timeout_s`: of loading the file. `unconfined` and
-    `memory_mb` are those of `isolate`. `printed`: gets each line that it prints.
+    """Loads, draws and scores a task as a node with these settings does (None: as one without any), but that
+    loading the file may take no longer than a judgement. Raises TaskError or JudgementLost only when it
+    cannot be loaded at all. `printed`: gets each line that it prints.
 
     >>> check_task("rev").ok
     True
     """
-    options: dict[str, Any] = {"unconfined": unconfined, "memory_mb": memory_mb, "printed": printed}
-    load = partial(_isolated, spec, timeout_s, load_timeout_s=load_timeout_s, **options)
+    load = partial(_isolated, spec, config or TasksConfig(), printed=printed)
     with load() as task:
         examples, draw_s, failure = _timed_draw(task)
         findings = [failure] if failure else list(_judge_draws(task, load, examples, draw_s))
@@ -190,10 +179,11 @@ def _distinct_share(examples: Sequence[Example]) -> float:
     return len({(example.key.seed, example.prompt) for example in examples}) / len(examples)
 
 
-def _isolated(spec: str, timeout_s: float, **options: Any) -> IsolatedTask:
+def _isolated(spec: str, config: TasksConfig, **options: Any) -> IsolatedTask:
     """Returns the task loaded in a process of its own, built-in tasks too, because a node runs it like
     that."""
-    task = isolate(spec, timeout_s, builtin=True, **options)
+    alone: dict[str, Any] = {"builtin": True, "workers": 1, "load_timeout_s": config.score_timeout_s}
+    task = isolate_as_set(spec, config, **alone, **options)
     assert isinstance(task, IsolatedTask)
     return task
 

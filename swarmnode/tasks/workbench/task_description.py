@@ -1,20 +1,22 @@
 """A task as `swarmnode task show` prints it: name, version, rewards, and a few examples.
 
-SPEC -> isolated_task.py -> [descriptions_of] -> TaskDescription
+TasksConfig -> isolated_task.py -> [descriptions_of] -> TaskDescription
 """
 
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from swarmnode.chat import Prompt, tools_of
 from swarmnode.errors import TaskError
 from swarmnode.settings.config import TasksConfig
+from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED
 from swarmnode.tasks.loader import load_tasks
-from swarmnode.tasks.processes.isolated_task import isolate
+from swarmnode.tasks.processes.isolated_task import isolate_as_set
 from swarmnode.tasks.task import Isolated, Task, holds_out, is_environment, is_exchangeable, score_strictly
 
 
@@ -47,16 +49,15 @@ class TaskDescription:
     """Names of the tools that its first example offers."""
 
 
-def descriptions_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) -> list[TaskDescription]:
-    """Returns descriptions of all tasks that a spec names, the code of files in processes of their own.
-    `options`: those of `isolate`. Raises TaskError, JudgementLost.
+def descriptions_of(config: TasksConfig, *, seed: int = 0, count: int = 5) -> list[TaskDescription]:
+    """Returns descriptions of all tasks that the settings name, the code of files in processes of their own.
+    Raises TaskError, JudgementLost.
 
-    >>> len(descriptions_of("builtin", count=1))
+    >>> len(descriptions_of(TasksConfig(names=("builtin",)), count=1))
     8
     """
     with ExitStack() as stack:
-        limits: dict[str, Any] = {"timeout_s": TasksConfig().score_timeout_s, **options}
-        tasks = load_tasks([spec], lambda one: isolate(one, **limits))
+        tasks = load_tasks(specs_of(config), partial(isolate_as_set, config=config, workers=1))
         for task in tasks:
             if isinstance(task, Isolated):
                 stack.enter_context(task)

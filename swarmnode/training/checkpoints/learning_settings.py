@@ -16,10 +16,7 @@ _MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "gradient_checkpointing"})
 
 _BESIDE_TRAINING: Mapping[str, tuple[str, ...]] = {
     "policy": ("lora_rank", "lora_targets", "lora_alpha", "quantization", "chat_template", "raw_prompts"),
-    "rollout": (
-        *("groups", "group_size", "max_tokens", "max_turn_tokens", "temperature", "top_p"),
-        "dynamic_sampling",
-    ),
+    "rollout": ("groups", "group_size", "max_tokens", "temperature", "top_p", "dynamic_sampling"),
     "exchange": ("enabled", "rule"),
 }
 

@@ -46,7 +46,7 @@ def test_the_newest_entries_are_printed_with_date_and_level(
     write()
     first, last = run(tmp_path, "-n", "2").splitlines()
     assert first.endswith("INFO swarmnode.tests: step 8") and first.startswith("20")
-    assert "INFO swarmnode.node: round 12" in last, "rounds are part of the story"
+    assert "INFO swarmnode.rounds: round 12" in last, "rounds are part of the story"
 
 
 def test_errors_alone_come_with_their_tracebacks(write: Callable[..., None], tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def test_of_a_conversation_is_shown_what_was_said(tmp_path: Path) -> None:
 
 def test_a_data_set_is_shown_as_the_settings_would_have_it(tmp_path: Path) -> None:
     (tmp_path / "sums.jsonl").write_text('{"question": "1+1=", "gold": "2"}\n')
-    said = ["--set", "tasks.answer_column=gold", "--set", "tasks.reward=exact_match", "--home", str(tmp_path)]
-    (shown,) = json.loads(run("show", str(tmp_path / "sums.jsonl"), "--json", *said))
+    said = ["--set", "tasks.reward=exact_match", "--home", str(tmp_path)]
+    (shown,) = json.loads(run("show", f"{tmp_path / 'sums.jsonl'}?answer=gold", "--json", *said))
     assert shown["rewards"] == ["exact_match"] and shown["samples"][0]["columns"]["answer"] == "2"
 
 

@@ -27,8 +27,6 @@ SETTINGS = [
     "rollout.groups=4",
     "rollout.group_size=4",
     "rollout.max_tokens=64",
-    "rollout.max_turn_tokens=12",
-    "tasks.max_turns=3",
     "tasks.eval_examples=4",
     "training.learning_rate=1e-2",
 ]
@@ -37,7 +35,7 @@ SETTINGS = [
 class Echo:
     """Says back what was said; an answer is right when all of it has odd length, which is luck."""
 
-    name, version, exchangeable, most_turns = "echo", "1", True, 8
+    name, version, exchangeable, most_turns = "echo", "1", True, 3
 
     def examples(self, seed: int) -> Iterator[Example]:
         for index in range(1000):
@@ -103,10 +101,9 @@ def test_rounds_of_conversations_are_trained_on_evaluated_and_kept(learner: Poli
 
 
 def test_the_settings_bound_a_conversation_and_other_tasks_have_none() -> None:
-    bounds = "tasks.max_turns=3", "tasks.turn_timeout_s=5", "rollout.max_turn_tokens=12"
-    config, echo = load_config(environ={}, assignments=list(bounds)).config, Echo()
+    config, echo = load_config(environ={}, assignments=["tasks.turn_timeout_s=5"]).config, Echo()
     tasks = {"echo": echo, "sum": FakeTask()}
-    assert conversation_rules(tasks, config) == ConversationRules({"echo": echo}, 3, 5.0, 12)
+    assert conversation_rules(tasks, config) == ConversationRules({"echo": echo}, 5.0)
     assert not conversation_rules({"sum": FakeTask()}, config).environments
 
 

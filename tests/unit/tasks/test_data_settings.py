@@ -14,27 +14,28 @@ from swarmnode.tasks.loader import spec_of
 
 def test_settings_are_those_of_every_data_set_that_does_not_say_otherwise() -> None:
     config = TasksConfig(
-        names=("rev", "a.jsonl", "b.csv?answer=gold", "./mine.py"),
+        names=("rev", "a.jsonl", "b.csv?system=Hm.&answer=gold", "./mine.py"),
         reward=("numeric_match",),
-        answer_column="solution",
+        system_prompt="Be brief.",
     )
     assert specs_of(config) == (
         "rev",
-        "a.jsonl?reward=numeric_match&answer=solution",
-        "b.csv?reward=numeric_match&answer=gold",
+        "a.jsonl?reward=numeric_match&system=Be%20brief.",
+        "b.csv?reward=numeric_match&system=Hm.&answer=gold",
         "./mine.py",
     )
     assert specs_of(TasksConfig()) == ("builtin",)
 
 
 def test_settings_about_data_sets_need_one() -> None:
-    with pytest.raises(TaskError, match=r"tasks\.answer_column is about data sets"):
-        specs_of(TasksConfig(names=("rev",), answer_column="solution"))
+    with pytest.raises(TaskError, match=r"tasks\.system_prompt is about data sets"):
+        specs_of(TasksConfig(names=("rev",), system_prompt="Be brief."))
 
 
 def test_a_checkpoint_knows_what_to_load_again(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"prompt": "1 + 1 =", "gold": "2"}\n')
     with ExitStack() as stack:
-        (task,) = start_tasks(stack, TasksConfig(names=(str(path),), answer_column="gold")).values()
-        assert spec_of(task) == f"{path}?answer=gold"
+        config = TasksConfig(names=(f"{path}?answer=gold",), system_prompt="Hm.")
+        (task,) = start_tasks(stack, config).values()
+        assert spec_of(task) == f"{path}?system=Hm.&answer=gold"

@@ -142,7 +142,7 @@ def test_of_conversations_the_majority_is_of_what_was_said_last() -> None:
         SamplingParams(max_tokens=100),
         examples=3,
         samples=4,
-        conversations=ConversationRules({task.name: task}, max_turns=4, turn_timeout_s=60.0),
+        conversations=ConversationRules({task.name: task}, turn_timeout_s=60.0),
     )
     assert found is not None and found.mean == 0.75
     assert found.majority_at == {task.name: {1: 0.75, 2: 0.75, 4: 1.0}}

@@ -181,7 +181,6 @@ class PipelineMember:
             iteration=assignment.iteration,
             key=self._key,
         )
-        self._queue.adopt(assignment.plan.policy(assignment.own), assignment.plan.ranks)
         self._queue.post(_prepare, worker, assignment.iteration)
         alignment = Alignment(context, self._gradient_exchange, self._reload, start=start, offer=offer)
         self._active = active = ActiveAssignment(
@@ -203,7 +202,6 @@ class PipelineMember:
         `assign`.
         """
         self._end_assignment()
-        self._queue.adopt()
         self._forget_plans(keep=())
 
     def _end_assignment(self) -> str | None:

@@ -1,31 +1,21 @@
-"""A member's compute: one thread that takes ready tasks one after the other, in the order of the plan.
+"""A member's compute: one thread that takes ready tasks one after the other, in the order in which they come.
 
 relay.py, iteration_driver.py -> [StageQueue.perform] -> StageWorker, in the worker thread -> their result
 
-The worker of a stage is for one thread, so everything that touches it runs here: tasks by `perform`, in the
-order of the node's policy; bookkeeping of microseconds by `call`, behind the task that runs.
+The worker of a stage is for one thread, so everything that touches it runs here: tasks by `perform`;
+bookkeeping of microseconds by `call`, behind the task that runs.
 """
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from swarmnode.extensions.pipeline.scheduling.plan import Policy
 from swarmnode.extensions.pipeline.scheduling.simulator import Kind
 
 T = TypeVar("T")
-
-
-def task_sort_key(policy: Policy, kind: Kind, rank: int, number: int) -> tuple[int, int]:
-    """Return the sort key of a ready task; the smallest goes first. `number`: its place in the order of
-    becoming ready."""
-    if policy == "backward_first":
-        return int(kind == "forward"), number
-    return (rank if policy == "ranked" else 0), number
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +24,6 @@ class ReadyTask:
 
     kind: Kind
     agent: int
-    number: int
     work: Callable[[], Any]
     result: asyncio.Future[Any]
 
@@ -49,10 +38,7 @@ class StageQueue:
     def __init__(self) -> None:
         self.busy_s = 0.0
         """Seconds that tasks have taken since the start."""
-        self._policy: Policy = "fifo"
-        self._ranks: tuple[int, ...] = ()
         self._ready: list[ReadyTask] = []
-        self._numbers = count()
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -74,15 +60,11 @@ class StageQueue:
             # Waits for the task that runs; not on the event loop, which others need meanwhile.
             await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
-    def adopt(self, policy: Policy = "fifo", ranks: tuple[int, ...] = ()) -> None:
-        """Take tasks in this order from now on. `ranks`: by agent; the lower goes first."""
-        self._policy, self._ranks = policy, ranks
-
     async def perform(self, kind: Kind, agent: int, work: Callable[[], T]) -> T:
-        """Run a task of the stage when it is its turn. Returns its result or raises its exception. A
-        task whose caller was cancelled is not run."""
+        """Run a task of the stage behind those before it. Returns its result or raises its exception. A task
+        whose caller was cancelled is not run."""
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._ready.append(ReadyTask(kind, agent, next(self._numbers), work, result))
+        self._ready.append(ReadyTask(kind, agent, work, result))
         self._changed.set()
         return await result
 
@@ -109,13 +91,7 @@ class StageQueue:
         self._ready = [task for task in self._ready if not task.result.done()]
         if not self._ready:
             return None
-        task = min(self._ready, key=self._sort_key)
-        self._ready.remove(task)
-        return task
-
-    def _sort_key(self, task: ReadyTask) -> tuple[int, int]:
-        rank = self._ranks[task.agent] if task.agent < len(self._ranks) else 0
-        return task_sort_key(self._policy, task.kind, rank, task.number)
+        return self._ready.pop(0)
 
     async def take(self, task: ReadyTask) -> None:
         """Run a task, and hand its outcome to whoever waits for it."""

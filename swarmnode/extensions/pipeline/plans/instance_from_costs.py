@@ -18,7 +18,7 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
 from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
-from swarmnode.extensions.pipeline.scheduling.placement_moves import PlacementTable
+from swarmnode.extensions.pipeline.scheduling.placement import PlacementTable
 
 SLOW_LINK = 2.0
 """Factor by which a link that was not measured is taken to be worse than the worst measured one."""

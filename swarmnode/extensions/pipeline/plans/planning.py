@@ -189,7 +189,9 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
         # Whoever was left alone with the model goes on so: these newcomers are too small to share it.
         return _alone(inputs, scene.costs[min(whole)])
     instance, table = scene.measured(parts)
-    found = search(instance, seed=0, effort=_effort(settings.search_tasks), table=table).plan
+    steps = _steps(settings, instance)
+    effort = PlacementEffort(swaps=steps // 20, steps=steps // 4)
+    found = search(instance, seed=0, effort=effort, table=table).plan
     stages = tuple(
         replace(part, peers=tuple(instance.names[node] for node in nodes))
         for part, nodes in zip(parts.stages, found.instance.stages, strict=True)
@@ -202,14 +204,15 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
     return _agreed(inputs, kept, _scheduled(settings, scene.measured(kept)[0], None))
 
 
-def _effort(tasks: int) -> PlacementEffort:
-    return PlacementEffort(starts=12, moves=max(200, tasks // 50), schedule=tasks // 6)
+def _steps(settings: PlanSettings, instance: Instance) -> int:
+    """Return the changes that the search tries: fewer for larger pipelines, whose simulation takes longer."""
+    tasks = instance.waves * (2 * instance.path_length + 1)
+    agents = sum(instance.memory[node] for node in instance.stages[0])
+    return max(16, settings.search_tasks // (tasks * agents))
 
 
 def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -> Plan:
-    tasks = instance.waves * (2 * instance.path_length + 1)
-    agents = sum(instance.memory[node] for node in instance.stages[0])
-    budget = SearchBudget(steps=max(16, settings.search_tasks // (tasks * agents)))
+    budget = SearchBudget(steps=_steps(settings, instance))
     return schedule(instance, seed=0, budget=budget, start=start).plan
 
 

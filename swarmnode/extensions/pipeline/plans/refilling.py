@@ -21,7 +21,7 @@ from swarmnode.extensions.pipeline.plans.partition import Partition, path_length
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents
-from swarmnode.extensions.pipeline.scheduling.placement_moves import PlacementTable
+from swarmnode.extensions.pipeline.scheduling.placement import PlacementTable
 from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
 HARM = 1.1

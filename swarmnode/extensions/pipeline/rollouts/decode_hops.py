@@ -2,29 +2,28 @@
 
 decode_node.py -> [DecodeHops.run] -> member_streams.py -> the members of the path -> in_flight_steps.py ->
     [DecodeHops]
-                  |
-              tracing.py: who does not answer, who is not ready
 
-A step ends with hidden states or with a reason, and with the reason as soon as it is known: a member that is
-gone, or that has no stage under our plan yet. Its deadline is for what nobody tells.
+A step ends with hidden states or with a reason, and with the reason as soon as it is known. Its deadline is
+for what nobody tells: each node waits for the next one a little less long than it is waited for itself, so
+the first to give up is the one before the node at fault, and says so.
+
+Members take their stages under a plan a moment after each other, and a newcomer knows no other member before
+it has one. A step that a member is not ready for is sent again until it is, until our own plan changes, or
+until its deadline.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from swarmnode.errors import HostDown, NetworkError, RequestTimeout
+from swarmnode.errors import HostDown, NetworkError
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeStep
-from swarmnode.extensions.pipeline.rollouts.in_flight_steps import (
-    InFlightStep,
-    InFlightSteps,
-    result_or_event,
-)
+from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightStep, InFlightSteps
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, tails_of
-from swarmnode.extensions.pipeline.rollouts.tracing import Tracing
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
 from swarmnode.extensions.pipeline.wire.member_streams import BrokenOff, MemberStreams
@@ -32,17 +31,24 @@ from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
 
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 1.0
+"""Bound of the growing pause after which a step is sent again to a member that was not ready."""
+
+MARGIN_S = 1.0
+MARGIN_SHARE = 0.2
+"""Time by which a node waits less long than it is waited for itself; of a short time this share."""
+
 
 class DecodeHops:
     """Brings any number of steps around at once."""
 
-    def __init__(
-        self, streams: MemberStreams, codec: CodecName, in_flight: InFlightSteps, tracing: Tracing
-    ) -> None:
+    def __init__(self, streams: MemberStreams, codec: CodecName, in_flight: InFlightSteps) -> None:
         self._streams = streams
         self._codec: CodecName = codec
         self._in_flight = in_flight
-        self._tracing = tracing
         self._sending: set[asyncio.Task[None]] = set()
 
     async def end(self) -> None:
@@ -70,37 +76,53 @@ class DecodeHops:
         `suspect(peer_id, why)` is called with a member that keeps us waiting.
         """
         not_ready: Stopped | None = None
+        pause_s = FIRST_PAUSE_S
         shape = sum(segments.tails), hidden_ND.shape[1]
         with self._in_flight.expect(members, path, session, shape) as expected:
-            sending = asyncio.ensure_future(self._begin(expected, segments, hidden_ND, version, timeout_s))
-            self._sending.add(sending)
-            sending.add_done_callback(self._sending.discard)
             try:
-                async with asyncio.timeout(timeout_s):
-                    result = await asyncio.shield(expected.found)
-                    if not isinstance(result, Stopped):
-                        # The answers to our step are on their way back along the path.
-                        return result
-                    sending.cancel()
-                    if not _is_not_ready(result):
-                        return result
-                    not_ready = result
-                    asking = self._tracing.until_assigned(members, result, suspect)
-                    return await result_or_event(asking, expected.news)
+                async with asyncio.timeout(timeout_s) as limit:
+                    while True:
+                        left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
+                        result = await self._result(expected, segments, hidden_ND, version, left_s)
+                        if isinstance(result, Tensor) or result.why is not StopReason.OTHER_PLAN:
+                            return result
+                        if result.node is None:
+                            return result  # it is we who have another plan
+                        if not_ready is None:
+                            peer_id = members.peers[result.node]
+                            logger.info("generation waits for %s: %s", peer_id, result.detail)
+                            suspect(peer_id, result.detail)
+                        not_ready = result
+                        await asyncio.wait({expected.news}, timeout=pause_s)
+                        if expected.news.done():
+                            return expected.news.result()
+                        pause_s = min(2 * pause_s, MAX_PAUSE_S)
             except TimeoutError:
                 if not_ready is not None:
-                    return Stopped(
-                        StopReason.LOST, not_ready.node, f"{not_ready.detail}, for {timeout_s:g} s"
-                    )
-                detail = f"nothing came around within {timeout_s:g} s"
-                return await self._tracing.find(members, path, expected.number, detail)
+                    detail = f"{not_ready.detail}, for {timeout_s:g} s"
+                    return Stopped(StopReason.LOST, not_ready.node, detail)
+                return Stopped(StopReason.FORGOTTEN, None, f"nothing came around within {timeout_s:g} s")
+
+    async def _result(
+        self, expected: InFlightStep, segments: Segments, hidden_ND: Tensor, version: int, timeout_s: float
+    ) -> Tensor | Stopped:
+        """Send a step of ours to the first node of its path, and wait for the result."""
+        expected.begin()
+        sending = asyncio.ensure_future(self._begin(expected, segments, hidden_ND, version, timeout_s))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+        result = await asyncio.shield(expected.found)
+        if isinstance(result, Stopped):
+            sending.cancel()
+        # Otherwise the answers to our step are on their way back along the path.
+        return result
 
     async def pass_on(
         self, members: PlanMembers, segments: Segments, hidden_ND: Tensor, *, timeout_s: float, **fields: Any
     ) -> Stopped | None:
         """Send hidden states to the node at `position`; behind the end of the path only the tails. Returns
-        None once that node has passed them on, or when there is no time left; otherwise the reason why it did
-        not take them, without a node."""
+        None once that node has passed them on; otherwise the reason why it did not, without a node."""
+        timeout_s -= min(MARGIN_S, MARGIN_SHARE * timeout_s)
         is_last = fields["position"] == len(fields["path"])
         encoded = encode(tails_of(hidden_ND, segments) if is_last else hidden_ND, self._codec)
         step = DecodeStep(
@@ -112,14 +134,11 @@ class DecodeHops:
                 members.peers[step.target], MemberService.GENERATION, step, type(None),
                 timeout_s=timeout_s, payload=encoded.payload,
             )  # fmt: skip
-        except RequestTimeout:
-            return None
         except (BrokenOff, HostDown) as error:
             return Stopped(StopReason.OTHER_PLAN, None, error.message)
         except MemberRefused as refused:
-            # Who had too little time may have waited for another.
             is_late = refused.refusal is Refusal.TOO_SLOW
-            return None if is_late else Stopped(StopReason.OTHER_PLAN, None, str(refused))
+            return Stopped(StopReason.LOST if is_late else StopReason.OTHER_PLAN, None, str(refused))
         except NetworkError as error:
             return Stopped(StopReason.LOST, None, str(error))
         return None
@@ -134,8 +153,3 @@ class DecodeHops:
         )  # fmt: skip
         if stopped is not None:
             expected.stop(Stopped(stopped.why, expected.path[1], stopped.detail))
-
-
-def _is_not_ready(result: Stopped) -> bool:
-    """Return True if another node holds its stage under another plan."""
-    return result.why is StopReason.OTHER_PLAN and result.node is not None

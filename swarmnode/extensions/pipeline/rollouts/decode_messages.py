@@ -9,7 +9,6 @@ path, or from one that could not go on.
 from collections.abc import Mapping
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
@@ -105,28 +104,10 @@ class Closed(_OfSession, frozen=True, kw_only=True, tag="closed"):
     """Tells a node to forget a session that is over, and to tell the next node."""
 
 
-class FeedQuestion(MemberMessage, frozen=True, tag="feed"):
-    """A data node's question: how far did this feed of mine come at your node?"""
-
-    plan: Digest
-    number: Count
+DecodeMessage = DecodeStep | Halted | Closed
 
 
-class StepProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The answer to a question about a feed."""
-
-    came: bool
-    went: bool
-    assigned: bool = True
-    """True if the stage here is held under the plan that was asked about."""
-
-
-DecodeMessage = DecodeStep | Halted | Closed | FeedQuestion
-
-
-def check_message(
-    message: DecodeStep | Halted | Closed, peer_id: str, plans: Mapping[str, PlanMembers]
-) -> PlanMembers:
+def check_message(message: DecodeMessage, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:
     """Return the members of the plan of a message. Raises Rejected if this peer may not send it to us:
     unknown_plan, not_a_member, wrong_route.
 
@@ -146,21 +127,3 @@ def check_message(
     if not to_us or not from_path:
         raise Rejected(Refusal.WRONG_ROUTE, f"{type(message).__name__} on path {message.path}")
     return members
-
-
-def who_stopped(path: tuple[int, ...], answers: Mapping[int, StepProgress | None]) -> int | None:
-    """Return the node at which a lost feed stands, or None if it was lost between two nodes that answer.
-
-    It is the first node that does not answer, else the first one that has the feed and did not send it on.
-
-    >>> who_stopped((0, 3, 5), {3: StepProgress(True, True), 5: None})
-    5
-    """
-    silent = [node for node in path[1:] if answers.get(node) is None]
-    if silent:
-        return silent[0]
-    for node in path[1:]:
-        progress = answers[node]
-        if progress is not None and progress.came and not progress.went:
-            return node
-    return None

@@ -11,8 +11,8 @@ A path of n nodes costs n messages a token; were each node asked in turn by the 
 2 (n - 1). Between continents that is the speed of generation: each message is 50 to 150 ms. So nobody waits
 for an acknowledgement: what comes around is the answer. Who cannot go on says so to the data node (`Halted`),
 as does who sees that the next node refuses, or ends its stream before it has passed the step on. Who says
-nothing is known to be gone (in_flight_steps.py), or found by asking every node of the path how far it came,
-once the deadline is over (tracing.py).
+nothing is known to be gone (in_flight_steps.py), or given up in the end by the node before it
+(decode_hops.py).
 
 A stage computes steps of the plan that it is held under and of no other: there it may have other layers.
 
@@ -38,14 +38,11 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     Closed,
     DecodeMessage,
     DecodeStep,
-    FeedQuestion,
     Halted,
-    StepProgress,
     check_message,
 )
 from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightSteps
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
-from swarmnode.extensions.pipeline.rollouts.tracing import Tracing
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.codec import decode
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
@@ -63,9 +60,6 @@ KEPT_PLANS = 2
 POLL_S = 0.02
 MAX_POLL_S = 0.5
 """Bounds of the pause with which a step of the next policy version looks if our weights have come to it."""
-
-ASK_TIMEOUT_S = 3.0
-"""Time after which a node that does not answer a question about a feed counts as lost."""
 
 TELL_TIMEOUT_S = 10.0
 """Limit of a message that its receiver can do without."""
@@ -97,7 +91,6 @@ class DecodeNode:
         run_in_stage_thread: RunInStageThread,
         version: Callable[[], int],
         codec: CodecName = "none",
-        ask_timeout_s: float = ASK_TIMEOUT_S,
     ) -> None:
         """`version`: returns the policy version of our own stage. It is called in the stage's thread, where
         it changes together with the weights."""
@@ -113,11 +106,8 @@ class DecodeNode:
         self._version = version
         self._streams = streams
         self._plans: dict[str, PlanMembers] = {}
-        self._tracing = Tracing(
-            streams, self._plans, ask_timeout_s=ask_timeout_s, is_assigned=lambda plan: plan == self.plan
-        )
         self._in_flight = InFlightSteps(streams.incoming.refused)
-        self._hops = DecodeHops(streams, codec, self._in_flight, self._tracing)
+        self._hops = DecodeHops(streams, codec, self._in_flight)
         self._settled = asyncio.Event()
         self._routes: OrderedDict[tuple[str, int], tuple[str, tuple[int, ...]]] = OrderedDict()
 
@@ -215,8 +205,7 @@ class DecodeNode:
         """Send the output of our own stage around the path. Returns the hidden states of the tails behind its
         end.
 
-        Ends early with OTHER_PLAN if our own stage changes, with LOST if a member of the path is gone, and
-        with FORGOTTEN once a member that was not ready is ready.
+        Ends early with OTHER_PLAN if our own stage changes, and with LOST if a member of the path is gone.
         """
         members = self._plans.get(plan)
         if members is None or plan != self.plan:
@@ -254,8 +243,6 @@ class DecodeNode:
         """Handle a message. A step is answered when it has been passed on, so that whoever sent it here sees
         if we die with it."""
         message = incoming.message
-        if isinstance(message, FeedQuestion):
-            return Reply(self._tracing.tell(incoming.peer_id, message))
         members = check_message(message, incoming.peer_id, self._plans)
         if isinstance(message, Halted):
             self._in_flight.arrived(message, message.stopped)
@@ -285,16 +272,13 @@ class DecodeNode:
             except Rejected as rejected:
                 return _halted(step, Stopped(StopReason.LOST, None, str(rejected)), max(step.position - 1, 1))
             if step.position == len(step.path):
-                if self._in_flight.arrived(step, hidden_ND):
-                    self._tracing.came_around(tuple(members.peers[node] for node in step.path[1:]))
+                self._in_flight.arrived(step, hidden_ND)
                 return None
-            self._tracing.note(owner, step.number, StepProgress(came=True, went=False))
             key = (owner, step.session) if step.session else None
             found_ND = await self.compute(step.plan, key, step.segments, lambda _: hidden_ND, step.version)
         if isinstance(found_ND, Stopped):
             return _halted(step, found_ND, step.position)
         self.steps += 1
-        self._tracing.note(owner, step.number, StepProgress(came=True, went=True))
         stopped = await self._hops.pass_on(
             members, step.segments, found_ND, timeout_s=max(until_s - clock(), 0.001), session=step.session,
             path=step.path, position=step.position + 1, number=step.number, version=step.version,

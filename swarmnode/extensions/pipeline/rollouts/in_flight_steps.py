@@ -11,10 +11,9 @@ may take. So whatever is heard of a member, or of the plan, ends what it concern
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -25,8 +24,6 @@ from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 NUMBER_BITS = 52
 """Bits of the number of a feed."""
-
-_T = TypeVar("_T")
 
 Arrival = asyncio.Future[Tensor | Stopped]
 
@@ -42,13 +39,17 @@ class InFlightStep:
     shape: tuple[int, int]
     """Shape of the hidden states that come around: tails x width."""
     found: Arrival
-    """Result of the feed."""
+    """Result of the attempt under way."""
     news: Arrival
-    """Event that ends the feed at once, even after a result was found: our plan is over, or a member of the
-    path is gone."""
+    """Event that ends the feed at once, also between two attempts: our plan is over, or a member of the path
+    is gone."""
 
     def is_meant(self, message: DecodeStep | Halted) -> bool:
         return (message.plan, message.path, message.session) == (self.members.plan, self.path, self.session)
+
+    def begin(self) -> None:
+        """Wait for another attempt. It has the same number: the result of one before will do."""
+        self.found = asyncio.get_running_loop().create_future()
 
     def stop(self, stopped: Stopped) -> None:
         if not self.found.done():
@@ -119,14 +120,3 @@ class InFlightSteps:
             for node in expected.path[1:]:
                 if peers[node] == peer_id:
                     expected.hear(Stopped(StopReason.LOST, node, why))
-
-
-async def result_or_event(work: Coroutine[Any, Any, _T], news: asyncio.Future[_T]) -> _T:
-    """Return the result of the work, or of `news` if that comes first; then the work is cancelled."""
-    working = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({working, news}, return_when=asyncio.FIRST_COMPLETED)
-        return news.result() if news.done() else working.result()
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, embedded, logits_of
-from swarmnode.extensions.pipeline.rollouts.decode_node import ASK_TIMEOUT_S, DecodeNode
+from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tails_of
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
@@ -78,9 +78,7 @@ class RemoteChain:
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         self._wait(self._settle(), SETTLE_TIMEOUT_S)
-        # Asking who stopped a step comes on top of the step.
-        most_s = self._step_timeout_s + ASK_TIMEOUT_S
-        return self._wait(self._run_all(feeds), most_s)
+        return self._wait(self._run_all(feeds), self._step_timeout_s)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         # The place may have changed meanwhile: the ends that these hidden states began at go with them.

@@ -1,1 +1,1 @@
-"""Paths and orders of one iteration for given nodes, links and stages: searched, simulated, checked."""
+"""Paths of one iteration for given nodes, links and stages: searched, simulated, checked."""

@@ -1,67 +1,69 @@
 """Assigns nodes to stages by their links, before the paths are planned in detail.
 
-instance_from_costs.py, or a file -> Instance -> [search] -> Plan on another stage map -> schedule
+instance_from_costs.py, or a file -> Instance -> [search] -> Scheduled on another stage map -> schedule
 
 Replicas of a stage average gradients and neighbouring stages pass activations, so both belong behind fast
 links (Holmes, arXiv 2312.03549; DT-FM, arXiv 2206.01288). DT-FM and SkipPipe score a map by the slowest pair
 inside stages and a tour over bottleneck matchings of neighbouring stages. That overlooks that a path which
-may skip chooses its neighbours: a map is worth what its paths can do. So both are searched together:
+may skip chooses its neighbours: a map is worth what its paths can do. So a map's price is what the exact
+simulator says of the first paths that are laid for it:
 
-1. Anneal: swap two nodes (each takes over the other's paths), or trade places between two paths. The price is
-   cheap and incremental: the uncontended round trips of all agents (a high power mean stands in for the
-   slowest, which decides). Several starts, each from another random map.
-2. Judge: the maps found are run on the exact simulator.
-3. The best few are given to the scheduler for a few steps, which also chooses orders; the best one stays.
+1. Anneal: swap two nodes. Several starts, each from another random map.
+2. The best few are given to the scheduler for some steps; the fastest one stays.
 
-Deterministic by steps: the same instance, seed and effort give the same map on every machine. Prices are
-sums, products and roots, rounded alike everywhere; a logarithm enters only where it is compared with chance.
+Deterministic by steps: the same instance, seed and effort give the same map on every machine.
 """
 
 import random
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, inf
 
+from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
-from swarmnode.extensions.pipeline.scheduling.placement_moves import (
-    PlacementPrice,
-    PlacementState,
-    PlacementTable,
-    Snapshot,
-)
-from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
-from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.schedule import Scheduled, SearchBudget, cost_s, schedule
 from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
-HOT, COLD = 0.03, 0.0005
+HOT, COLD = 0.02, 0.0004
 """First and last temperature of annealing, in relation to the price."""
 FINALISTS = 6
 """Maps that are given to the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementEffort:
-    """Length of the search, in steps and not in seconds: members on unequal machines must agree."""
+class PlacementTable:
+    """Speed and slots of every node in every stage."""
 
-    starts: int = 24
-    """Random maps to anneal from."""
-    moves: int = 10_000
-    """Annealing moves from each start."""
-    schedule: int = 1_500_000
-    """Tasks that the scheduler simulates for each of the FINALISTS, so that larger pipelines are simulated
-    less often."""
+    forward_s: tuple[tuple[float, ...], ...]
+    """[node][stage]: forward of one micro-batch."""
+    memory: tuple[tuple[int, ...], ...]
+    """[node][stage]: micro-batches in flight; 0 if the node cannot or may not hold this stage."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPlan:
-    """A plan on a stage map of its own, and its exact makespan."""
+class PlacementEffort:
+    """Length of the search, in steps and not in seconds: members on unequal machines must agree."""
 
-    plan: Plan
+    starts: int = 12
+    """Random maps to anneal from."""
+    swaps: int = 300
+    """Swaps of two nodes that are tried from each start."""
+    steps: int = 5000
+    """Changes of paths that the scheduler tries for each of the FINALISTS."""
+
+
+StageOf = tuple[int, ...]
+"""A stage map: the stage of every node, -1 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A map that was tried, with its first paths; None if none keep every rule."""
+
+    plan: Plan | None
     makespan_s: float
-
-    @classmethod
-    def of(cls, plan: Plan) -> "PlacedPlan":
-        return cls(plan, Simulator(plan.instance).run(plan.paths).makespan_s)
+    price_s: float
 
 
 def search(
@@ -70,41 +72,27 @@ def search(
     seed: int,
     effort: PlacementEffort | None = None,
     table: PlacementTable | None = None,
-) -> PlacedPlan:
-    """Search maps and paths together. Never worse than the given map with the first paths laid for it.
+) -> Scheduled:
+    """Search stage maps. Never worse than the given map with the first paths laid for it.
 
     Stages keep their numbers of nodes. Without `table`, nodes keep their speed and slots wherever they are.
     Raises ConfigError if a node cannot hold the stage where the given map has it.
     """
     effort = effort or PlacementEffort()
     table = table or _uniform(instance)
-    given = first_plan(_with_stages(instance, instance.stages, table))
-    rng = random.Random(seed)
-    found = [PlacedPlan.of(given)]
+    given, rng = instance.stage_of, random.Random(seed)
+    first_plan(_on_map(instance, given, table))
+    tried: dict[StageOf, _Placed] = {}
     for start in range(effort.starts):
-        state = PlacementState(given, table)
-        if start:
-            _shuffle(state, rng)
-        plan = _anneal(state, rng, effort.moves)
-        # Slots change with the map, and with them how often a stage has to be visited.
-        if not violations(plan):
-            found.append(PlacedPlan.of(plan))
-    fastest = sorted(found, key=_makespan_s)[:FINALISTS]
-    ordered = [_ordered(each, seed, effort.schedule) for each in fastest]
-    return min(*fastest, *ordered, key=_makespan_s)
-
-
-def _makespan_s(placed: PlacedPlan) -> float:
-    return placed.makespan_s
-
-
-def _ordered(candidate: PlacedPlan, seed: int, tasks: int) -> PlacedPlan:
-    """Return the same map after a short search by the scheduler."""
-    plan = candidate.plan
-    # A micro-batch has two tasks at each stage, and the loss.
-    steps = max(1, tasks // (plan.micro_batches * (2 * plan.instance.path_length + 1)))
-    found = schedule(plan.instance, seed=seed, budget=SearchBudget(steps=steps), start=plan)
-    return PlacedPlan(found.plan, found.makespan_s)
+        _anneal(tried, instance, _shuffled(given, table, rng) if start else given, table, rng, effort.swaps)
+    fastest = sorted(tried.values(), key=lambda each: each.makespan_s)[:FINALISTS]
+    budget = SearchBudget(steps=effort.steps)
+    scheduled = [
+        schedule(each.plan.instance, seed=seed, budget=budget, start=each.plan)
+        for each in fastest
+        if each.plan is not None
+    ]
+    return min(scheduled, key=lambda each: each.makespan_s)
 
 
 def first_plan(instance: Instance) -> Plan:
@@ -112,48 +100,70 @@ def first_plan(instance: Instance) -> Plan:
     return Plan(instance, tuple(first_paths(instance)))
 
 
-def _shuffle(state: PlacementState, rng: random.Random) -> None:
-    """Exchange nodes at random, for another start."""
-    count = state.instance.node_count
-    for _ in range(4 * count):
-        change = state.exchange(rng.randrange(count), rng.randrange(count))
-        if change is not None:
-            state.commit(change)
-
-
-def _anneal(state: PlacementState, rng: random.Random, moves: int) -> Plan:
-    """Minimise the cheap price. Returns the plan with the lowest price met."""
-    price = PlacementPrice(state)
-    best, kept = price.value, state.snapshot()
-    for move in range(moves):
-        change = state.propose(rng)
-        if change is None:
+def _anneal(
+    tried: dict[StageOf, _Placed],
+    instance: Instance,
+    start: StageOf,
+    table: PlacementTable,
+    rng: random.Random,
+    swaps: int,
+) -> None:
+    """Minimise the price, from this map on. `tried` gets every map that is met."""
+    at = start
+    tried[at] = current = _placed(instance, at, table)
+    for swap in range(swaps):
+        swapped = _swapped(at, table, rng)
+        if swapped is None:
             continue
-        after = price.after(change)
-        heat = price.value * HOT * (COLD / HOT) ** (move / moves)
-        if after <= price.value or rng.random() < exp((price.value - after) / heat):
-            state.commit(change)
-            price.commit(change)
-            if price.value < best:
-                best, kept = price.value, state.snapshot()
-    return _plan(state, kept)
+        if swapped not in tried:
+            tried[swapped] = _placed(instance, swapped, table)
+        other, heat = tried[swapped], current.price_s * HOT * (COLD / HOT) ** (swap / swaps)
+        is_cheaper = other.price_s <= current.price_s
+        if is_cheaper or rng.random() < exp((current.price_s - other.price_s) / heat):
+            at, current = swapped, other
 
 
-def _plan(state: PlacementState, kept: Snapshot) -> Plan:
-    stage_of, paths = kept
-    stages = tuple(
-        tuple(node for node, at in enumerate(stage_of) if at == stage) for stage in range(len(state.stages))
-    )
-    return Plan(_with_stages(state.instance, stages, state.table), paths)
+def _placed(instance: Instance, stage_of: StageOf, table: PlacementTable) -> _Placed:
+    try:
+        plan = first_plan(_on_map(instance, stage_of, table))
+    except ConfigError:
+        # Slots change with the map, and with them how often a stage has to be visited.
+        return _Placed(None, inf, inf)
+    run = Simulator(plan.instance).run(plan.paths)
+    return _Placed(plan, run.makespan_s, cost_s(run))
 
 
-def _with_stages(instance: Instance, stages: tuple[tuple[int, ...], ...], table: PlacementTable) -> Instance:
+def _shuffled(stage_of: StageOf, table: PlacementTable, rng: random.Random) -> StageOf:
+    """Return another map, for another start."""
+    for _ in range(4 * len(stage_of)):
+        stage_of = _swapped(stage_of, table, rng) or stage_of
+    return stage_of
+
+
+def _swapped(stage_of: StageOf, table: PlacementTable, rng: random.Random) -> StageOf | None:
+    """Return the map with two random nodes in each other's stage; None if they cannot hold them."""
+    one, other = rng.randrange(len(stage_of)), rng.randrange(len(stage_of))
+    swapped = list(stage_of)
+    swapped[one], swapped[other] = stage_of[other], stage_of[one]
+    # Outside of the map (-1) nothing is held.
+    can = all(swapped[node] < 0 or table.memory[node][swapped[node]] for node in (one, other))
+    return tuple(swapped) if can and stage_of[one] != stage_of[other] else None
+
+
+def _on_map(instance: Instance, stage_of: StageOf, table: PlacementTable) -> Instance:
     """Return the instance of another map: speeds and slots follow the stages."""
     forward_s, memory = list(instance.forward_s), list(instance.memory)
-    for stage, nodes in enumerate(stages):
-        for node in nodes:
+    stages: list[list[int]] = [[] for _ in instance.stages]
+    for node, stage in enumerate(stage_of):
+        if stage >= 0:
+            stages[stage].append(node)
             forward_s[node], memory[node] = table.forward_s[node][stage], table.memory[node][stage]
-    return replace(instance, stages=stages, forward_s=tuple(forward_s), memory=tuple(memory))
+    return replace(
+        instance,
+        stages=tuple(map(tuple, stages)),
+        forward_s=tuple(forward_s),
+        memory=tuple(memory),
+    )
 
 
 def _uniform(instance: Instance) -> PlacementTable:

@@ -1,4 +1,4 @@
-"""The plan of an iteration, on which all members agree: the path of each micro-batch, the order at each node.
+"""The plan of an iteration, on which all members agree: the path of each micro-batch.
 
 schedule -> [Plan] -> simulate, stages, Gantt chart
               |
@@ -7,7 +7,7 @@ schedule -> [Plan] -> simulate, stages, Gantt chart
 An agent is a micro-batch slot of a data node: it takes one path, and starts a new micro-batch on it when
 the former is back, `waves` times an iteration. It holds one slot at every node of its path, from before its
 forward there until after its backward. Since `violations` lets no node have more agents than slots, an
-agent never waits for a slot: no plan can deadlock.
+agent never waits for a slot: no plan can deadlock. A free node takes the ready task that came first.
 """
 
 import hashlib
@@ -15,21 +15,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import msgspec
 
 from swarmnode.extensions.pipeline.scheduling.instance import MAX_AGENTS, Instance, least_visits
 
-Policy = Literal["fifo", "backward_first", "ranked"]
-"""The order in which a free node takes its ready tasks. fifo: the one that came first. backward_first: a loss
-or backward before a forward, then fifo (slots get free sooner). ranked: the one whose agent has the lowest
-rank, then fifo."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Paths and orders of one iteration.
+    """The paths of one iteration.
 
     >>> link = ((0.0, 1.0), (1.0, 0.0))
     >>> small = Instance(("a", "b"), (1.0, 1.0), link, (1, 1), ((0,), (1,)), path_length=2, waves=1)
@@ -41,18 +35,11 @@ class Plan:
     paths: tuple[tuple[int, ...], ...]
     """Nodes of each agent in order of visit, the data node first. The agents of a data node are released in
     this order, one forward time after the other."""
-    policies: tuple[Policy, ...] = ()
-    """Queue policy of each node. Empty: all fifo."""
-    ranks: tuple[int, ...] = ()
-    """Rank of each agent, lower first; read by nodes whose policy is "ranked". Empty unless there is one."""
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches of one iteration."""
         return len(self.paths) * self.instance.waves
-
-    def policy(self, node: int) -> Policy:
-        return self.policies[node] if self.policies else "fifo"
 
     def stages(self, agent: int) -> tuple[int, ...]:
         """The stages that the agent visits, in order of visit."""
@@ -97,12 +84,6 @@ def _form(plan: Plan) -> Iterator[str]:
         yield f"{len(plan.paths)} paths, there may be 1 to {MAX_AGENTS}"
     if not all(0 <= node < count for path in plan.paths for node in path):
         yield f"a path names a node outside 0..{count - 1}"
-    if plan.policies and len(plan.policies) != count:
-        yield f"{len(plan.policies)} policies for {count} nodes"
-    if plan.ranks and len(plan.ranks) != len(plan.paths):
-        yield f"{len(plan.ranks)} ranks for {len(plan.paths)} agents"
-    if "ranked" in plan.policies and not plan.ranks:
-        yield "a node goes by ranks, but there are none"
 
 
 def _path_rules(plan: Plan) -> Iterator[str]:

@@ -16,7 +16,7 @@ from random import Random
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
-from swarmnode.extensions.pipeline.scheduling.moves import Draft, RandomMoves, apply
+from swarmnode.extensions.pipeline.scheduling.moves import RandomMoves, Route, apply
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.scheduling.simulator import SimulatedRun, Simulator
 
@@ -71,21 +71,7 @@ def schedule(instance: Instance, *, seed: int, budget: SearchBudget, start: Plan
         raise ConfigError("a search without end", hint="give the budget steps or seconds")
     search = _Search(instance, seed, budget, start)
     search.run()
-    return Scheduled(_plan(instance, search.best), search.best_run.makespan_s, search.steps)
-
-
-def _plan(instance: Instance, draft: Draft) -> Plan:
-    policies = () if all(p == "fifo" for p in draft.policies) else tuple(draft.policies)
-    ranks = tuple(draft.ranks) if "ranked" in policies else ()
-    return Plan(instance, tuple(draft.paths), policies, ranks)
-
-
-def _draft(plan: Plan) -> Draft:
-    return Draft(
-        list(plan.paths),
-        list(plan.policies) or ["fifo"] * plan.instance.node_count,
-        list(plan.ranks) or list(range(len(plan.paths))),
-    )
+    return Scheduled(Plan(instance, tuple(search.best)), search.best_run.makespan_s, search.steps)
 
 
 class _Search:
@@ -99,15 +85,15 @@ class _Search:
         self.steps = 0
         self._prepares = start is None
         # By cheapest links, and round robin: the greedy one leaves the last agents the worst nodes.
-        drafts = (
-            [_draft(Plan(instance, tuple(first_paths(instance, use_links=use)))) for use in (True, False)]
+        choices = (
+            [first_paths(instance, use_links=use) for use in (True, False)]
             if start is None
-            else [_draft(start)]
+            else [list(start.paths)]
         )
-        self.best = drafts[0]
-        self.best_run = self._simulate(drafts[0], inf)
-        for draft in drafts[1:]:
-            self._keep(draft, self._simulate(draft, inf))
+        self.best = choices[0]
+        self.best_run = self._simulate(choices[0], inf)
+        for paths in choices[1:]:
+            self._keep(paths, self._simulate(paths, inf))
 
     def run(self) -> None:
         begin = PREPARING if self._prepares else 0.0
@@ -120,8 +106,8 @@ class _Search:
     def _prepare(self, end: float) -> None:
         """Anneal the agents' uncontended paths, which are cheap to evaluate, as a start for the exact
         search."""
-        draft, rng = self.best.copy(), self._rng
-        ways_s = [self._simulator.trip(path).alone_s for path in draft.paths]
+        paths, rng = self.best.copy(), self._rng
+        ways_s = [self._simulator.trip(path).alone_s for path in paths]
         count = len(ways_s)
         current_s = first_s = max(ways_s) + MEAN_WEIGHT * sum(ways_s) / count
         temperature = 0.0
@@ -132,27 +118,27 @@ class _Search:
                     break
                 temperature = first_s / count * HOT * exp(self._spent / end * log(COLD / HOT))
             self.steps += 1
-            move = self._moves.draw(draft, int(rng.random() * count))
-            if move is None or not move.paths:
+            move = self._moves.draw(paths, int(rng.random() * count))
+            if move is None:
                 continue
-            former = [(agent, ways_s[agent]) for agent, _ in move.paths]
-            for agent, path in move.paths:
+            former = [(agent, ways_s[agent]) for agent, _ in move]
+            for agent, path in move:
                 ways_s[agent] = self._simulator.trip(path).alone_s
             cost_s = max(ways_s) + MEAN_WEIGHT * sum(ways_s) / count
             if cost_s > current_s - temperature * log(1.0 - rng.random()):
                 for agent, way_s in former:
                     ways_s[agent] = way_s
             else:
-                apply(draft, move)
+                apply(paths, move)
                 current_s = cost_s
-        self._keep(draft, self._simulate(draft, inf))
+        self._keep(paths, self._simulate(paths, inf))
 
     def _anneal(self, begin: float, end: float) -> None:
         """Cool down once while the spent share of the budget goes from `begin` to `end`."""
-        draft, rng = self.best.copy(), self._rng
-        current_s, temperature = _cost_s(self.best_run), 0.0
+        paths, rng = self.best.copy(), self._rng
+        current_s, temperature = cost_s(self.best_run), 0.0
         last = self.best_run.finish_s.index(max(self.best_run.finish_s))
-        scale_s = self.best_run.makespan_s / len(draft.paths)
+        scale_s = self.best_run.makespan_s / len(paths)
         while True:
             if self.steps % STEPS_PER_LOOK == 0:
                 self._look()
@@ -161,33 +147,33 @@ class _Search:
                 share = (self._spent - begin) / (end - begin)
                 temperature = scale_s * HOT * exp(share * log(COLD / HOT))
             self.steps += 1
-            agent = last if rng.random() < CRITICAL else int(rng.random() * len(draft.paths))
-            move = self._moves.draw(draft, agent)
+            agent = last if rng.random() < CRITICAL else int(rng.random() * len(paths))
+            move = self._moves.draw(paths, agent)
             if move is None:
                 continue
             threshold_s = current_s - temperature * log(1.0 - rng.random())
-            undo = apply(draft, move)
-            run = self._simulate(draft, threshold_s)
+            undo = apply(paths, move)
+            run = self._simulate(paths, threshold_s)
             if run.makespan_s == inf:
-                apply(draft, undo)
+                apply(paths, undo)
                 continue
-            current_s, last = _cost_s(run), run.finish_s.index(max(run.finish_s))
-            self._keep(draft, run)
+            current_s, last = cost_s(run), run.finish_s.index(max(run.finish_s))
+            self._keep(paths, run)
 
-    def _simulate(self, draft: Draft, limit_s: float) -> SimulatedRun:
-        return self._simulator.run(draft.paths, draft.policies, draft.ranks, limit_s, MEAN_WEIGHT)
+    def _simulate(self, paths: list[Route], limit_s: float) -> SimulatedRun:
+        return self._simulator.run(paths, limit_s, MEAN_WEIGHT)
 
-    def _keep(self, draft: Draft, run: SimulatedRun) -> None:
+    def _keep(self, paths: list[Route], run: SimulatedRun) -> None:
         """Remember the fastest plan met; of equally fast ones the one whose agents finish sooner."""
         if (run.makespan_s, sum(run.finish_s)) < (self.best_run.makespan_s, sum(self.best_run.finish_s)):
-            self.best, self.best_run = draft.copy(), run
+            self.best, self.best_run = paths.copy(), run
 
     def _look(self) -> None:
         seconds = time.process_time() - self._started_s
         self._spent = max(_share(self.steps, self._budget.steps), _share(seconds, self._budget.seconds))
 
 
-def _cost_s(run: SimulatedRun) -> float:
+def cost_s(run: SimulatedRun) -> float:
     """Return the cost that annealing minimises."""
     return run.makespan_s + MEAN_WEIGHT * sum(run.finish_s) / len(run.finish_s)
 

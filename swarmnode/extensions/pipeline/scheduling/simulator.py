@@ -6,14 +6,15 @@ The model. A node runs one task at a time: forward f, loss f * loss_factor at th
 backward_factor; after a task it is not available for a gap. A result is at the next node one hop later;
 hops do not slow each other down. A micro-batch goes its path forward, returns to the data node for the
 loss, and goes the path in reverse for the backward. It never waits for a slot: plans have enough of them.
-Which ready task a free node takes is its policy (plan.py). An agent starts its next micro-batch when the last
-is back. Things that happen at the same instant happen in the order in which they were caused.
+A free node takes the ready task that came first. An agent starts its next micro-batch when the last is back.
+Things that happen at the same instant happen in the order in which they were caused.
 
 The search asks for makespans by the ten thousand, so the loop works on tuples and lists, and gives up as
 soon as a limit is out of reach: an arrival plus the rest of the agent's own way, uncontended, is a lower
 bound. That makes rejecting a plan cheap and changes no decision.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -22,12 +23,9 @@ from math import inf
 from typing import Literal
 
 from swarmnode.extensions.pipeline.scheduling.instance import Instance, turns_of
-from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
 
 Kind = Literal["forward", "loss", "backward"]
-
-LATER = 1 << 60
-"""Offset that puts a class of tasks behind all arrivals of the class before: more than any run has events."""
 
 MAX_TRIPS = 20_000
 """Trips that a simulator remembers, about 1 KB each, before it begins anew."""
@@ -122,8 +120,6 @@ class Simulator:
     def run(
         self,
         paths: Sequence[tuple[int, ...]],
-        policies: Sequence[Policy] = (),
-        ranks: Sequence[int] = (),
         limit_s: float = inf,
         mean_weight: float = 0.0,
         record: list[Recorded] | None = None,
@@ -146,7 +142,7 @@ class Simulator:
         if limit.is_missed():
             return SimulatedRun(inf, ())
         finish = [inf] * len(paths)
-        if not _events(instance, trips, releases, limit, policies, ranks, finish, record):
+        if not _events(instance, trips, releases, limit, finish, record):
             return SimulatedRun(inf, ())
         makespan_s = max(finish)
         missed = makespan_s + mean_weight * sum(finish) / len(finish) > limit_s
@@ -162,7 +158,7 @@ def simulate(plan: Plan) -> Timeline:
     9.25
     """
     record: list[Recorded] = []
-    run = Simulator(plan.instance).run(plan.paths, plan.policies, plan.ranks, record=record)
+    run = Simulator(plan.instance).run(plan.paths, record=record)
     tasks = tuple(
         ScheduledWork(node, agent, wave, _kind(step, len(plan.paths[agent])), start, end)
         for node, agent, wave, step, start, end in record
@@ -182,8 +178,6 @@ def _events(
     trips: Sequence[Trip],
     releases: Sequence[float],
     limit: _Limit,
-    policies: Sequence[Policy],
-    ranks: Sequence[int],
     finish: list[float],
     record: list[Recorded] | None,
 ) -> bool:
@@ -195,15 +189,13 @@ def _events(
     agent_count, node_count, waves = len(trips), instance.node_count, instance.waves
     span = agent_count + node_count
     steps = [trip.steps for trip in trips]
-    forwards = [len(trip.steps) // 2 for trip in trips]
     limit_s, mean_weight, least = limit.limit_s, limit.mean_weight, limit.least
     later_waves = [(waves - 1) * again for again in limit.renewed]
     worst, total = max(least), mean_weight * sum(least)
-    order = [_ORDERS[policy] for policy in policies] or [0] * node_count
     at, wave = [0] * agent_count, [0] * agent_count
     free_at = [0.0] * node_count
     wake_cause, wakes = [0] * node_count, [False] * node_count
-    waiting: list[list[tuple[int, int]]] = [[] for _ in range(node_count)]
+    waiting: list[deque[int]] = [deque() for _ in range(node_count)]
     events = [(release, agent * span + agent) for agent, release in enumerate(releases)]
     heapify(events)
     cause = agent_count
@@ -212,25 +204,17 @@ def _events(
         who = code % span
         if who < agent_count:
             agent = who
-            step = at[agent]
-            node = steps[agent][step][0]
+            node = steps[agent][at[agent]][0]
             queue = waiting[node]
-            cause += 1
-            if order[node] == 0:
-                key = cause
-            elif order[node] == 1:
-                key = cause if step >= forwards[agent] else cause + LATER
-            else:
-                key = cause + ranks[agent] * LATER
             if free_at[node] > now + INSTANT_S:
-                queue.append((key, agent))
+                queue.append(agent)
                 if not wakes[node]:
                     wakes[node] = True
                     heappush(events, (free_at[node], wake_cause[node]))
                 continue
             if queue:
-                queue.append((key, agent))
-                agent = _take(queue)
+                queue.append(agent)
+                agent = queue.popleft()
         else:
             node = who - agent_count
             wakes[node] = False
@@ -240,7 +224,7 @@ def _events(
                     wakes[node] = True
                     heappush(events, (free_at[node], wake_cause[node]))
                 continue
-            agent = _take(queue)
+            agent = queue.popleft()
         step = at[agent]
         _, work_s, gap_s, travel_s, rest_s = steps[agent][step]
         end = now + work_s
@@ -276,16 +260,6 @@ def _events(
             wakes[node] = True
             heappush(events, (free_at[node], wake_cause[node]))
     return True
-
-
-_ORDERS: dict[Policy, int] = {"fifo": 0, "backward_first": 1, "ranked": 2}
-
-
-def _take(queue: list[tuple[int, int]]) -> int:
-    """Remove and return the agent whose turn it is."""
-    chosen = min(queue)
-    queue.remove(chosen)
-    return chosen[1]
 
 
 def _releases(instance: Instance, paths: Sequence[tuple[int, ...]]) -> list[float]:

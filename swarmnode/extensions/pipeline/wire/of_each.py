@@ -1,6 +1,6 @@
 """Work for several members at once, and its results by member.
 
-liveness.py, proposal_round.py, replica_exchange.py, state_service.py, tracing.py -> [of_each]
+liveness.py, proposal_round.py, replica_exchange.py, state_service.py -> [of_each]
 """
 
 import asyncio

@@ -1,5 +1,6 @@
 import logging
 import time
+from contextvars import copy_context
 from io import StringIO
 
 import msgspec
@@ -10,7 +11,8 @@ from rich.console import Console, RenderableType
 from swarmnode.network.finding.invitation import Invitation, read_invitation
 from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.reach.reachability import Reach
-from swarmnode.node.showing.board import PlainWatcher, Starving, StatusBoard, round_line
+from swarmnode.node.showing.board import RoundLines, Starving, StatusBoard, policy_label, round_line
+from swarmnode.node.showing.live_panel import LivePanel
 from swarmnode.node.showing.node_status import (
     NodeStatus,
     Saved,
@@ -20,6 +22,7 @@ from swarmnode.node.showing.node_status import (
     measurements,
 )
 from swarmnode.node.showing.panel import render
+from swarmnode.node.showing.screen import Screen
 from tests.shown_page import STATUS
 
 
@@ -100,15 +103,34 @@ def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:
     assert "the disk is full" in console.export_text()
 
 
-def test_plain_lines_have_no_escape_codes() -> None:
-    stream = StringIO()
-    PlainWatcher(stream).see("round", STATUS)
-    assert "\x1b" not in stream.getvalue()
-    assert round_line(STATUS) in stream.getvalue()
-    assert "round 12/60" in stream.getvalue()
-    assert "policy 1: round" not in stream.getvalue()
-    PlainWatcher(stream).see("round", replace(STATUS, policy=1, policies=2))
-    assert f"policy 1: {round_line(STATUS)}" in stream.getvalue(), "of several, each says whose line it is"
+def test_plain_lines_have_no_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    def told() -> None:
+        with Screen(terminal=False) as screen:
+            screen.start_watcher().see("tick", STATUS)
+            screen.start_watcher().see("round", STATUS)
+
+    told()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "\x1b" not in line and "round 12/60" in line
+    assert line.endswith(f" {round_line(STATUS)}") and "policy" not in line
+
+    def of_several() -> None:
+        policy_label.set("policy 1: ")
+        told()
+
+    copy_context().run(of_several)
+    assert f"policy 1: {round_line(STATUS)}" in capsys.readouterr().err, (
+        "of several, each says whose line it is"
+    )
+
+
+def test_rounds_are_in_the_log_and_not_among_the_lines_of_a_panel() -> None:
+    with Screen(terminal=True) as screen:
+        panel = screen.start_watcher()
+        shown = [one for one in logging.getLogger("swarmnode").handlers if isinstance(one, LivePanel)]
+        record = logging.LogRecord(RoundLines.logger.name, logging.INFO, "", 0, "round 1", None, None)
+        assert shown and not any(one.filter(record) for one in shown)
+        panel.close()
 
 
 PEER = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"

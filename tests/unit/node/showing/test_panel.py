@@ -23,8 +23,7 @@ from swarmnode.node.showing.node_status import (
     invitation,
     measurements,
 )
-from swarmnode.node.showing.panel import render
-from swarmnode.node.showing.panel_layout import RowLayout, fit_rows
+from swarmnode.node.showing.panel import render, rows_that_fit
 from swarmnode.node.showing.reasons import in_words
 from swarmnode.training.records import TrainReport
 from tests.unit.node.showing.test_node_status import STATUS
@@ -136,14 +135,13 @@ def test_the_frame_says_where_the_status_page_is_and_the_panel_what_helps() -> N
 
 
 def test_rows_are_given_up_one_after_the_other() -> None:
-    lines_of = {"a": 1, "b": 3, "c": 1}
-    assert fit_rows(lines_of, ["c", "b"], 5, None) == RowLayout(("a", "b", "c"), frozenset(), 5)
-    assert fit_rows(lines_of, ["c", "b"], 5, 13) == RowLayout(("a", "b", "c"), frozenset(), 5)
-    assert fit_rows(lines_of, ["c", "b"], 5, 12) == RowLayout(("a", "b"), frozenset(), 5)
-    assert fit_rows(lines_of, ["c", "b"], 5, 10) == RowLayout(("a", "b"), frozenset(), 3)
-    assert fit_rows(lines_of, ["c", "b"], 5, 8) == RowLayout(("a", "b"), frozenset({"b"}), 3)
-    assert fit_rows(lines_of, ["c", "b"], 5, 5).rows == ("a",)
-    assert fit_rows(lines_of, ["c", "b"], 5, 1).rows == ("a",), "what always stays is drawn anyway"
+    lines_of = {"doing": 1, "saved": 3, "dropped": 1}
+    assert rows_that_fit({**lines_of, "join us": 2}, 5, None) == ([*lines_of, "join us"], 5)
+    assert rows_that_fit({**lines_of, "join us": 2}, 5, 13) == (list(lines_of), 5)
+    assert rows_that_fit(lines_of, 5, 11) == (list(lines_of), 3), "the log gives way first"
+    assert rows_that_fit(lines_of, 5, 10) == (["doing", "saved"], 3)
+    assert rows_that_fit(lines_of, 5, 9) == (["doing"], 5), "what is gone leaves room"
+    assert rows_that_fit(lines_of, 5, 1) == (["doing"], 0), "what always stays is drawn anyway"
 
 
 def test_the_command_to_join_is_printed_once_in_one_piece_outside_the_frame() -> None:
@@ -207,9 +205,7 @@ def test_advice_has_its_lines_before_the_log_has_its_own() -> None:
     said += " `swarmnode task try last.py`, and let the reward tell more of them apart"
     text = " ".join(" ".join(line.strip("│ ") for line in drawn(replace(BUSY, advice=said), 80, 14)).split())
     assert said in text
-    lines_of = {"a": 1, "b": 3, "c": 1}
-    assert fit_rows(lines_of, ["c"], 5, 6, cut_last=("b",)) == RowLayout(("a", "b"), frozenset(), 0)
-    assert fit_rows(lines_of, ["c"], 5, 4, cut_last=("b",)) == RowLayout(("a", "b"), frozenset({"b"}), 0)
+    assert rows_that_fit({"doing": 1, "advice": 3, "saved": 1}, 5, 7) == (["doing", "advice", "saved"], 0)
 
 
 def test_what_a_terminal_echoes_below_the_panel_does_not_fold() -> None:

@@ -54,7 +54,7 @@ def rollouts(
     chosen = PartialSettings(
         mode, groups=2, group_size=3, max_lag=4, concurrency=concurrency, in_turn=in_turn
     )
-    bounds = replace(ConversationRules({task.name: task}, max_turns=16, turn_timeout_s=10.0), **rules)
+    bounds = replace(ConversationRules({task.name: task}, turn_timeout_s=10.0), **rules)
     sampling = SamplingParams(max_tokens=max_tokens)
     return PartialRollouts(engine, RENDERER, chosen, sampling, seed=0, conversations=bounds, clock=clock)
 
@@ -108,35 +108,31 @@ def test_what_was_observed_stands_between_the_turns_and_is_not_of_the_policy() -
     ]
 
 
-def test_requests_say_whether_they_may_go_on_and_how_long_a_turn_may_be() -> None:
+def test_requests_say_whether_they_may_go_on() -> None:
     asked: list[Request] = []
 
     def remembered(request: Request) -> Sequence[int]:
         asked.append(request)
         return SKILLED(request)
 
-    one_round(TwoTools(), remembered, max_turns=4, max_turn_tokens=9)
+    task = TwoTools()
+    task.most_turns = 4
+    one_round(task, remembered)
     mine = [request for request in asked if request.request_id == asked[0].request_id]
     assert [request.goes_on for request in mine] == [True, True, True, False]
-    assert [request.sampling.max_tokens - request.sampled.turn_start for request in mine] == [9] * 4
 
 
-@pytest.mark.parametrize(
-    ("of_the_environment", "finish"),
-    [(2, "stop"), (16, "length")],
-    ids=["all that there are", "our own limit"],
-)
-def test_the_last_turn_that_a_policy_has_is_not_answered(of_the_environment: int, finish: str) -> None:
+def test_the_last_turn_that_a_policy_has_is_not_answered() -> None:
     task = TwoTools()
-    task.most_turns = of_the_environment
-    found = completions(one_round(task, max_turns=2))
+    task.most_turns = 2
+    found = completions(one_round(task))
     assert {learned(one) for one in found} == {"look 0|look 1|"}
-    assert {(one.finish, last_words(one.said)) for one in found} == {(finish, "look 1")}
+    assert {(one.finish, last_words(one.said)) for one in found} == {("stop", "look 1")}
     assert set(task.played) == {1}
 
 
 def test_a_turn_that_is_cut_ends_its_conversation() -> None:
-    found = completions(one_round(TwoTools(), max_turn_tokens=5))
+    found = completions(one_round(TwoTools(), max_tokens=5))
     assert {(one.finish, learned(one), one.given) for one in found} == {("length", "look ", ())}
 
 
@@ -227,7 +223,8 @@ def test_an_environment_that_answers_one_by_one_has_the_whole_time_for_each() ->
             answered.append(threading.current_thread())
 
     task = TwoTools(in_turn)
-    ours = rollouts(task, FakeEngine(SKILLED), "sync", concurrency=6, clock=lambda: now[0], max_turns=2)
+    task.most_turns = 2
+    ours = rollouts(task, FakeEngine(SKILLED), "sync", concurrency=6, clock=lambda: now[0])
     assert not any(one.broken_off for one in completions(list(ours.round(stream(task)))))
     assert now[0] == 36.0
 
@@ -260,7 +257,7 @@ class Speechless(Letters):
 
 
 def test_a_policy_that_can_hold_no_conversation_is_found_out_before_it_is_asked() -> None:
-    rules = ConversationRules({"two tools": TwoTools()}, max_turns=2, turn_timeout_s=1.0)
+    rules = ConversationRules({"two tools": TwoTools()}, turn_timeout_s=1.0)
     mute = cast(Renderer, Speechless())
     settings = PartialSettings("sync", groups=1, group_size=1, max_lag=1)
     with pytest.raises(ModelError, match="leaves out"):

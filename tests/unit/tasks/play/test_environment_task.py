@@ -465,7 +465,7 @@ class Late:
     [
         (None, {"environment": 3}, "3 makes no environment. name the class"),
         (None, {"environment": Echo()}, "makes no environment. name the class"),
-        (None, {"environment": Late}, r"argument: 'url'. pass them: environment = lambda: Late\("),
+        (None, {"environment": Late}, r"argument: .*url.*environment = lambda: Env\("),
         (None, {"environment": dict}, r"it has no reset\(\). write def reset"),
         ([("a", "b")], {"tools": []}, "there are 0 tools"),
         ([("a", "b")], {"tools": [len]}, "len has no|len cannot|of tool len"),

@@ -4,6 +4,7 @@ import pytest
 
 import swarmnode.tasks.workbench.check
 from swarmnode.errors import JudgementOverran, TaskError
+from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.workbench.check import INDIFFERENT, READS_NO_QUESTION, check_task
 
 GOOD = """
@@ -264,7 +265,7 @@ HANGS = "    import re\n    return [float(bool(re.match(r'(a+)+$', 'a' * 40 + 'b
 def test_a_reward_that_hangs_is_a_verdict_which_names_function_and_example(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(f"{GOOD}\ndef reward_form(completions):\n{HANGS}")
-    report = check_task(str(path), timeout_s=2.0)
+    report = check_task(str(path), TasksConfig(score_timeout_s=2.0))
     assert not report.ok
     (finding,) = report.findings
     assert report.sample is not None
@@ -278,7 +279,7 @@ def test_a_reward_that_hangs_is_a_verdict_which_names_function_and_example(tmp_p
 def test_examples_that_hang_are_a_verdict_too(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(f"{GOOD}        if seed == 1:\n            while True: pass\n")
-    report = check_task(str(path), timeout_s=2.0)
+    report = check_task(str(path), TasksConfig(score_timeout_s=2.0))
     assert errors(report) == ["examples(1) of task mine did not return within 2 s"]
     assert report.drawn == 200
 
@@ -287,7 +288,7 @@ def test_a_file_that_hangs_while_it_is_loaded_is_a_clear_error(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("while True: pass\n")
     with pytest.raises(JudgementOverran, match="was not loaded"):
-        check_task(str(path), load_timeout_s=0.5)
+        check_task(str(path), TasksConfig(score_timeout_s=0.5))
 
 
 DIGITS = (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, cross_entropy
-from swarmnode.extensions.pipeline.scheduling.plan import Plan, Policy, digest, violations
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest, violations
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, build_stage
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
@@ -287,8 +287,6 @@ async def test_a_member_trains_one_iteration_at_a_time_under_one_seat(folder: Pa
 
 # Any plan comes to its end
 
-POLICIES: tuple[Policy, ...] = ("fifo", "backward_first", "ranked")
-
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
@@ -308,8 +306,7 @@ def plans(draw: st.DrawFn) -> Plan:
                 free[node] -= 1
     if not paths:
         paths = [tuple(nodes[0] for nodes in stages[:3])]
-    policy: Policy = draw(st.sampled_from(POLICIES))
-    return Plan(instance, tuple(paths), (policy,) * 6, tuple(range(len(paths))))
+    return Plan(instance, tuple(paths))
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)

@@ -198,7 +198,7 @@ def test_a_stage_without_memory_drops_the_micro_batch(folder: Path) -> None:
 
 
 async def test_only_the_former_plan_is_remembered(folder: Path) -> None:
-    plans = [replace(REPLICAS, ranks=ranks) for ranks in ((), (0, 1), (1, 0))]
+    plans = [replace(REPLICAS, instance=replace(REPLICAS.instance, waves=waves)) for waves in (1, 2, 3)]
     async with crew(plans[0], workers(folder), settings=QUICK) as found:
         member = found.nodes[1].member
         for plan in plans[1:]:

@@ -51,7 +51,7 @@ async def test_who_is_not_on_the_path_neither_answers_nor_accuses() -> None:
         await say(hosts[2], hosts[0], halted)
         found = await going
         assert (found.why, found.node) == (StopReason.LOST, 1)
-        assert "nothing came around" in found.detail
+        assert "did not answer" in found.detail
         assert refused(nodes[0])["unknown_work"] == 2
 
 

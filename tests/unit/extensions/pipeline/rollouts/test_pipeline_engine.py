@@ -132,7 +132,6 @@ async def swarm(
                 streams,
                 run_in_stage_thread=asyncio.to_thread,
                 version=lambda own=version: own[0],
-                ask_timeout_s=0.3,
             )
             await stack.enter_async_context(node)
             node.hold(StageCaches(stages[stage_of[number]], max_bytes=ROOM))

@@ -16,17 +16,11 @@ import torch
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason
-from swarmnode.extensions.pipeline.rollouts.decode_messages import (
-    DecodeMessage,
-    FeedQuestion,
-    Halted,
-    StepProgress,
-)
+from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeMessage, Halted
 from swarmnode.extensions.pipeline.rollouts.feeder import MAX_FAILURES
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
-from swarmnode.extensions.pipeline.rollouts.tracing import MAX_BROKEN_OFF
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
@@ -369,23 +363,18 @@ async def test_a_version_that_changes_under_a_step_is_gone_on_with() -> None:
 
 
 async def test_a_member_that_ends_every_stream_is_lost_in_the_end() -> None:
-    """It says that it is ready each time it is asked."""
     asked = requests(prompts(3))
-    async with patient((0, 1, 2)) as pipeline:
+    async with swarm((0, 1, 2), step_timeout_s=0.7) as pipeline:
         times = 0
 
         async def refuse(stream: Any) -> None:
             nonlocal times
-            if isinstance(await raw_wire.read(stream, DecodeMessage), FeedQuestion):
-                await raw_wire.say(stream, StepProgress(False, False))
-                await stream.discard()
-            else:
-                times += 1
+            await raw_wire.read(stream, DecodeMessage)
+            times += 1
 
         await pipeline.members[1].host.serve_streams(PROTOCOL, refuse)
         found = await asyncio.to_thread(run, pipeline.engine, asked)
-        # One for each step, and one to say that its session is over.
-        assert MAX_BROKEN_OFF < times <= 2 * (MAX_BROKEN_OFF + 1)
+        assert 1 < times < 10
     assert [peer for peer, _ in pipeline.lost] == [pipeline.members[1].host.peer_id]
     for request in asked:
         assert_true(found[request.request_id], request.prompt_ids, (0, 2))

@@ -47,13 +47,6 @@ def test_each_broken_rule_is_named() -> None:
     assert "0 paths" in broken()
 
 
-def test_orders_must_fit_the_nodes_and_agents() -> None:
-    assert "policies" in violations(replace(GOOD, policies=("fifo",)))[0]
-    assert "no" not in violations(replace(GOOD, policies=("fifo",) * 8))
-    assert "none" in violations(replace(GOOD, policies=("ranked",) * 8))[0]
-    assert "ranks" in violations(replace(GOOD, ranks=(1,)))[0]
-
-
 def test_stages_are_visited_in_order_and_stage_0_first() -> None:
     assert path_problem(replace(ONE, path_length=3), (0, 1, 2)) is None
     for stages in ((0, 2, 1), (1, 0, 2), (0, 1, 1)):
@@ -61,15 +54,13 @@ def test_stages_are_visited_in_order_and_stage_0_first() -> None:
 
 
 def test_a_plan_survives_its_encoding() -> None:
-    plan = replace(GOOD, policies=("ranked", *("fifo",) * 7), ranks=(3, 2, 1, 0))
-    assert msgspec.json.decode(encode_plan(plan), type=Plan) == plan
+    assert msgspec.json.decode(encode_plan(GOOD), type=Plan) == GOOD
 
 
 def test_plans_that_differ_have_different_digests() -> None:
     others = [
         replace(GOOD, paths=GOOD.paths[::-1]),
-        replace(GOOD, policies=("fifo",) * 8),
         replace(GOOD, instance=replace(ONE, waves=3)),
     ]
-    assert len({digest(GOOD), *map(digest, others)}) == 4
+    assert len({digest(GOOD), *map(digest, others)}) == 3
     assert digest(GOOD) == digest(msgspec.json.decode(encode_plan(GOOD), type=Plan))
