@@ -73,7 +73,7 @@ class ActiveAssignment:
         if not 0 <= ahead <= 1:
             raise Rejected(Refusal.UNKNOWN_WORK, f"iteration {message.iteration}")
         if isinstance(message, Hop):
-            self._check_hop(message)
+            check_hop(message, assignment.plan, self.context.worker)
         elif isinstance(message, Finished) and message.node not in assignment.data_nodes:
             raise Rejected(Refusal.WRONG_ROUTE, f"node {message.node} starts nothing")
 
@@ -103,16 +103,6 @@ class ActiveAssignment:
             case _:
                 raise Rejected(Refusal.UNKNOWN_WORK, "this is said to nobody here")
         self.context.lost.discard(node)
-
-    def _check_hop(self, message: Hop) -> None:
-        worker = self.context.worker
-        check_hop(
-            message,
-            self.context.assignment.plan,
-            hidden_size=worker.model.hidden_size,
-            max_tokens=worker.max_tokens,
-            packs=worker.model.packs,
-        )
 
 
 def _comes_home(message: ForwardHop | BackwardHop) -> bool:

@@ -1,6 +1,6 @@
 """Packs the state of a stage after each step, offers it to others, and makes it equal among its replicas.
 
-step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> replica_vote.py
+step_barrier.py (the step is taken) -> [Alignment] -> ReplicaExchange.compare -> replica_vote.py
                                       |
        the state: into Offer (own_stage.py: others may fetch it)
 
@@ -22,7 +22,8 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError, NetworkError
 from swarmnode.extensions.pipeline.execution.member_records import Reload
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
-from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange, StageIteration
+from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
+from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, is_near
 from swarmnode.extensions.pipeline.stages.packed_state import (
     MOMENTS,
@@ -76,7 +77,7 @@ class Alignment:
     def __init__(
         self,
         context: StageContext,
-        gradient_exchange: GradientExchange,
+        gradient_exchange: ReplicaExchange,
         reload: Reload | None,
         *,
         start: StageState | None,

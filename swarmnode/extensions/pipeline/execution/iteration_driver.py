@@ -28,7 +28,6 @@ from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.plans.recovery import predicted_s, repaired_path
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
-    MAX_ATTEMPTS,
     BackwardHop,
     Finished,
     ForwardHop,
@@ -46,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 3.0
 """Time limit of the short answer to the question where a micro-batch is."""
+
+MOST_ATTEMPTS = 8
+"""Attempts after which a micro-batch is given up."""
 
 FULL_PAUSE_S, MAX_FULL_PAUSE_S = 0.2, 2.0
 """Pause before members that had no slot for a micro-batch are asked again: each time twice as long."""
@@ -161,7 +163,7 @@ class MicroBatchDriver:
         context, report, tried = self._context, self._report, set[int]()
         clock = asyncio.get_running_loop().time
         number, pause_s = agent * self._plan.instance.waves + wave, FULL_PAUSE_S
-        for attempt in range(min(context.settings.max_attempts, MAX_ATTEMPTS)):
+        for attempt in range(MOST_ATTEMPTS):
             if clock() > self._began_s + context.budget_s:
                 break
             shape = torch.Size((*inputs.batch.input_ids_BT.shape, context.worker.model.hidden_size))

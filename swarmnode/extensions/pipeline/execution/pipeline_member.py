@@ -40,7 +40,7 @@ from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import LARGE_ELEMENTS, StageContext
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
-from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
+from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
@@ -75,7 +75,7 @@ class PipelineMember:
         streams: MemberStreams,
         *,
         key: NodeKey,
-        gradient_exchange: GradientExchange,
+        gradient_exchange: ReplicaExchange,
         settings: MemberSettings | None = None,
         queue: StageQueue | None = None,
         reload: Reload | None = None,

@@ -1,6 +1,6 @@
 """The end of an iteration at one member: decide which micro-batches count, average with replicas, step.
 
-Finished of the data nodes -> [StepBarrier] -> GradientExchange (replica_exchange.py) -> StageWorker.apply
+Finished of the data nodes -> [StepBarrier] -> replica_exchange.py -> StageWorker.apply
                                                                                -> alignment.py
 
 An iteration ends when every data node that lives has said so, or at a deadline; a member that has heard of
@@ -20,9 +20,9 @@ from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
     ContributionBounds,
-    GradientExchange,
     StageIteration,
 )
+from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
 from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Passed
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
@@ -51,7 +51,7 @@ class StepBarrier:
     """Ends the iterations of one assignment, one after the other."""
 
     def __init__(
-        self, context: StageContext, gradient_exchange: GradientExchange, alignment: Alignment
+        self, context: StageContext, gradient_exchange: ReplicaExchange, alignment: Alignment
     ) -> None:
         self._context = context
         self._gradient_exchange = gradient_exchange

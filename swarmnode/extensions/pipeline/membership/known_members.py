@@ -14,10 +14,12 @@ from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     MAX_MEMBERS,
     Presence,
+    Propose,
     Status,
     differing,
     open_presence,
 )
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.token_bucket import TokenBucket
 
@@ -182,6 +184,34 @@ class KnownMembers:
         self._known[author] = KnownMember(presence, sealed, joined_at_s=now_s, ping_at_s=now_s)
         return True
 
+    def checked(
+        self, sender: str, proposal: Propose, *, session: int, wall_s: float, now_s: float
+    ) -> tuple[CostAnnouncement, ...]:
+        """Return the announcements in a proposal. `session`: ours. Raises Rejected: not_convener, malformed,
+        not_in_it, and as for presences."""
+        convener, known = self.convener(now_s), self._known.get(sender)
+        if sender > convener or (known is not None and known.convenes_from_s > now_s):
+            raise Rejected(Refusal.NOT_CONVENER, f"{convener} lives and convenes")
+        found: dict[str, Presence] = {}
+        for sealed in proposal.presences:
+            author, presence = self.open(sealed, wall_s=wall_s)
+            if author in found:
+                raise Rejected(Refusal.MALFORMED, f"{author} is in the proposal twice")
+            found[author] = presence
+        own = found.get(self.own)
+        if own is None or own.session != session or sender not in found:
+            raise Rejected(Refusal.NOT_IN_IT, "the proposal leaves out whom it is sent to or by")
+        if any(stage >= len(proposal.ends) for stage in proposal.stage_of.values()):
+            raise Rejected(Refusal.MALFORMED, "a stage without layers")
+        for sealed in proposal.presences:
+            try:
+                self.introduce(sealed, sender=None, wall_s=wall_s, now_s=now_s)
+            except Rejected as error:
+                # We know newer of a third one, or have no room for it: that is not the convener's doing.
+                if error.reason not in (Refusal.OLD_NEWS, Refusal.FULL):
+                    raise
+        return tuple(presence.costs for presence in found.values())
+
     def heard(self, peer_id: str, status: Status, now_s: float) -> bool:
         """Record a member's status. Returns False if its newest presence is not known here."""
         known = self._known.get(peer_id)
@@ -237,11 +267,6 @@ class KnownMembers:
         known = self._known.get(peer_id)
         if known is not None:
             known.convenes_from_s = known.barred_until_s
-
-    def may_convene(self, peer_id: str, now_s: float) -> bool:
-        """Return True if a member may propose when it is its turn."""
-        known = self._known.get(peer_id)
-        return known is None or known.convenes_from_s <= now_s
 
     def silent(self, now_s: float) -> list[str]:
         """Return members that live as far as we knew but have been silent for too long."""

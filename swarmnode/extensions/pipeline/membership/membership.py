@@ -39,10 +39,9 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     topic_of,
 )
 from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence, ask
-from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
 from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.of_each import of_each
@@ -109,7 +108,7 @@ class Membership:
             self._follower, self._members, self._news,
             look=self._liveness.look, prepare=prepare, on_agreed=on_agreed,
         )  # fmt: skip
-        self._proposals = ProposalChecker(self._members, self._own, plan, self._convener.turn, wall_s)
+        self._plan = plan
         self._group: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
         self._has_left = False
@@ -274,7 +273,11 @@ class Membership:
 
     def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
         members, follower = self._members, self._follower
-        inputs = self._proposals.checked(sender, proposal, now_s)
+        announcements = members.checked(
+            sender, proposal, session=self._own.session, wall_s=self._wall_s(), now_s=now_s
+        )
+        former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
+        inputs = PlanInputs(announcements, self._plan, former, proposal.epoch)
         heard = {peer: members[peer].status for peer in members.living()}
         epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
         follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)

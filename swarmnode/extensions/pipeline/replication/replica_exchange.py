@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaExchange:
-    """A `GradientExchange` over streams.
+    """Averages gradients among the replicas of one stage. `replicas` are peer ids, our own among them.
 
     async with ReplicaExchange(streams) as exchange:
         exchange.admit(assignment.peers)
@@ -104,9 +104,12 @@ class ReplicaExchange:
         replicas: Sequence[str],
         bounds: ContributionBounds,
     ) -> Combined:
-        """Implements `GradientExchange.combine`. A frozen replica costs `contribution_timeout_s` and the time
-        that its bytes may take. If our own gradients would be refused by every replica, they count as none.
-        Raises ModelError for gradients that are not of this stage."""
+        """Return the sum over all replicas whose contribution is sound.
+
+        A frozen replica costs `contribution_timeout_s` and the time that its bytes may take. If our own
+        gradients would be refused by every replica, they count as none. Raises ModelError for gradients that
+        are not of this stage.
+        """
         us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         others = sorted(set(replicas) - {us})
         if not others:
@@ -127,7 +130,11 @@ class ReplicaExchange:
     async def compare(
         self, digest: str, stage_iteration: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
-        """Implements `GradientExchange.compare`; where replicas differ, replica_vote.py decides."""
+        """Compare the state after the step with those of the other replicas (replica_vote.py).
+
+        `digest`: of the state after the step. `before`: of the state that we can go back to; empty if we do
+        not know that the pipeline was there.
+        """
         us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         weights = answers.weights = ReplicaWeights(digest, before)
         answers.contribution = None  # Its bytes have served their turn.

@@ -109,6 +109,8 @@ class StateService:
         self._copies = StateCopies(
             self._peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
         )
+        self._coming: set[str] = set()
+        """Owners whose copies are being fetched."""
         self._former: LayerHolders | None = None
         self._settled: list[LayerHolders] = []
         self.failures: Counter[str] = Counter()
@@ -315,19 +317,20 @@ class StateService:
         former = self._copies.of(peer_id)
         if former is not None and holding.iteration <= former.holding.iteration:
             return former.holding == holding
-        if not self._copies.is_ours_to_keep(peer_id, holding) or self._copies.is_coming(peer_id):
+        if not self._copies.is_ours_to_keep(peer_id, holding) or peer_id in self._coming:
             self.failures["not_ours_to_keep"] += 1
             return False
-        with self._copies.room(peer_id, holding.size_bytes) as is_room:
-            if not is_room:
-                self.failures["no_room"] += 1
-                return False
-            try:
-                state = await self.fetch(Offer(holding, (peer_id,)))
-            except CheckpointError:
-                return False
-            self._copies.keep(peer_id, HeldState(holding, state))
-            return True
+        if not self._copies.makes_room(peer_id, holding.size_bytes):
+            self.failures["no_room"] += 1
+            return False
+        self._coming.add(peer_id)
+        try:
+            state = await self.fetch(Offer(holding, (peer_id,)))
+        except CheckpointError:
+            return False
+        finally:
+            self._coming.discard(peer_id)
+        return self._copies.keep(peer_id, HeldState(holding, state))
 
     def _at_hand(self, digest: str) -> StageState | None:
         left = () if self._left is None else (self._left,)

@@ -21,9 +21,6 @@ from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.network.streams import Buffer
 
-MAX_PLANS = 4
-"""Plans at once: the running one, the next one, and former ones whose messages may still be under way."""
-
 
 class MessageHandler(Protocol):
     """The receiver of messages: a stage or a driver. It raises Rejected with a `Refusal` to refuse one."""
@@ -70,11 +67,8 @@ class TensorTransport:
         return MappingProxyType(self._plans)
 
     def adopt(self, members: PlanMembers) -> None:
-        """Accept messages of a plan from now on. The MAX_PLANS latest plans stay accepted."""
-        self._plans.pop(members.plan, None)
+        """Accept messages of a plan from now on, until it is retired."""
         self._plans[members.plan] = members
-        while len(self._plans) > MAX_PLANS:
-            self.retire(next(iter(self._plans)))
 
     def retire(self, plan: str) -> None:
         """Refuse messages of a plan from now on. Unknown plans are ignored."""

@@ -139,16 +139,19 @@ async def test_a_data_node_settles_its_own_micro_batches_only(folder: Path) -> N
 # Memory
 
 
-def test_prompts_that_are_repeated_too_often_are_too_large() -> None:
+def test_prompts_that_are_repeated_too_often_are_too_large(folder: Path) -> None:
     lengths, prompts = (512, *[1] * 100), (None, *[0] * 100)
     header = encode(torch.ones(1, 612, 32), "none").header
     message = forward(0, 1, lengths=lengths, prompts=prompts)
     message = msgspec.structs.replace(message, tensor=header)
     keys = 612 + 512 * 100
-    limits = {"hidden_size": 32, "packs": True}
-    check_hop(message, REPLICAS, max_tokens=-(-keys // 4), **limits)  # pyright: ignore
+
+    def check(max_tokens: int) -> None:
+        check_hop(message, REPLICAS, stage_worker(folder, (2, 4, 6), 1, CUT, SETTINGS, max_tokens=max_tokens))
+
+    check(-(-keys // 4))
     with pytest.raises(Rejected) as caught:
-        check_hop(message, REPLICAS, max_tokens=keys // 4 - 1, **limits)  # pyright: ignore
+        check(keys // 4 - 1)
     assert caught.value.reason is Refusal.TOO_LARGE
 
 

@@ -194,8 +194,11 @@ def test_a_convener_that_was_passed_over_may_not_propose_for_a_while():
     members.introduce(presence(KEYS[0]), sender=author, wall_s=1e6, now_s=0.0)
     members.heard(author, status(), 0.0)
     members.pass_over(author, "it left a change half-way", 0.0)
-    assert not members.may_convene(author, SETTINGS.barred_s - 1)
-    assert members.may_convene(author, SETTINGS.barred_s + 1)
+    proposal = Propose(5, (), {}, (presence(KEYS[0]),))
+    for at_s, reason in ((-1.0, Refusal.NOT_CONVENER), (1.0, Refusal.NOT_IN_IT)):
+        with pytest.raises(Rejected) as caught:
+            members.checked(author, proposal, session=1, wall_s=1e6, now_s=SETTINGS.barred_s + at_s)
+        assert caught.value.reason == reason
 
 
 def test_nobody_is_seated_before_each_living_member_of_the_plan_told_us_of_the_same_one():
