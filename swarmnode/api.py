@@ -78,7 +78,6 @@ class Node:
         *,
         model: "str | Path | PreTrainedModel | None" = None,
         tokenizer: "PreTrainedTokenizerBase | None" = None,
-        processing_class: "PreTrainedTokenizerBase | None" = None,
         rounds: int | None = None,
         run: str | None = None,
         peers: Sequence[str] = (),
@@ -104,15 +103,14 @@ class Node:
         `demonstrations`: right answers to begin with, where the policy is never right by itself: a function
         of the example, a mapping of prompts to texts, or rows with a column `demonstration`. The task judges
         them; none is shown in a prompt, and none is published. `model`: a name, a folder, or a causal LM of
-        transformers that is loaded, with its `tokenizer` (or `processing_class`, as TRL calls it) where its
-        name does not lead to one. `rounds` (of the run, over restarts), `run` (its name; None: that of this
-        model, task and reward, a new one where these have changed), `peers` (addresses to dial) and `home`
-        are the options of `swarmnode join`; `settings` any other, by its full name:
-        {"training.learning_rate": 1e-3}. `on_round` is called with the status after every round, in the
-        thread that runs the node; what it raises ends the run. `monitors`: trackers by the names that
-        node.monitors takes, or objects (docs/metrics.md); what they raise ends nothing. `fresh`: start over.
-        `log`: write the node's story to stderr. Raises ConfigError and TaskError for settings and tasks that
-        are not possible.
+        transformers that is loaded, with its `tokenizer` where its name does not lead to one. `rounds` (of
+        the run, over restarts), `run` (its name; None: that of this model, task and reward, a new one where
+        these have changed), `peers` (addresses to dial) and `home` are the options of `swarmnode join`;
+        `settings` any other, by its full name: {"training.learning_rate": 1e-3}. `on_round` is called with
+        the status after every round, in the thread that runs the node; what it raises ends the run.
+        `monitors`: trackers by the names that node.monitors takes, or objects (docs/metrics.md); what they
+        raise ends nothing. `fresh`: start over. `log`: write the node's story to stderr. Raises ConfigError
+        and TaskError for settings and tasks that are not possible.
         """
         for name in unknown:
             raise ConfigError(
@@ -133,7 +131,7 @@ class Node:
             )
         self._monitors = [checked_monitor(one) for one in monitors if not isinstance(one, str)]
         self._settings = settings_of(
-            home, preset, model, _names(task), {**flags, **(settings or {})}, tokenizer or processing_class
+            home, preset, model, _names(task), {**flags, **(settings or {})}, tokenizer
         )
         refuse_untrained(task)
         rewards = rewards_of(reward)
@@ -330,7 +328,6 @@ def evaluate(
     *,
     model: "str | Path | PreTrainedModel | None" = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    processing_class: "PreTrainedTokenizerBase | None" = None,
     home: Path | str | None = None,
     run: str | None = None,
     preset: str | None = None,
@@ -350,7 +347,7 @@ def evaluate(
     Raises CheckpointError if there is nothing to measure.
     """
     settings = {"node.run": run, **(settings or {})}
-    chosen = _settings_of_trained(home, preset, model, _names(task), settings, tokenizer or processing_class)
+    chosen = _settings_of_trained(home, preset, model, _names(task), settings, tokenizer)
     measured = None if tools is not None or environment is not None else measured_rows(task)
     made = _task_around(
         () if measured else task, rewards_of(reward), tools, environment, measured, chosen.config

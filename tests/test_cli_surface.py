@@ -13,8 +13,8 @@ SURFACE = {
     "join": "addresses --config --engine --fresh --home --hours --max-disk --max-download --max-memory"
     " --max-upload --model --overlap --pipeline --policies --port --power --preset --rounds --run"
     " --seed --set --swarm --task",
-    "swarm": "--compare-alone --equals --home --homes --model --nodes --rounds --seed --set --task",
-    "swarm create": "name --home --json --private --publisher --seed",
+    "swarm": "--compare-alone --home --homes --model --nodes --rounds --seed --set --task",
+    "swarm create": "name --home --json --private --seed",
     "swarm invite": "--home --json --seed --swarm",
     "swarm members": "--home --json --swarm",
     "swarm remove": "peers --home --json --swarm",

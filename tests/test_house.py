@@ -37,8 +37,6 @@ CODE_OF_OTHERS = {
     "tasks/play/episodes.py",
     "extensions/environments/gym_task.py",
     "tasks/kinds/imported.py",
-    "tasks/drawing/demonstrations.py",
-    "tasks/loader.py",
     "extensions/suites/remote_calls.py",
     "tasks/judging/rewards.py",
     "tasks/source_file.py",

@@ -53,9 +53,6 @@ def swarm(
     home: Annotated[
         Path | None, typer.Option("--home", help="Keep the nodes' folders here; a temporary one otherwise.")
     ] = None,
-    equals: Annotated[
-        bool, typer.Option("--equals", help="All nodes start from one policy, not from different ones.")
-    ] = False,
     compare_alone: Annotated[
         bool, typer.Option("--compare-alone", help="Run each node once more without the others.")
     ] = False,
@@ -88,7 +85,6 @@ def swarm(
         model=model,
         tasks=tuple(task or ()),
         assignments=tuple(set_ or ()),
-        equals=equals,
         compare_alone=compare_alone or homes is not None,
         homes=homes is not None,
     )
@@ -107,10 +103,6 @@ def create(
         typer.Option("--private", help="Only invited nodes can take part; a public one needs no command."),
     ] = False,
     seed: Seeds = None,
-    publisher: Annotated[
-        list[str] | None,
-        typer.Option("--publisher", metavar="PEER", help="Train on groups of these peers only; repeatable."),
-    ] = None,
     home: Home = None,
     json: Json = False,
 ) -> None:
@@ -126,7 +118,7 @@ def create(
         raise ConfigError(
             f"this home is in a private swarm {name} already", hint=f"swarmnode swarm invite --swarm {name}"
         )
-    record = founded(name, load_or_create(paths.identity), seed or (), publisher or ())
+    record = founded(name, load_or_create(paths.identity), seed or ())
     save(record, file_of(paths.swarms, name))
     _print_invitation(record, paths, (), json)
 

@@ -587,16 +587,7 @@ class Config(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {
-    "swarm": SwarmConfig,
-    "network": NetworkConfig,
-    "policy": PolicyConfig,
-    "tasks": TasksConfig,
-    "rollout": RolloutConfig,
-    "exchange": ExchangeConfig,
-    "training": TrainingConfig,
-    "limits": LimitsConfig,
-    "pipeline": PipelineConfig,
-    "node": NodeConfig,
+    name: type(field.default) for name, field in Config.model_fields.items()
 }
 KEYS = tuple(f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields)
 

@@ -82,6 +82,7 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "train_dataset": "the first argument, task=: sn.Node(rows, reward=f)",
     "reward_funcs": "reward=, one function or a list of them",
     "args": "settings={'section.name': value}, and rounds=, home=, run=",
+    "processing_class": "tokenizer=, beside model= where that is a loaded model",
     "peft_config": "settings={'policy.lora_rank': 16, 'policy.lora_alpha': 32}: LoRA is the default",
     "output_dir": "home=, a folder for everything that is kept; `swarmnode export` writes an adapter",
     "logging_steps": "nothing: every round is logged, and on_round= or monitors= are told",

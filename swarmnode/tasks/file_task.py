@@ -42,8 +42,6 @@ class FileTask:
     """Function that draws the examples. None: the environment brings the questions."""
     rewards: Mapping[str, Reward]
     may_leave: bool = True
-    each_alone: bool = False
-    """True if the rewards look at each answer by itself, so that parts of a group may be judged apart."""
     evaluated: frozenset[Prompt] = frozenset()
     """Questions of its own evaluation set, which `draw` gives for EVALUATION_SEED."""
 

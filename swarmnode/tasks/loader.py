@@ -21,8 +21,6 @@ Further functions named `reward_...` add to the reward; a list such as `reward_w
 much each counts, in the order of the file. The task is called after the file.
 
 `exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
-`each_alone = True` says that its rewards look at each answer by itself: parts of a large group are judged at
-the same time then (isolated_task.py).
 
 With `tools = [function, ...]` or `environment = Class` a file is an environment (environment_task.py), which
 stays at home unless it says `exchangeable = True`.
@@ -49,13 +47,13 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
 from swarmnode.tasks.digests import digest_of_texts, sources_beside
 from swarmnode.tasks.file_task import Draw, FileTask
-from swarmnode.tasks.judging.rewards import Reward, judge_groups, load_reward, with_weights
+from swarmnode.tasks.judging.rewards import Reward, load_reward, with_weights
 from swarmnode.tasks.kinds.conventions import adapted
 from swarmnode.tasks.kinds.imported import find_attribute, task_of
 from swarmnode.tasks.kinds.puzzles import PUZZLES
 from swarmnode.tasks.play.environment_task import environment_around
 from swarmnode.tasks.play.tools import listed
-from swarmnode.tasks.source_file import load_source, where
+from swarmnode.tasks.source_file import load_source, of_theirs
 from swarmnode.tasks.specs import DATA_SUFFIXES, TaskKind, TaskSpec, parse_spec
 from swarmnode.tasks.task import Isolated, Task
 from swarmnode.tasks.task_source import task_source
@@ -102,7 +100,7 @@ def load_task(spec: str, text: str | None = None) -> Task:
     asked = parse_spec(spec)
     match asked.kind:
         case TaskKind.FILE:
-            return _load_file(Path(asked.name), text)
+            return _named(_load_file(Path(asked.name), text))
         case TaskKind.IMPORT:
             return _load_import(asked)
         case TaskKind.BUILTIN:
@@ -158,8 +156,6 @@ def _named(task: Task) -> Task:
 
 
 def _load_file(path: Path, text: str | None) -> Task:
-    if not TASK_NAME.fullmatch(path.stem):
-        raise TaskError(f"{path.name} is no name for a task", hint="use letters, digits, dots, - and _")
     source = load_source(path, text)
     return _task_of(source.module, path.stem, source.digest, path, vars(source.module).get("examples"))
 
@@ -179,8 +175,7 @@ def _task_of(
     rewards = found or {"correct": load_reward("exact_match")}
     if environment is None and tools is None:
         may_leave = bool(vars(module).get("exchangeable", True))
-        each_alone = bool(vars(module).get("each_alone", False)) and not judge_groups(rewards)
-        return FileTask(name, version, path, cast(Draw, draw), rewards, may_leave, each_alone)
+        return FileTask(name, version, path, cast(Draw, draw), rewards, may_leave)
     return environment_around(
         FileTask(name, version, path, cast(Draw, draw), rewards), tools, environment, vars(module), own=found
     )
@@ -222,8 +217,5 @@ def _version(module: ModuleType, digest: str, path: Path) -> str:
     version = vars(module).get("version")
     if not callable(version):
         return digest
-    try:
-        text = f"{digest}/{version()}"
-    except Exception as error:
-        raise TaskError(f"{path}: version() failed: {error!r}", hint=where(error)) from error
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    said = of_theirs(f"{path}: version() failed", lambda: str(version()))
+    return hashlib.blake2b(f"{digest}/{said}".encode(), digest_size=8).hexdigest()

@@ -10,11 +10,15 @@ import linecache
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
-from swarmnode.errors import TaskError
+from swarmnode.errors import SwarmnodeError, TaskError
+
+T = TypeVar("T")
 
 _MAX_SOURCE_BYTES = 1 << 20
 """Largest task file in bytes: nobody writes one of a megabyte, but somebody may well point at a data set."""
@@ -78,6 +82,18 @@ def _run(path: Path, text: str, digest: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise TaskError(f"{path} cannot be loaded: {error!r}", hint=where(error)) from error
     return module
+
+
+def of_theirs(what: str, call: Callable[[], T], hint: str = "") -> T:
+    """Returns what code of the user returns. Raises TaskError for whatever it raises, with the place of it
+    behind `hint`, and an error of ours as it is. `what`: begins the message."""
+    try:
+        return call()
+    except SwarmnodeError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = where(error)
+        raise TaskError(f"{what}: {error!r:.300}", hint=f"{hint} {place}".strip()) from error
 
 
 def where(error: BaseException) -> str:

@@ -37,7 +37,7 @@ def p2pd_hosts(folder: Path) -> HostFactory:
 
 def private_hosts(folder: Path, below: HostFactory) -> HostFactory:
     """Makes hosts of one private swarm on others, each with a home of its own in `folder`."""
-    record = founded("friends", NodeKey.generate(), (), ())
+    record = founded("friends", NodeKey.generate(), ())
     homes = (folder / f"home{number}" for number in range(100))
     return lambda: member(below(), record, next(homes))
 

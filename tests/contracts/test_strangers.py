@@ -26,7 +26,7 @@ FOUNDER = NodeKey(b"f" * 32)
 
 @pytest.fixture
 def record() -> SwarmRecord:
-    return founded("friends", FOUNDER, (), ())
+    return founded("friends", FOUNDER, ())
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:

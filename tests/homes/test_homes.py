@@ -106,7 +106,7 @@ def test_a_router_that_is_asked_to_forwards_a_port(lab: Lab, start: Start, besid
 def test_homes_of_a_private_swarm_exchange_through_its_seed_and_a_home_without_the_key_gets_nothing(
     lab: Lab, start: Start
 ) -> None:
-    friends = founded("commons", NodeKey.generate(), (), ())
+    friends = founded("commons", NodeKey.generate(), ())
     seed = start(lab.public(), seed=True, record=friends)
     a, b = (start(lab.home()[0], seed.address, record=friends) for _ in range(2))
     stranger = start(lab.home()[0], seed.address)

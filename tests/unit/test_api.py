@@ -429,7 +429,7 @@ def test_a_model_that_is_loaded_is_trained_as_the_folder_of_its_weights_is(
     policy = sn.load_policy(**given)
     assert policy.round == 1 and policy.generate("letter 3=") == sn.load_policy(**given).generate("letter 3=")
     # The same weights are the same folder, others are another, with checkpoints of their own.
-    again = sn.Node(letters, length, processing_class=tokenizer, **given)
+    again = sn.Node(letters, length, tokenizer=tokenizer, **given)
     assert again.home is not None
     assert [again.config.policy.model] == [str(one) for one in again.home.glob("cache/models/*")]
     loaded.get_input_embeddings().weight.data.mul_(1.5)

@@ -68,13 +68,13 @@ class SwarmRecord:
 # ---- from nothing to a record, and from one to the next ----
 
 
-def founded(name: str, founder: NodeKey, seeds: Sequence[str], publishers: Sequence[str]) -> SwarmRecord:
+def founded(name: str, founder: NodeKey, seeds: Sequence[str]) -> SwarmRecord:
     """Returns the record of a new swarm with a new key. Raises NetworkError for a malformed seed."""
     for seed in seeds:
         split_peer(seed)
     _check_name(name)
     key = SwarmKey.generate()
-    manifest = Manifest(name, 1, key.mark, (founder.peer_id,), (), _ids(publishers) if publishers else None)
+    manifest = Manifest(name, 1, key.mark, (founder.peer_id,), (), None)
     return SwarmRecord(name, founder.peer_id, (key,), tuple(seeds), signed(manifest, founder))
 
 

@@ -48,8 +48,6 @@ class SwarmPlan:
     model: str | None = None
     tasks: tuple[str, ...] = ()
     assignments: tuple[str, ...] = ()
-    equals: bool = False
-    """All nodes start from one policy."""
     compare_alone: bool = False
     """Each node is run once more without the others."""
     homes: bool = False
@@ -58,7 +56,7 @@ class SwarmPlan:
     @property
     def specialists(self) -> bool:
         """True if each node starts from a policy of its own, taught on some of the built-in tasks."""
-        return not (self.equals or self.model or self.tasks)
+        return not (self.model or self.tasks)
 
 
 @dataclass(slots=True)
@@ -213,7 +211,7 @@ def _seed(lab: Lab, home: Path) -> Generator[str, None, None]:
 
 def _models(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> list[str]:
     """The model of each node. Those that are built lie where the next run finds them."""
-    if plan.model:
+    if plan.model not in (None, "tiny"):
         return [plan.model] * plan.nodes
     folder = resolve_paths(None if home is None else home / "shared").models
     if plan.specialists:

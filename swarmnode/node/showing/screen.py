@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from swarmnode.node.showing.board import RoundLines, Watcher, Watchers, policy_label
 from swarmnode.node.showing.live_panel import LivePanel
@@ -28,8 +27,8 @@ LOG_FILE = "node.log"
 CHATTER = ("bitsandbytes.backends.cpu.ops",)
 """Loggers of libraries whose warnings are about what we do not use (a kernel from the hub)."""
 
-PLAIN_STEPS = 5
-"""Progress lines of a long preparation where no bar can be drawn."""
+PROGRESS_LINES = 5
+"""Lines about a long preparation."""
 
 
 class Screen:
@@ -49,7 +48,6 @@ class Screen:
         self._least = self._level or logging.INFO
         self._handlers: list[logging.Handler] = []
         self._lines: logging.Handler | None = None
-        self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
         # A level that somebody chose for our logger is about stderr; the file has the whole story.
@@ -70,7 +68,6 @@ class Screen:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._end_bar()
         for handler in self._handlers:
             self._logger.removeHandler(handler)
             handler.close()
@@ -89,19 +86,9 @@ class Screen:
             self._add(handler, line, "%Y-%m-%d %H:%M:%S")
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """Show how far a preparation is: a bar on a terminal, a few lines elsewhere."""
-        if not self._terminal:
-            if done == 0 or done * PLAIN_STEPS // total > (done - 1) * PLAIN_STEPS // total:
-                logger.info("%s: %d of %d", what, done, total)
-            return
-        if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._bar.start()
-            self._bar.add_task(what, total=total)
-        self._bar.update(self._bar.task_ids[0], completed=done, description=what)
-        if done >= total:
-            self._end_bar()
+        """Says in a few lines how far a preparation is."""
+        if done == 0 or done * PROGRESS_LINES // total > (done - 1) * PROGRESS_LINES // total:
+            logger.info("%s: %d of %d", what, done, total)
 
     def start_watcher(self) -> Watcher:
         """Returns what has a line of each round in the log; on a terminal with the live panel, which takes
@@ -112,11 +99,6 @@ class Screen:
         panel = LivePanel(self._console)
         self._add(panel, "%(message)s").addFilter(lambda record: record.name != RoundLines.logger.name)
         return Watchers([panel, RoundLines()])
-
-    def _end_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
     def _add(self, handler: logging.Handler, line: str, clock: str = "%H:%M:%S") -> logging.Handler:
         handler.setFormatter(PrintableFormatter(line, datefmt=clock))

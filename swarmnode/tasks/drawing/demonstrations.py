@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from swarmnode.chat import Prompt
-from swarmnode.errors import SwarmnodeError, TaskError
+from swarmnode.errors import TaskError
 from swarmnode.tasks.kinds.rows_in_memory import rows_of
 from swarmnode.tasks.rows import read_row
-from swarmnode.tasks.source_file import where
+from swarmnode.tasks.source_file import of_theirs
 from swarmnode.tasks.task import DEMONSTRATED_SEED, Task, draw_held_out, evaluation_size_of, is_held_out
 from swarmnode.types import Example, ExampleKey
 
@@ -49,7 +49,12 @@ class Demonstrations:
         found = _texts(example.columns.get(COLUMN), example.prompt)
         for given in self._sources(task):
             if callable(given):
-                found += _texts(_called(given, example), example.prompt)
+                told = of_theirs(
+                    f"demonstrations= failed on {example.prompt!r:.60}",
+                    lambda given=given: given(example),
+                    'the function gets an Example: example.prompt, example.columns["answer"].',
+                )
+                found += _texts(told, example.prompt)
             elif isinstance(given, Mapping):
                 found += _texts(cast("Mapping[Prompt, Texts]", given).get(example.prompt), example.prompt)
         return found[:MOST_TEXTS]
@@ -73,19 +78,6 @@ class Demonstrations:
 
     def _sources(self, task: Task) -> list[GivenDemonstrations]:
         return [demonstrations_of(task), *([] if self._given is None else [self._given])]
-
-
-def _called(given: Callable[[Example], Texts], example: Example) -> Texts:
-    """Returns the answer of the user's function. Raises TaskError."""
-    try:
-        return given(example)
-    except SwarmnodeError:
-        raise
-    except Exception as error:
-        raise TaskError(
-            f"demonstrations= failed on {example.prompt!r:.60}: {error!r:.200}",
-            hint=f'the function gets an Example: example.prompt, example.columns["answer"]. {where(error)}',
-        ) from error
 
 
 def _rows(given: GivenDemonstrations) -> list[Any]:

@@ -18,15 +18,13 @@ signs are about as many as the tokens of a common vocabulary, and a phrase that 
 cannot be decoded.
 """
 
-import asyncio
 import inspect
 import json
 import logging
 import math
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -47,7 +45,8 @@ from swarmnode.tasks.judging.http_judge import HttpJudge
 from swarmnode.tasks.judging.plain_rewards import builtin
 from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
 from swarmnode.tasks.kinds.imported import import_module
-from swarmnode.tasks.source_file import load_source, traceback_of, where
+from swarmnode.tasks.play.episodes import waited
+from swarmnode.tasks.source_file import load_source, of_theirs, traceback_of, where
 from swarmnode.tasks.task import MAX_ABS_REWARD, is_held_out
 from swarmnode.types import WEIGHT_MARK, Example
 
@@ -222,10 +221,7 @@ def builtin_rewards() -> list[str]:
 def _attribute(module: ModuleType, name: str) -> Any:
     """Returns an attribute of a module, or None. Lazy modules, such as trl.rewards, import it now. Raises
     TaskError."""
-    try:
-        return getattr(module, name, None)
-    except Exception as error:
-        raise TaskError(f"cannot import {name} of {module.__name__}: {error!r}", hint=where(error)) from error
+    return of_theirs(f"cannot import {name} of {module.__name__}", lambda: getattr(module, name, None))
 
 
 @cache
@@ -290,9 +286,7 @@ def call_reward(
     if _insists_on_ids(reward):
         given["completion_ids"] = [pieces_of(text) for text in completions]
     try:
-        result = reward(**given)
-        if inspect.isawaitable(result):
-            result = _wait(result)
+        result = waited(reward(**given))
         values = _listed(result, len(completions))
     except (TaskError, MemoryError):
         raise
@@ -380,17 +374,6 @@ def _taken(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 hint=f"its columns are: {columns}",
             )
     return accepted(reward, arguments)
-
-
-def _wait(awaitable: Awaitable[Any]) -> Any:
-    """Runs an async reward to its end, in a thread of its own, because the caller's may already run a
-    loop."""
-
-    async def result() -> Any:
-        return await awaitable
-
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(lambda: asyncio.run(result())).result()
 
 
 def _listed(result: Any, count: int) -> list[Any] | None:

@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from swarmnode.chat import Message, Said, Turn
-from swarmnode.errors import SwarmnodeError, TaskError
+from swarmnode.errors import TaskError
 from swarmnode.tasks.rows import read_row
-from swarmnode.tasks.source_file import load_source, read_source, where
+from swarmnode.tasks.source_file import load_source, of_theirs, read_source, where
 from swarmnode.tasks.task import is_environment, is_exchangeable, is_task
 from swarmnode.types import Example, ExampleKey
 
@@ -56,12 +56,9 @@ def find_attribute(spec: str) -> Attribute:
         module = import_module(origin)
         path = Path(module.__file__ or origin)
         digest = hashlib.blake2b(text_of(module).encode(), digest_size=8).hexdigest()
-    try:
-        value = getattr(module, name)
-    except AttributeError:
-        raise TaskError(f"there is no {name!r} in {origin}", hint="name a task, or examples(seed)") from None
-    except Exception as error:
-        raise TaskError(f"cannot import {name} of {origin}: {error!r}", hint=where(error)) from error
+    value = of_theirs(f"cannot import {name} of {origin}", lambda: getattr(module, name, _END))
+    if value is _END:
+        raise TaskError(f"there is no {name!r} in {origin}", hint="name a task, or examples(seed)")
     return Attribute(spec, value, module, path, digest)
 
 
@@ -111,12 +108,7 @@ class ImportedTask:
         return self._called("score()", lambda: list(self.task.score(example, completions)))
 
     def _called(self, what: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except SwarmnodeError:
-            raise
-        except Exception as error:
-            raise TaskError(f"{self.spec}: {what} failed: {error!r}", hint=where(error)) from error
+        return of_theirs(f"{self.spec}: {what} failed", call)
 
 
 class ImportedEnvironment(ImportedTask):
@@ -146,10 +138,7 @@ def _made(found: Attribute) -> Any:
     value = found.value
     if not inspect.isclass(value) and (not inspect.isfunction(value) or inspect.signature(value).parameters):
         return value
-    try:
-        return found.value()
-    except Exception as error:
-        raise TaskError(f"{found.spec}() failed: {error!r}", hint=where(error)) from error
+    return of_theirs(f"{found.spec}() failed", value)
 
 
 def text_of(module: ModuleType) -> str:

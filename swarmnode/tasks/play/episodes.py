@@ -27,7 +27,7 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.arguments import accepted
 from swarmnode.tasks.play.tool_calls import ToolCall, read_turn
 from swarmnode.tasks.play.tools import Tool, parameters_of, tools_from
-from swarmnode.tasks.source_file import where
+from swarmnode.tasks.source_file import of_theirs
 
 MAX_OBSERVED_CHARS = 8192
 """Longest answer of an environment, in characters; the policy reads the beginning of a longer one."""
@@ -166,11 +166,11 @@ def waited(result: Any) -> Any:
 
 def called(what: str, function: Callable[..., Any], columns: Mapping[str, Any] | None = None) -> Any:
     """Calls the user's code with the columns that it takes. Raises TaskError."""
-    try:
-        return waited(function(**accepted(function, columns or {})))
-    except (Exception, SystemExit) as error:
-        hint = where(error) or "it gets columns by name and nothing else: environment = lambda: Env(...)"
-        raise TaskError(f"{what} of the environment failed: {error!r}", hint=hint) from error
+    return of_theirs(
+        f"{what} of the environment failed",
+        lambda: waited(function(**accepted(function, columns or {}))),
+        "it gets columns by name and nothing else: environment = lambda: Env(...).",
+    )
 
 
 def heard(tool: Callable[..., Any], **arguments: Any) -> str:

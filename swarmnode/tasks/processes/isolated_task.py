@@ -8,9 +8,6 @@ answer on which a reward hangs costs the own ones nothing.
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +38,6 @@ SMALL_BYTES = 512 << 20
 """Largest resident memory, in bytes, of a task with several processes and no setting. A larger one (a data
 set, a model that judges) has one."""
 
-PART_ANSWERS = 16
-"""Fewest answers to one example in a part that is judged by itself."""
-
 
 class IsolatedTask(Isolated):
     """A task whose code runs in another process. Raises JudgementLost if that process does not answer."""
@@ -66,7 +60,6 @@ class IsolatedTask(Isolated):
         self.evaluation_size = loaded.evaluation_size
         if loaded.most_turns is not None:
             self.most_turns = loaded.most_turns
-        self._each_alone = loaded.each_alone
 
     def examples(self, seed: int) -> Iterator[Example]:
         """Yields the file's own examples, with the columns that can be serialized."""
@@ -86,14 +79,6 @@ class IsolatedTask(Isolated):
     def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
         """Scores by the file's own rewards, for the example as its process draws it, or as it was given where
         it stands in no draw."""
-        several = parts_of(completions, self.workers if self._each_alone else 1)
-        if len(several) == 1:
-            return self._scored(example, completions)
-        with ThreadPoolExecutor(len(several)) as threads:
-            found = threads.map(partial(self._scored, example), several)
-            return [scores for part in found for scores in part]
-
-    def _scored(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
         key = example.key
         given = written_down(example) if key.seed == DEMONSTRATED_SEED else None
         asked = wire.Score(key.seed, key.index, written_prompt(example.prompt), tuple(completions), given)
@@ -152,17 +137,6 @@ class IsolatedTask(Isolated):
             f"{self.name} draws other examples each time it is started",
             hint="draw from random.Random(seed) only; `swarmnode task check` tells more",
         )
-
-
-def parts_of(completions: Sequence[Said], most: int) -> list[Sequence[Said]]:
-    """Splits a large group, in order, into at most `most` parts of about the same size.
-
-    >>> [len(part) for part in parts_of("a" * 64, most=3)], len(parts_of("a" * 16, most=3))
-    ([22, 21, 21], 1)
-    """
-    count = max(1, min(most, len(completions) // PART_ANSWERS))
-    ends = [-(-len(completions) * number // count) for number in range(count + 1)]
-    return [completions[start:end] for start, end in pairwise(ends)]
 
 
 def isolate(

@@ -29,7 +29,6 @@ from swarmnode.chat import read_prompt, written_prompt
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.drawing.draw_digest import draw_digest, written_down
-from swarmnode.tasks.file_task import FileTask
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.play.environment_task import EnvironmentTask
 from swarmnode.tasks.processes import worker_messages as wire
@@ -186,7 +185,6 @@ def _load(request: wire.Request) -> tuple[TaskWorker, wire.Loaded]:
         levels=levels_of(task),
         evaluation_size=evaluation_size_of(task),
         most_turns=task.most_turns if is_environment(task) else None,
-        each_alone=isinstance(task, FileTask) and task.each_alone,
     )
     return TaskWorker(task), known
 

@@ -92,7 +92,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The task that the process has loaded. `each_alone`: its rewards look at each answer by itself."""
+    """The task that the process has loaded."""
 
     name: str
     version: str
@@ -102,7 +102,6 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     evaluation_size: int = 0
     most_turns: int | None = None
     """Most turns of the policy. None: the task is no environment."""
-    each_alone: bool = False
 
 
 class Drawn(msgspec.Struct, frozen=True, tag=True):

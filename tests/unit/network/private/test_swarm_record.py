@@ -29,7 +29,7 @@ SEED = f"/ip4/192.0.2.7/tcp/4001/p2p/{FOUNDER.peer_id}"
 
 
 def friends() -> SwarmRecord:
-    return founded("friends", FOUNDER, (SEED,), ())
+    return founded("friends", FOUNDER, (SEED,))
 
 
 def kept(record: SwarmRecord, folder: Path) -> PrivateSwarm:
@@ -77,7 +77,7 @@ def test_an_invitation_to_another_swarm_of_the_same_name_changes_nothing(tmp_pat
     record = friends()
     accept(record.invitation(()), tmp_path)
     with pytest.raises(NetworkError, match="another private swarm"):
-        accept(founded("friends", MALLORY, (), ()).invitation(()), tmp_path)
+        accept(founded("friends", MALLORY, ()).invitation(()), tmp_path)
     found = record_of(tmp_path, "friends")
     assert found is not None and found.key == record.key
 
@@ -120,7 +120,7 @@ def test_a_list_is_taken_from_its_founder_only_and_never_an_older_one():
     with pytest.raises(Rejected, match="not_the_founder"):
         succeeded(first, forged, b"")
     with pytest.raises(Rejected, match="another_swarm"):
-        succeeded(first, founded("others", FOUNDER, (), ()).signed_list, b"")
+        succeeded(first, founded("others", FOUNDER, ()).signed_list, b"")
 
 
 def test_a_friend_who_was_just_invited_is_not_led_back_to_a_key_that_is_over(tmp_path: Path):

@@ -87,7 +87,7 @@ def test_a_node_alone_differs_from_the_one_in_the_swarm_in_the_exchange_only() -
     ("plan", "specialists"),
     [
         (SwarmPlan(3, 60, 0), True),
-        (SwarmPlan(3, 60, 0, equals=True), False),
+        (SwarmPlan(3, 60, 0, model="tiny"), False),
         (SwarmPlan(3, 60, 0, model="/mine"), False),
         (SwarmPlan(3, 60, 0, tasks=("last.py",)), False),
     ],

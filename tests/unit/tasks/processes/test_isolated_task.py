@@ -296,15 +296,6 @@ def test_examples_of_a_process_that_dies_are_drawn_once_more(start: Start, tmp_p
         first(always)
 
 
-def test_parts_of_a_large_group_are_judged_apart_where_the_file_says_so(start: Start) -> None:
-    body = "    return [float(len(completions)) for _ in completions]\n"
-    whole = start(with_reward(body), workers=2)
-    parted = start("each_alone = True\n" + with_reward(body), workers=2, name="parted.py")
-    for task, sizes in ((whole, [33] * 33), (parted, [17] * 17 + [16] * 16)):
-        scores = task.score(first(task)[0], ["a"] * 33)
-        assert [named["reward"] for named in scores] == sizes
-
-
 def test_what_a_process_draws_that_is_lost_can_still_be_judged_by_another(start: Start) -> None:
     task = start("import random\n\ndef examples(seed):\n    yield f'{random.random()}', '1'\n", workers=2)
     (example,) = first(task)
