@@ -82,10 +82,10 @@ class LocalPipeline:
     @torch.no_grad()
     def logprobs(self, batch: MicroBatch, path: StagePath) -> TokenLogprobs:
         """Returns log-probabilities of the completion tokens along a path, without gradient."""
-        item = _item(MicroBatchAttempt(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
+        hidden_BTD = self._data.model.embed(batch.input_ids_BT)
         for worker in self._along(path):
-            item = _item(item.attempt, batch, worker.evaluate(item))
-        return batch_logprobs(self._data.model, item.values, batch)
+            hidden_BTD = worker.model.forward(hidden_BTD, batch.layout)
+        return batch_logprobs(self._data.model, hidden_BTD, batch)
 
     def accumulate(self, inputs: LossInputs, objective: Objective) -> LossOutput:
         """One micro-batch along its path and back: every stage on it adds up its gradients.

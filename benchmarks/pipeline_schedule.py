@@ -175,7 +175,7 @@ def oblivious_s(instance: Instance, effort: Effort) -> float:
     found: list[float] = []
     for seed in range(effort.random_plans):
         rng = Random(seed)
-        paths = first_paths(instance, use_links=False)
+        paths = first_paths(instance)
         for _ in path_moves(instance, paths, rng, 20 * len(paths)):
             pass
         found.append(simulate(checked_plan(Plan(instance, tuple(paths)))).makespan_s)

@@ -31,13 +31,13 @@ class GridMember:
 
 @dataclass(frozen=True, slots=True)
 class LayerSums:
-    """Prefix sums over layers[:k], so that a range costs two look-ups."""
+    """What a stage of so many layers takes."""
 
-    held: tuple[int, ...]
-    slot: tuple[int, ...]
-    """Activation bytes of all micro-batches in flight."""
-    work: tuple[int, ...]
-    """Picoseconds of one token."""
+    layers: int
+    layer_bytes: int
+    """Bytes of a layer, with the activations of all micro-batches in flight."""
+    layer_work: int
+    """Picoseconds of one token through a layer."""
     ends_bytes: int
     ends_work: int
     path_length: int
@@ -47,26 +47,19 @@ class LayerSums:
     most: int
 
     @property
-    def layers(self) -> int:
-        return len(self.held) - 1
-
-    @property
     def beginnings(self) -> range:
         """Possible numbers of layers of stage 0. It holds the ends too, so it needs only one layer."""
         return range(1, min(self.most, self.layers - self.stages + 1) + 1)
 
-    def first_bytes(self, end: int) -> int:
-        return self.ends_bytes + self.bytes_of(0, end)
+    def first_bytes(self, count: int) -> int:
+        return self.ends_bytes + count * self.layer_bytes
 
-    def bytes_of(self, first: int, end: int) -> int:
-        return self.held[end] - self.held[first] + self.slot[end] - self.slot[first]
-
-    def first_load(self, end: int) -> int:
+    def first_load(self, count: int) -> int:
         """Return the load of stage 0. Loads share the denominator S - 1: every micro-batch visits stage 0."""
-        return (self.ends_work + self.work[end]) * (self.stages - 1)
+        return (self.ends_work + count * self.layer_work) * (self.stages - 1)
 
-    def load_of(self, first: int, end: int) -> int:
-        return (self.work[end] - self.work[first]) * (self.path_length - 1)
+    def load_of(self, count: int) -> int:
+        return count * self.layer_work * (self.path_length - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +116,7 @@ def _fastest(sums: LayerSums, peers: tuple[GridMember, ...]) -> tuple[int, Layer
 
 def memory_only_limit(sums: LayerSums) -> int:
     """Return a limit that the slowest possible member keeps with all layers, so that only memory counts."""
-    return (sums.ends_work + sums.work[-1]) * sums.stages * SPEED_GRID
+    return (sums.ends_work + sums.layers * sums.layer_work) * sums.stages * SPEED_GRID
 
 
 def feasible(sums: LayerSums, peers: tuple[GridMember, ...], end: int, limit: int) -> LayerDivision | None:
@@ -163,10 +156,10 @@ def _others(sums: LayerSums, peers: tuple[GridMember, ...], start: int, limit: i
                 continue
             last = min(first + sums.most, sums.layers - stages_left * sums.least)
             for end in range(first + sums.least, last + 1):
-                need = sums.bytes_of(first, end)
+                need = (end - first) * sums.layer_bytes
                 if need > peers[taken].free_bytes:
                     break
-                wanted = speeds[taken] + _speed_for(sums.load_of(first, end), limit)
+                wanted = speeds[taken] + _speed_for(sums.load_of(end - first), limit)
                 count = max(taken + 1, bisect_left(speeds, wanted))
                 if count > len(peers) or need > peers[count - 1].free_bytes:
                     continue

@@ -131,26 +131,19 @@ def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCo
     return tuple(_corrected(by_peer[peer].member, by_peer.values()) for peer in sorted(by_peer))
 
 
-def blended_costs(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int) -> MemberCosts:
-    """Return a claim blended with `slowdowns`, one for each observer: observed over claimed time.
-
-    `micro_batches`: number that the median observer saw. Without observers the claim is returned.
-    """
-    if not slowdowns:
-        return costs
+def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -> MemberCosts:
+    """Return a claim blended with what others have seen. Without observers the claim is returned."""
+    seen = [each.observed[member.peer_id] for each in announcements if member.peer_id in each.observed]
+    if not seen:
+        return member
+    micro_batches = median_low([each.micro_batches for each in seen])
     trust = micro_batches / (micro_batches + CLAIM_WEIGHT)
-    factor = 1.0 + (median_low(slowdowns) - 1.0) * trust
+    factor = 1.0 + (median_low([each.slowdown for each in seen]) - 1.0) * trust
     timings = tuple(
         StageTiming(t.layers, min(t.forward_s * factor, MAX_TOKEN_S), min(t.backward_s * factor, MAX_TOKEN_S))
-        for t in costs.timings
+        for t in member.timings
     )
-    return msgspec.structs.replace(costs, timings=timings)
-
-
-def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -> MemberCosts:
-    seen = [each.observed[member.peer_id] for each in announcements if member.peer_id in each.observed]
-    batches = median_low([each.micro_batches for each in seen]) if seen else 0
-    return blended_costs(member, [each.slowdown for each in seen], batches)
+    return msgspec.structs.replace(member, timings=timings)
 
 
 def forward_s(member: MemberCosts, layers: int) -> float:

@@ -17,7 +17,6 @@ layer_cuts.py holds the search.
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.extensions.pipeline.plans.layer_cuts import (
@@ -95,7 +94,7 @@ def partition(
     make no sense and ModelError, with the missing bytes, if the members cannot hold the model.
     """
     peers = _on_grid(settings, members)
-    layers = len(settings.model.layers)
+    layers = settings.model.layers
     if not 2 <= layers <= MAX_LAYERS or not 2 <= len(peers) <= MAX_MEMBERS:
         raise ConfigError(
             f"a pipeline of {layers} layers and {len(peers)} members cannot be planned",
@@ -120,7 +119,7 @@ def partition(
 def planned_stage(settings: PlanSettings, first: int, end: int, peers: Iterable[str]) -> PlannedStage:
     """Return the stage of these layers, held by these peers."""
     model = settings.model
-    costs = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
+    costs = [*[model.layer] * (end - first), *([model.ends] if first == 0 else [])]
     return PlannedStage(
         first=first,
         end=end,
@@ -194,8 +193,8 @@ def _place_the_rest(
     needs = [sums.first_bytes(cut.ends[0])]
     loads = [sums.first_load(cut.ends[0])]
     for first, end in zip(starts[1:], cut.ends[1:], strict=True):
-        needs.append(sums.bytes_of(first, end))
-        loads.append(sums.load_of(first, end))
+        needs.append((end - first) * sums.layer_bytes)
+        loads.append(sums.load_of(end - first))
     busy = {peer for group in groups for peer in group}
     spare: list[str] = []
     for peer in peers:
@@ -222,7 +221,7 @@ def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], settings: PlanSetti
         richer = tuple(replace(peer, free_bytes=peer.free_bytes + more) for peer in peers)
         return any(feasible(sums, richer, end, memory_only_limit(sums)) for end in sums.beginnings)
 
-    enough = sums.ends_bytes + sums.held[-1] + sums.slot[-1]
+    enough = sums.first_bytes(sums.layers)
     low = 1 + bisect_left(range(1, enough), True, key=suffices)
     free = sum(peer.free_bytes for peer in peers)
     return ModelError(
@@ -237,15 +236,15 @@ def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], settings: PlanSetti
 def _sums(settings: PlanSettings, stages: int) -> LayerSums:
     model, tokens = settings.model, settings.micro_batch_tokens * settings.slots
     return LayerSums(
-        held=(0, *accumulate(layer.held_bytes for layer in model.layers)),
-        slot=(0, *accumulate(layer.activation_bytes * tokens for layer in model.layers)),
-        work=(0, *accumulate(_pico(layer.forward_s) for layer in model.layers)),
+        layers=model.layers,
+        layer_bytes=model.layer.held_bytes + model.layer.activation_bytes * tokens,
+        layer_work=_pico(model.layer.forward_s),
         ends_bytes=model.ends.held_bytes + model.ends.activation_bytes * tokens,
         ends_work=_pico(model.ends.forward_s),
         path_length=path_length(stages, settings.skip),
         stages=stages,
         least=1,
-        most=len(model.layers),
+        most=model.layers,
     )
 
 
@@ -259,7 +258,7 @@ def _on_grid(settings: PlanSettings, members: Iterable[MemberCosts]) -> tuple[Gr
     peers: list[GridMember] = []
     for member in members:
         most = member.timings[-1]
-        speed = min(MAX_SPEED, settings.layer_forward_s * most.layers / most.forward_s)
+        speed = min(MAX_SPEED, settings.model.layer.forward_s * most.layers / most.forward_s)
         grid = max(1, round(speed * SPEED_GRID))
         peers.append(GridMember(member.peer_id, member.free_bytes, grid, member.holds_data))
     return tuple(sorted(peers, key=lambda peer: (-peer.free_bytes, peer.peer_id)))

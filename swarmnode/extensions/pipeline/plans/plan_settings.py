@@ -28,7 +28,9 @@ class LayerCost:
 class ModelCosts:
     """The costs of a model's layers."""
 
-    layers: tuple[LayerCost, ...]
+    layer: LayerCost
+    """Costs of each layer: of what is planned for, all are alike."""
+    layers: int
     ends: LayerCost
     """Costs of embedding, final norm, head and loss together, which are always in stage 0."""
 
@@ -58,11 +60,6 @@ class PlanSettings:
 
     others: tuple[tuple[str, str], ...] = ()
     """Names and values of settings that no plan depends on but that must be equal on all members."""
-
-    @property
-    def layer_forward_s(self) -> float:
-        """Seconds of one token through a layer of the reference device."""
-        return sum(layer.forward_s for layer in self.model.layers) / len(self.model.layers)
 
 
 def plan_terms(settings: PlanSettings, model_name: str) -> dict[str, str]:

@@ -173,7 +173,7 @@ def _stage_count(settings: PlanSettings, members: int) -> int | None:
     """Return the number of stages asked for, or as many as there can be. None: whatever is best."""
     if settings.stages is None:
         return None
-    return max(2, min(settings.stages, members, len(settings.model.layers)))
+    return max(2, min(settings.stages, members, settings.model.layers))
 
 
 def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> AgreedPlan:
@@ -183,7 +183,7 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
         parts = partition(settings, scene.costs.values(), stages=count, hop_s=scene.hop_s)
     except ModelError:
         before = inputs.former.ranges if inputs.former is not None else {}
-        whole = [peer for peer in scene.costs if before.get(peer) == (0, len(settings.model.layers))]
+        whole = [peer for peer in scene.costs if before.get(peer) == (0, settings.model.layers)]
         if not whole:
             raise
         # Whoever was left alone with the model goes on so: these newcomers are too small to share it.
@@ -220,7 +220,7 @@ def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
     """Return the plan of one member that holds every layer, until others come back. Raises ModelError if it
     cannot."""
     settings = inputs.settings
-    part = planned_stage(settings, 0, len(settings.model.layers), [member.peer_id])
+    part = planned_stage(settings, 0, settings.model.layers, [member.peer_id])
     missing = part.held_bytes + part.slot_bytes - member.free_bytes
     if missing > 0:
         raise ModelError(

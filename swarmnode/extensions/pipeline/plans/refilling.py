@@ -76,7 +76,7 @@ def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[s
 
     None if the last stage does not end where the model does, or if these members cannot fill the stages.
     """
-    if not ends or ends[-1] != len(scene.settings.model.layers) or len(scene.costs) < len(ends):
+    if not ends or ends[-1] != scene.settings.model.layers or len(scene.costs) < len(ends):
         return None
     map_ = _Map(scene, ends)
     newcomers = [peer for peer in scene.costs if not map_.stays(peer, stage_of.get(peer))]
@@ -163,11 +163,10 @@ class _Map:
         if instance is None:
             return inf
         try:
-            paths = [first_paths(instance, use_links=use_links) for use_links in (True, False)]
+            paths = first_paths(instance)
         except ConfigError:
             return inf
-        simulator = Simulator(instance)
-        return min(simulator.run(each).makespan_s / len(each) for each in paths)
+        return Simulator(instance).run(paths).makespan_s / len(paths)
 
     def _prices(self, choices: Sequence[Groups]) -> list[tuple[float, float]]:
         """Return two prices of each map: simulated seconds, if possible, weighed by the tokens of a step; and

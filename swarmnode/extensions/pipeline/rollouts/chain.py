@@ -98,13 +98,16 @@ class Chain(Protocol):
         ...
 
 
+@torch.inference_mode()
 def embedded(stage: StageModel, ids: Sequence[int]) -> Tensor:
     """Return the hidden states [N, D] of token ids that lie end to end."""
     return stage.embed(torch.tensor(ids, device=stage.device)[None])[0]
 
 
+@torch.inference_mode()
 def logits_of(stage: StageModel, hidden_ND: Tensor) -> Tensor:
     """Return the logits in float32 of hidden states behind the last stage. On the data stage only."""
+    hidden_ND = hidden_ND.to(stage.device, stage.settings.dtype)
     return stage.head(stage.final_norm(hidden_ND)).float()
 
 

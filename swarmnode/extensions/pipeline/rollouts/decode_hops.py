@@ -125,10 +125,7 @@ class DecodeHops:
         timeout_s -= min(MARGIN_S, MARGIN_SHARE * timeout_s)
         is_last = fields["position"] == len(fields["path"])
         encoded = encode(tails_of(hidden_ND, segments) if is_last else hidden_ND, self._codec)
-        step = DecodeStep(
-            cells=segments.cells, starts=segments.starts, counts=segments.counts, tails=segments.tails,
-            forks=segments.forks, tensor=encoded.header, plan=members.plan, **fields,
-        )  # fmt: skip
+        step = DecodeStep(segments=segments, tensor=encoded.header, plan=members.plan, **fields)
         try:
             await self._streams.ask(
                 members.peers[step.target], MemberService.GENERATION, step, type(None),

@@ -19,19 +19,10 @@ from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, members
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
 
-MAX_SEQUENCES = 1024
-"""Bound of the sequences of one step, and of the cells of a session."""
-
-MAX_POSITIONS = 1 << 20
 MAX_DETAIL = 200
 
-Cell = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
-Position = Annotated[int, Meta(ge=0, lt=MAX_POSITIONS)]
 Path = Annotated[tuple[Index, ...], Meta(min_length=2, max_length=MAX_PATH)]
 PathPosition = Annotated[int, Meta(ge=1, le=MAX_PATH)]
-Cells = Annotated[tuple[Cell, ...], Meta(max_length=MAX_SEQUENCES)]
-Positions = Annotated[tuple[Position, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
-Forks = Annotated[tuple[tuple[Cell, Cell, Position], ...], Meta(max_length=MAX_SEQUENCES)]
 
 
 class _OfSession(MemberMessage, frozen=True, kw_only=True):
@@ -60,11 +51,7 @@ class DecodeStep(_OfSession, frozen=True, kw_only=True, tag="step"):
     """Number of the feed. A data node never uses one twice."""
     version: Count
     """Policy version that must compute it."""
-    cells: Cells
-    starts: Positions
-    counts: Positions
-    tails: Positions
-    forks: Forks = ()
+    segments: Segments
     tensor: TensorHeader
 
     @property
@@ -73,15 +60,9 @@ class DecodeStep(_OfSession, frozen=True, kw_only=True, tag="step"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (fault := self.segments.fault()) is not None:
-            raise ValueError(fault)
-        rows = sum(self.tails) if self.position == len(self.path) else sum(self.counts)
+        rows = sum(self.segments.tails) if self.position == len(self.path) else self.segments.tokens
         if len(self.tensor.shape) != 2 or self.tensor.shape[0] != rows:
             raise ValueError(f"a tensor {self.tensor.shape} for {rows} tokens")
-
-    @property
-    def segments(self) -> Segments:
-        return Segments(self.cells, self.starts, self.counts, self.tails, self.forks)
 
 
 class Halted(_OfSession, frozen=True, kw_only=True, tag="halted"):

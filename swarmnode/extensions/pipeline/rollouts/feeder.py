@@ -126,10 +126,6 @@ class Feeder:
             if not session.cells:
                 self._close(sequence.path)
 
-    def renumber(self, kept: Sequence[int]) -> None:
-        """Renumber the rows: row i becomes the former row `kept[i]`."""
-        self._sequences = {row: self._sequences[former] for row, former in enumerate(kept)}
-
     def policy_moved(self) -> None:
         """Stop lending the columns of present sequences to new ones: they are an earlier policy's."""
         for sequence in self._sequences.values():

@@ -120,9 +120,7 @@ class PipelineEngine(TorchEngine):
         tokens, logprobs = self._sampler.sample(self._logits_by_row(hidden))
         self._clock += 1
         self._append(tokens.tolist(), logprobs.tolist())
-        outputs = self._finish(self._ended(tokens))
-        self._close_up()
-        return outputs
+        return self._finish(self._ended(tokens))
 
     def _version_now(self) -> int:
         return self._newest.version if self._newest_version is None else self._newest_version()
@@ -193,20 +191,6 @@ class PipelineEngine(TorchEngine):
             self._logprobs[row].append(logprobs[row])
             self._feeder.append(row, tokens[row])
         self._counters.generated_tokens += len(self._running)
-
-    def _close_up(self) -> None:
-        """Move the running rows together: the sampler computes all rows up to the last."""
-        kept = sorted(self._running)
-        if not kept or kept[-1] + 1 == len(kept) or len(self._queue):
-            return
-        index = torch.tensor(kept, device=self._device)
-        self._sampler.keep(index)
-        self._stops.keep(index)
-        self._feeder.renumber(kept)
-        for table in (self._running, self._tokens, self._logprobs):
-            moved = {row: table[former] for row, former in enumerate(kept)}
-            table.clear()
-            table.update(moved)  # type: ignore[arg-type]
 
     # Rows
 

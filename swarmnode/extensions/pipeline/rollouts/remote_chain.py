@@ -85,7 +85,7 @@ class RemoteChain:
         ends, self._ends = self._ends or self._caches.model, None
 
         async def compute() -> Tensor:
-            return await self._node.run_in_stage_thread(lambda: _logits(ends, hidden_ND))
+            return await self._node.run_in_stage_thread(lambda: logits_of(ends, hidden_ND))
 
         return self._wait(compute(), self._step_timeout_s)
 
@@ -148,7 +148,7 @@ class RemoteChain:
         try:
             async with asyncio.timeout(self._step_timeout_s):
                 hidden_ND = await self._node.compute(
-                    members.plan, key, segments, lambda model: _embedded(model, feed.ids), feed.version
+                    members.plan, key, segments, lambda model: embedded(model, feed.ids), feed.version
                 )
         except TimeoutError:
             return Stopped(StopReason.OTHER_POLICY, nodes[0], f"is not at version {feed.version} yet")
@@ -181,13 +181,3 @@ class RemoteChain:
 def _replanned(stopped: Stopped) -> Stopped:
     """Return the stop for a plan that changed on the way: nodes have other numbers now."""
     return Stopped(StopReason.FORGOTTEN, None, f"the plan has changed on the way: {stopped.detail}")
-
-
-@torch.inference_mode()
-def _embedded(model: Any, ids: Sequence[int]) -> Tensor:
-    return embedded(model, ids)
-
-
-@torch.inference_mode()
-def _logits(ends: StageModel, hidden_ND: Tensor) -> Tensor:
-    return logits_of(ends, hidden_ND.to(ends.device, ends.settings.dtype))

@@ -13,9 +13,11 @@ Nothing is allocated before its bytes are counted against `max_bytes`. For one t
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from swarmnode.errors import Rejected
@@ -36,19 +38,31 @@ SessionKey = tuple[str, int]
 """Peer id of the owner, and its number of the session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """The tokens that one step brings: one entry for each sequence, the tokens of all lying end to end."""
+MAX_SEQUENCES = 1024
+"""Bound of the sequences of one step, and of the cells of a session."""
 
-    cells: tuple[int, ...]
+MAX_POSITIONS = 1 << 20
+
+Cell = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
+Position = Annotated[int, Meta(ge=0, lt=MAX_POSITIONS)]
+Positions = Annotated[tuple[Position, ...], Meta(min_length=1, max_length=MAX_SEQUENCES)]
+
+
+class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The tokens that one step brings: one entry for each sequence, the tokens of all lying end to end.
+
+    Raises ValueError on construction if it contradicts itself.
+    """
+
+    cells: Annotated[tuple[Cell, ...], Meta(max_length=MAX_SEQUENCES)]
     """The cell of each sequence. Empty: nothing is kept, and every sequence starts at 0 (scoring)."""
-    starts: tuple[int, ...]
+    starts: Positions
     """Position of the first token that each sequence brings."""
-    counts: tuple[int, ...]
+    counts: Positions
     """Tokens that each sequence brings."""
-    tails: tuple[int, ...]
+    tails: Positions
     """Last tokens of each sequence that are wanted behind the last stage."""
-    forks: tuple[tuple[int, int, int], ...] = ()
+    forks: Annotated[tuple[tuple[Cell, Cell, Position], ...], Meta(max_length=MAX_SEQUENCES)] = ()
     """(from, to, length): before anything else, cell `to` becomes a copy of the first `length` columns of
     cell `from`."""
 
@@ -56,22 +70,20 @@ class Segments:
     def tokens(self) -> int:
         return sum(self.counts)
 
-    def fault(self) -> str | None:
-        """Return a description of the inconsistency, or None."""
+    def __post_init__(self) -> None:
         rows = len(self.counts)
         if not rows or len(self.tails) != rows or len(self.starts) != rows:
-            return f"{rows} counts, {len(self.starts)} starts and {len(self.tails)} tails"
-        if min(self.counts) < 1 or min(self.starts) < 0:
-            return "a sequence brings no token, or starts before 0"
-        if not all(0 <= tail <= count for tail, count in zip(self.tails, self.counts, strict=True)):
-            return "a tail is longer than its sequence"
-        if self.cells and (len(self.cells) != rows or len(set(self.cells)) != rows or min(self.cells) < 0):
-            return "cells are not one for each sequence"
+            raise ValueError(f"{rows} counts, {len(self.starts)} starts and {len(self.tails)} tails")
+        if min(self.counts) < 1:
+            raise ValueError("a sequence brings no token")
+        if any(tail > count for tail, count in zip(self.tails, self.counts, strict=True)):
+            raise ValueError("a tail is longer than its sequence")
+        if self.cells and (len(self.cells) != rows or len(set(self.cells)) != rows):
+            raise ValueError("cells are not one for each sequence")
         if not self.cells and (self.forks or any(self.starts)):
-            return "without cells there is nothing to go on from"
-        if any(min(fork) < 0 or fork[0] == fork[1] for fork in self.forks):
-            return "a fork into its own cell, or of nothing"
-        return None
+            raise ValueError("without cells there is nothing to go on from")
+        if any(fork[0] == fork[1] for fork in self.forks):
+            raise ValueError("a fork into its own cell")
 
 
 def tails_of(hidden_ND: Tensor, segments: Segments) -> Tensor:
@@ -158,8 +170,6 @@ class StageCaches:
         return out_ND
 
     def _check(self, segments: Segments, hidden_ND: Tensor) -> None:
-        if (fault := segments.fault()) is not None:
-            raise Rejected(Refusal.WRONG_SHAPE, fault)
         wanted = (segments.tokens, self.model.hidden_size)
         if tuple(hidden_ND.shape) != wanted or not hidden_ND.is_floating_point():
             raise Rejected(Refusal.WRONG_SHAPE, f"{hidden_ND.dtype} {list(hidden_ND.shape)}, not {wanted}")

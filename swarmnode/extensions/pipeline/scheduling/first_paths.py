@@ -20,19 +20,16 @@ Route = tuple[int, ...]
 """Nodes of an agent, its data node first."""
 
 
-def first_paths(
-    instance: Instance, data_nodes: Sequence[int] | None = None, *, use_links: bool = True
-) -> list[Route]:
+def first_paths(instance: Instance, data_nodes: Sequence[int] | None = None) -> list[Route]:
     """Return a feasible path for every agent, in the order of `data_nodes` (default: `agents(instance)`).
 
-    `use_links` False ignores hops and speeds: visits go round robin (the baseline "link-oblivious skipping").
     Raises ConfigError when no feasible plan exists, or when `max_gap` is too narrow for visits round robin.
     """
     order = list(agents(instance) if data_nodes is None else data_nodes)
     visits = stage_visits(instance, len(order))
     gap_binds = instance.max_gap < len(instance.stages) - instance.path_length + 1
-    sets = _round_robin(instance, visits, len(order)) if gap_binds or not use_links else None
-    routes = _Routes(instance, visits, use_links)
+    sets = _round_robin(instance, visits, len(order)) if gap_binds else None
+    routes = _Routes(instance, visits)
     paths: dict[int, Route] = {}
     # The first agent of every data node chooses, then the second of each, and so on.
     turns = turns_of(order)
@@ -62,21 +59,17 @@ def stage_visits(instance: Instance, agent_count: int) -> list[int]:
 class _Routes:
     """The slots and visits that are left, and the next agent's cheapest path through them."""
 
-    def __init__(self, instance: Instance, visits: Sequence[int], use_links: bool) -> None:
+    def __init__(self, instance: Instance, visits: Sequence[int]) -> None:
         self._instance = instance
         self._visits = list(visits)
         self._slots = list(instance.memory)
-        self._use_links = use_links
         factor = 1 + instance.backward_factor
         self._work_s = [factor * s + 2 * instance.gap_s for s in instance.forward_s]
 
     def next_path(self, data_node: int, agents_left: int, stages: tuple[int, ...] | None) -> Route:
         """Take and return the cheapest path from `data_node`, through `stages` when they are given."""
-        if self._use_links:
-            allowed, forced = self._choices(agents_left, stages)
-            path = self._cheapest(data_node, allowed, forced)
-        else:
-            path = (data_node, *(self._emptiest(stage) for stage in stages or ()))
+        allowed, forced = self._choices(agents_left, stages)
+        path = self._cheapest(data_node, allowed, forced)
         stage_of = self._instance.stage_of
         for node in path[1:]:
             self._slots[node] -= 1
@@ -89,9 +82,6 @@ class _Routes:
             return list(stages), set(stages)
         open_stages = [s for s in range(1, len(self._visits)) if self._visits[s]]
         return open_stages, {s for s in open_stages if self._visits[s] == agents_left}
-
-    def _emptiest(self, stage: int) -> int:
-        return max(self._instance.stages[stage], key=lambda node: (self._slots[node], -node))
 
     def _cheapest(self, data_node: int, allowed: list[int], forced: set[int]) -> Route:
         """Return the shortest path with path_length - 1 visits that leaves out no forced stage."""

@@ -84,16 +84,8 @@ class _Search:
         self._spent = 0.0
         self.steps = 0
         self._prepares = start is None
-        # By cheapest links, and round robin: the greedy one leaves the last agents the worst nodes.
-        choices = (
-            [first_paths(instance, use_links=use) for use in (True, False)]
-            if start is None
-            else [list(start.paths)]
-        )
-        self.best = choices[0]
-        self.best_run = self._simulate(choices[0], inf)
-        for paths in choices[1:]:
-            self._keep(paths, self._simulate(paths, inf))
+        self.best = first_paths(instance) if start is None else list(start.paths)
+        self.best_run = self._simulate(self.best, inf)
 
     def run(self) -> None:
         begin = PREPARING if self._prepares else 0.0

@@ -9,8 +9,7 @@ that was promised, and no micro-batch waits in one slot for another.
 Every answer can be asked for again, and gradients are added once: a message that arrives twice gets what is
 stored, and of several attempts at one micro-batch only the first that is committed counts here. Gradients are
 provisional until `commit`, which says that the answer was taken: an answer that nobody wanted must not count,
-since somebody else's did. What a peer sends is checked completely before anything changes; what is refused is
-counted by reason.
+since somebody else's did. What a peer sends is checked completely before anything changes.
 """
 
 import math
@@ -91,10 +90,6 @@ class StageWorker:
         self.version = iteration
         """Optimizer steps in the weights: less than `iteration` while the gradients of one are averaged."""
         self._checks = TensorChecks(model, max_tokens=max_tokens)
-        self.refused = self._checks.refused
-        """Refused messages of peers, by reason."""
-        self.dropped = 0
-        """Micro-batches given up between their forward and their backward pass."""
         self.max_tokens = max_tokens
         self._slots = slots
         self._activations = activations
@@ -128,8 +123,7 @@ class StageWorker:
 
     def release(self, agent: int) -> None:
         """Free the agent's slot. A micro-batch in it is dropped."""
-        work = self._work.pop(agent, None)
-        self.dropped += work is not None and not work.is_back
+        self._work.pop(agent, None)
 
     def drop(self, attempt: MicroBatchAttempt) -> None:
         """Give up a micro-batch and free its slot. Later messages of this attempt are refused."""
@@ -142,21 +136,21 @@ class StageWorker:
         its former one.
 
         A later attempt with exactly the same input is not computed again. Raises Rejected: no_slot,
-        no_memory; unknown_work for another iteration or an attempt behind the agent's newest; and as
-        `evaluate`.
+        no_memory; unknown_work for another iteration or an attempt behind the agent's newest;
+        wrong_shape, too_large, not_finite.
         """
         attempt = item.attempt
         if attempt.iteration != self.iteration:
-            self._checks.refuse(
+            raise Rejected(
                 Refusal.UNKNOWN_WORK, f"iteration {attempt.iteration}, here it is {self.iteration}"
             )
         if attempt.agent not in self._work:
-            self._checks.refuse(Refusal.NO_SLOT, f"agent {attempt.agent} has reserved none")
+            raise Rejected(Refusal.NO_SLOT, f"agent {attempt.agent} has reserved none")
         former = self._work[attempt.agent]
         if former is not None and former.item.attempt == attempt:
             return former.output_BTD.detach()
         if attempt.agent in self._newest and attempt <= self._newest[attempt.agent]:
-            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{attempt} comes after {self._newest[attempt.agent]}")
+            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {self._newest[attempt.agent]}")
         item = self._checks.input(item)
         if former is not None and is_same_input(former.item, item):
             # The former's input, which the graph of its output begins at.
@@ -165,7 +159,6 @@ class StageWorker:
             with self._checks.within_memory(), torch.set_grad_enabled(self._activations == "kept"):
                 output_BTD = self._run(item)
             self._checks.finite(output_BTD, "what the own layers made of it")
-            self.dropped += former is not None and not former.is_back
         self._work[attempt.agent] = _Work(item, output_BTD)
         self._newest[attempt.agent] = attempt
         return output_BTD.detach()
@@ -221,7 +214,7 @@ class StageWorker:
         if work.loss is not None:
             return work.loss
         if hidden_BTD.shape != work.output_BTD.shape:
-            self._checks.refuse(Refusal.WRONG_SHAPE, f"{list(hidden_BTD.shape)} came back")
+            raise Rejected(Refusal.WRONG_SHAPE, f"{list(hidden_BTD.shape)} came back")
         hidden_BTD = self._checks.own_type(hidden_BTD)
         self._checks.finite(hidden_BTD, "what came in")
         hidden_BTD.requires_grad_()
@@ -237,12 +230,6 @@ class StageWorker:
         detached = LossOutput(output.loss.detach(), output.clipped, output.kl, output.entropy)
         work.loss = LossGradient(detached, answers[0])
         return work.loss
-
-    @torch.no_grad()
-    def evaluate(self, item: StageInput) -> Tensor:
-        """Return the output of our own layers, [B, T, D], without keeping anything or taking a slot. Raises
-        Rejected: wrong_shape, too_large, not_finite."""
-        return self._run(self._checks.input(item))
 
     def take_gradients(self) -> GradientSum:
         """Close the iteration and return its sums; its later messages are refused. Micro-batches in flight
@@ -270,9 +257,9 @@ class StageWorker:
             return None
         for name, gradient in gradients.items():
             if name not in self._parameters:
-                self._checks.refuse(Refusal.WRONG_SHAPE, f"{name} is not trained here")
+                raise Rejected(Refusal.WRONG_SHAPE, f"{name} is not trained here")
             if gradient.shape != self._parameters[name].shape:
-                self._checks.refuse(Refusal.WRONG_SHAPE, f"{list(gradient.shape)} for {name}")
+                raise Rejected(Refusal.WRONG_SHAPE, f"{list(gradient.shape)} for {name}")
             self._checks.finite(gradient, name)
         for name, parameter in self._parameters.items():
             # In the parameter's own layout: the gradient of a LoRA B comes transposed, and fused Adam reads
@@ -284,7 +271,7 @@ class StageWorker:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if not finite:
-            self._checks.refuse(Refusal.NOT_FINITE, "the norm of all")
+            raise Rejected(Refusal.NOT_FINITE, "the norm of all")
         return norm.item()
 
     def state(self, optimizer: torch.optim.Optimizer | None = None) -> StageState:
@@ -317,7 +304,6 @@ class StageWorker:
             optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
     def _forget_work(self) -> None:
-        self.dropped += self.in_flight
         self._work = dict.fromkeys(self._work)
 
     def _run(self, item: StageInput) -> Tensor:
@@ -328,7 +314,7 @@ class StageWorker:
     def _found(self, attempt: MicroBatchAttempt) -> _Work:
         work = self._work.get(attempt.agent)
         if work is None or work.item.attempt != attempt:
-            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{attempt} is not here")
+            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} is not here")
         return work
 
     def _gradients(

@@ -1,14 +1,12 @@
 """Checks of the tensors that peers send to a stage, made completely before anything changes.
 
-StageWorker (hidden states, gradients) -> [TensorChecks] -> what the stage computes with, or Rejected, counted
+StageWorker (hidden states, gradients) -> [TensorChecks] -> what the stage computes with, or Rejected
 StageWorker (a pass) -> [TensorChecks.within_memory] -> its result, or Rejected
 """
 
-from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -25,7 +23,6 @@ class TensorChecks:
 
     def __init__(self, model: StageModel, *, max_tokens: int) -> None:
         """`max_tokens`: bound of one micro-batch, pads included."""
-        self.refused: Counter[Refusal] = Counter()
         self._model = model
         self._max_tokens = max_tokens
 
@@ -42,7 +39,7 @@ class TensorChecks:
     def gradient(self, gradient_BTD: Tensor, output_BTD: Tensor) -> Tensor:
         """Return a gradient with respect to an output, checked. Raises Rejected: wrong_shape, not_finite."""
         if gradient_BTD.shape != output_BTD.shape or not gradient_BTD.is_floating_point():
-            self.refuse(Refusal.WRONG_SHAPE, f"a gradient {gradient_BTD.dtype} {list(gradient_BTD.shape)}")
+            raise Rejected(Refusal.WRONG_SHAPE, f"a gradient {gradient_BTD.dtype} {list(gradient_BTD.shape)}")
         own = self.own_type(gradient_BTD)
         self.finite(own, "a gradient that came in")
         return own
@@ -52,21 +49,21 @@ class TensorChecks:
         model, values, shape = self._model, item.values, item.values.shape
         are_ids = model.part.has_ends and values.dtype == torch.long
         if len(shape) != (2 if are_ids else 3) or not (are_ids or values.is_floating_point()):
-            self.refuse(Refusal.WRONG_SHAPE, f"{values.dtype} {list(shape)}")
+            raise Rejected(Refusal.WRONG_SHAPE, f"{values.dtype} {list(shape)}")
         if not are_ids and shape[2] != model.hidden_size:
-            self.refuse(Refusal.WRONG_SHAPE, f"width {shape[2]}, here it is {model.hidden_size}")
+            raise Rejected(Refusal.WRONG_SHAPE, f"width {shape[2]}, here it is {model.hidden_size}")
         tokens = shape[0] * shape[1]
         if not 0 < tokens <= self._max_tokens:
-            self.refuse(Refusal.TOO_LARGE, f"{tokens} tokens, at most {self._max_tokens}")
+            raise Rejected(Refusal.TOO_LARGE, f"{tokens} tokens, at most {self._max_tokens}")
         if not 0 < item.tokens <= tokens:
-            self.refuse(Refusal.WRONG_SHAPE, f"{item.tokens} of {tokens} tokens are learned from")
+            raise Rejected(Refusal.WRONG_SHAPE, f"{item.tokens} of {tokens} tokens are learned from")
         if item.layout is not None and not model.packs:
-            self.refuse(Refusal.WRONG_SHAPE, "this model takes no packed rows")
+            raise Rejected(Refusal.WRONG_SHAPE, "this model takes no packed rows")
         if item.layout is not None and (shape[0] != 1 or sum(item.layout.lengths) != tokens):
             packed = sum(item.layout.lengths)
-            self.refuse(Refusal.WRONG_SHAPE, f"{packed} packed tokens in {list(shape)}")
+            raise Rejected(Refusal.WRONG_SHAPE, f"{packed} packed tokens in {list(shape)}")
         if are_ids and not 0 <= int(values.min()) <= int(values.max()) < model.vocabulary:
-            self.refuse(Refusal.WRONG_SHAPE, f"a token id beyond the vocabulary of {model.vocabulary}")
+            raise Rejected(Refusal.WRONG_SHAPE, f"a token id beyond the vocabulary of {model.vocabulary}")
 
     def own_type(self, values: Tensor) -> Tensor:
         """Return the values without graph, on the device and in the type of the stage."""
@@ -75,12 +72,7 @@ class TensorChecks:
     def finite(self, values: Tensor, what: str) -> None:
         """Raises Rejected: not_finite, unless all values are finite."""
         if not bool(torch.isfinite(values).all()):
-            self.refuse(Refusal.NOT_FINITE, what)
-
-    def refuse(self, reason: Refusal, detail: str) -> NoReturn:
-        """Count the refusal and raise Rejected."""
-        self.refused[reason] += 1
-        raise Rejected(reason, detail)
+            raise Rejected(Refusal.NOT_FINITE, what)
 
     @contextmanager
     def within_memory(self) -> Generator[None]:
@@ -94,4 +86,4 @@ class TensorChecks:
         else:
             return
         # Outside of the handler: what the pass has left on the stack need not wait for this one to be read.
-        self.refuse(Refusal.NO_MEMORY, said)
+        raise Rejected(Refusal.NO_MEMORY, said)

@@ -15,7 +15,7 @@ MB = 10**6
 
 def model(layers: int = 6) -> ModelCosts:
     layer = LayerCost(held_bytes=100 * MB, forward_s=1e-5, activation_bytes=1000)
-    return ModelCosts((layer,) * layers, LayerCost(held_bytes=50 * MB, forward_s=2e-6, activation_bytes=1000))
+    return ModelCosts(layer, layers, LayerCost(held_bytes=50 * MB, forward_s=2e-6, activation_bytes=1000))
 
 
 def settings(layers: int = 6, **changes: object) -> PlanSettings:

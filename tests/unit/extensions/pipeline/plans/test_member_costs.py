@@ -16,7 +16,6 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     Observation,
     StageTiming,
     backward_s,
-    blended_costs,
     check,
     corrected_costs,
     forward_s,
@@ -126,28 +125,29 @@ def test_time_grows_with_the_layers_between_and_beyond_what_was_measured():
     assert backward_s(bent, 3) == 7.0
 
 
-def test_a_member_that_lies_about_its_speed_is_corrected():
-    """It is four times as slow as it says: with many micro-batches seen, that is what is believed."""
-    true = blended_costs(member(), [4.0, 4.0, 4.0], micro_batches=400)
-    assert forward_s(true, 4) == pytest.approx(4 * forward_s(member(), 4), rel=0.02)
-    assert backward_s(true, 4) == pytest.approx(4 * backward_s(member(), 4), rel=0.02)
-
-
-def test_few_observations_weigh_less_than_many():
-    few, many = (forward_s(blended_costs(member(), [4.0], n), 4) for n in (1, 100))
-    assert forward_s(member(), 4) < few < many
-
-
-def test_without_observers_a_claim_stands():
-    assert blended_costs(member(), [], 0) == member()
-
-
-def swarm(slowdowns: dict[str, float]) -> list[CostAnnouncement]:
+def swarm(slowdowns: dict[str, float], micro_batches: int = 1000) -> list[CostAnnouncement]:
     """Honest "a" and one announcement for each observer of it."""
     said = [announcement(member("a"), links={}, observed={})]
     for name, slowdown in slowdowns.items():
-        said.append(announcement(member(name), links={}, observed={"a": Observation(slowdown, 1000)}))
+        seen = {"a": Observation(slowdown, micro_batches)}
+        said.append(announcement(member(name), links={}, observed=seen))
     return said
+
+
+def test_a_member_that_lies_about_its_speed_is_corrected():
+    """It is four times as slow as it says: with many micro-batches seen, that is what is believed."""
+    true = corrected_costs(swarm({"b": 4.0, "c": 4.0, "d": 4.0}, micro_batches=400))[0]
+    assert forward_s(true, 4) == pytest.approx(4 * forward_s(member("a"), 4), rel=0.02)
+    assert backward_s(true, 4) == pytest.approx(4 * backward_s(member("a"), 4), rel=0.02)
+
+
+def test_few_observations_weigh_less_than_many():
+    few, many = (forward_s(corrected_costs(swarm({"b": 4.0}, n))[0], 4) for n in (1, 100))
+    assert forward_s(member("a"), 4) < few < many
+
+
+def test_without_observers_a_claim_stands():
+    assert corrected_costs(swarm({}))[0] == member("a")
 
 
 def test_a_minority_of_liars_cannot_make_a_member_look_slow():
@@ -165,7 +165,7 @@ def test_announcements_in_another_order_are_believed_alike():
 
 
 LAYER = LayerCost(held_bytes=GB, forward_s=1e-5, activation_bytes=1)
-SETTINGS = PlanSettings(ModelCosts((LAYER,) * 6, LAYER), micro_batch_tokens=100, token_bytes=1000, waves=2)
+SETTINGS = PlanSettings(ModelCosts(LAYER, 6, LAYER), micro_batch_tokens=100, token_bytes=1000, waves=2)
 PARTS = Partition(
     (
         PlannedStage(0, 2, 2 * GB, GB, 2e-5, ("c", "a")),

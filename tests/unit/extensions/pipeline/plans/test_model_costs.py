@@ -12,7 +12,7 @@ def test_all_layers_and_the_ends_hold_what_the_whole_model_holds() -> None:
     costs = model_costs(CARD, LORA)
     work = Workload(rank=16, slots=0, sequence_tokens=0, micro_batch_tokens=2048, number_bytes=2)
     whole = plan_memory(CARD, work)
-    held = sum(layer.held_bytes for layer in costs.layers) + costs.ends.held_bytes
+    held = costs.layers * costs.layer.held_bytes + costs.ends.held_bytes
     # Of an adapter there are one and not two, but sums, shares and copies of its gradient and its moments.
     adapter = adapter_parameters(CARD, 16)
     expected = whole.weights + adapter * (4 + 12 + 12) + whole.optimizer + whole.logprobs
@@ -23,14 +23,14 @@ def test_all_layers_and_the_ends_hold_what_the_whole_model_holds() -> None:
 def test_a_micro_batch_keeps_what_the_whole_models_does() -> None:
     costs = model_costs(CARD, LORA)
     work = Workload(rank=16, slots=0, sequence_tokens=0, micro_batch_tokens=2048, number_bytes=2)
-    kept = sum(layer.activation_bytes for layer in costs.layers) + costs.ends.activation_bytes
+    kept = costs.layers * costs.layer.activation_bytes + costs.ends.activation_bytes
     passing = 2048 * 2 * (3 * CARD.intermediate + 2 * CARD.hidden)
     assert 2048 * kept + passing == plan_memory(CARD, work).activations
 
 
 def test_training_all_weights_takes_several_times_the_memory() -> None:
     full = model_costs(CARD, replace(LORA, trainable="full"))
-    assert full.layers[0].held_bytes > 5 * model_costs(CARD, LORA).layers[0].held_bytes
+    assert full.layer.held_bytes > 5 * model_costs(CARD, LORA).layer.held_bytes
 
 
 def test_recomputed_activations_are_held_for_one_micro_batch_only() -> None:
@@ -40,5 +40,5 @@ def test_recomputed_activations_are_held_for_one_micro_batch_only() -> None:
     def needed(layer: LayerCost) -> int:
         return layer.held_bytes + slots * 2048 * layer.activation_bytes
 
-    assert needed(again.layers[0]) < needed(kept.layers[0]) / 4
-    assert again.layers[0].held_bytes > kept.layers[0].held_bytes
+    assert needed(again.layer) < needed(kept.layer) / 4
+    assert again.layer.held_bytes > kept.layer.held_bytes

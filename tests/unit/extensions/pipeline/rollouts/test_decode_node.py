@@ -12,7 +12,6 @@ import torch
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import (
-    MAX_SEQUENCES,
     Closed,
     DecodeMessage,
     DecodeStep,
@@ -20,7 +19,7 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     check_message,
 )
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
-from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
+from swarmnode.extensions.pipeline.rollouts.stage_caches import MAX_SEQUENCES, Segments, StageCaches
 from swarmnode.extensions.pipeline.wire.codec import encode as encoded
 from swarmnode.extensions.pipeline.wire.frames import decode, encode
 from swarmnode.extensions.pipeline.wire.hop_messages import TensorHeader
@@ -48,7 +47,7 @@ def header(rows: int = 1) -> TensorHeader:
 def step(**fields: Any) -> DecodeStep:
     values: dict[str, Any] = {
         "plan": PLAN, "session": 1, "path": (0, 1, 2), "position": 1, "number": 1, "version": 0,
-        "cells": (0,), "starts": (0,), "counts": (1,), "tails": (1,), "tensor": header(),
+        "segments": ONE, "tensor": header(),
     }  # fmt: skip
     return DecodeStep(**(values | fields))
 
@@ -109,7 +108,7 @@ async def send_around(node: DecodeNode, timeout_s: float = 0.5, session: int = 1
 
 def test_frames_survive_the_wire() -> None:
     frames = (
-        step(forks=((1, 0, 3),), starts=(3,)),
+        step(segments=Segments((0,), (3,), (1,), (1,), ((1, 0, 3),))),
         Halted(plan=PLAN, session=1, path=(0, 1), position=2, number=3, why=StopReason.LOST, detail="x"),
         Closed(plan=PLAN, session=1, path=(0, 1), position=1),
     )
@@ -120,9 +119,11 @@ def test_frames_survive_the_wire() -> None:
 def test_the_largest_step_fits_into_a_frame() -> None:
     rows = MAX_SEQUENCES
     largest = step(
-        cells=tuple(range(rows)), starts=(1 << 19,) * rows, counts=(1,) * rows, tails=(1,) * rows,
-        forks=tuple((row, (row + 1) % rows, 1 << 19) for row in range(rows)), tensor=header(rows),
-        path=tuple(range(60)),
+        segments=Segments(
+            cells=tuple(range(rows)), starts=(1 << 19,) * rows, counts=(1,) * rows, tails=(1,) * rows,
+            forks=tuple((row, (row + 1) % rows, 1 << 19) for row in range(rows)),
+        ),
+        tensor=header(rows), path=tuple(range(60)),
     )  # fmt: skip
     assert len(encode(largest)) <= SERVICES[MemberService.GENERATION].max_message_bytes
 
@@ -133,13 +134,15 @@ def test_the_largest_step_fits_into_a_frame() -> None:
         {"path": (0, 1, 0)},
         {"position": 4},
         {"position": 0},
-        {"cells": (0, 0), "starts": (0, 0), "counts": (1, 1), "tails": (1, 1)},
-        {"counts": (2,)},
-        {"position": 3, "counts": (2,), "tails": (2,)},
-        {"cells": (MAX_SEQUENCES,)},
-        {"starts": (-1,)},
+        {"segments": ((0, 0), (0, 0), (1, 1), (1, 1))},
+        {"segments": ((0,), (0,), (2,), (1,))},
+        {"position": 3, "segments": ((0,), (0,), (2,), (2,))},
+        {"segments": ((MAX_SEQUENCES,), (0,), (1,), (1,))},
+        {"segments": ((0,), (-1,), (1,), (1,))},
+        {"segments": ((0,), (0,), (1,), (-1,))},
+        {"segments": ((0,), (0,), (1,), (1,), ((-1, 0, 1),))},
         {"plan": "x"},
-        {"cells": ()} | {"starts": (1,)},
+        {"segments": ((), (1,), (1,), (1,))},
     ],
 )
 def test_a_step_that_contradicts_itself_is_no_frame(wrong: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from swarmnode.extensions.pipeline.rollouts.chain import StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import Closed, Halted
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
@@ -34,8 +35,9 @@ async def say(host: Any, target: Any, message: Any, tensor: torch.Tensor | None 
     stream.close()
 
 
-def brings(tensor: torch.Tensor, **fields: Any) -> Any:
-    return step(counts=(len(tensor),), tails=(len(tensor),), tensor=encode(tensor, "none").header, **fields)
+def brings(tensor: torch.Tensor, *, start: int = 0, **fields: Any) -> Any:
+    segments = Segments((0,), (start,), (len(tensor),), (len(tensor),))
+    return step(segments=segments, tensor=encode(tensor, "none").header, **fields)
 
 
 async def test_who_is_not_on_the_path_neither_answers_nor_accuses() -> None:
@@ -71,7 +73,7 @@ async def test_a_session_is_only_spoken_of_along_its_own_path() -> None:
     async with members() as (hosts, nodes):
         assert isinstance(await send_around(nodes[0], path=(0, 1)), torch.Tensor)
         hidden = torch.ones(1, WIDTH)
-        await say(hosts[2], hosts[1], brings(hidden, path=(0, 2, 1), position=2, starts=(1,)), hidden)
+        await say(hosts[2], hosts[1], brings(hidden, path=(0, 2, 1), position=2, start=1), hidden)
         await say(hosts[2], hosts[1], Closed(plan=PLAN, session=1, path=(0, 2, 1), position=2))
         await eventually(lambda: refused(nodes[1])["wrong_route"] == 2)
         assert nodes[1].steps == 1

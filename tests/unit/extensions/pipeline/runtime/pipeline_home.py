@@ -253,7 +253,7 @@ class Home:
         """What so many layers with the ends take, micro-batches in flight included."""
         config = load_config(environ={}, assignments=self.settings).config
         model = plan_settings(config, self.whole).model
-        costs = (*model.layers[:layers], model.ends)
+        costs = (*[model.layer] * layers, model.ends)
         slots = config.pipeline.slots * wanted_tokens(config)
         return sum(cost.held_bytes + slots * cost.activation_bytes for cost in costs)
 

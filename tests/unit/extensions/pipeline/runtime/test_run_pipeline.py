@@ -116,7 +116,7 @@ def test_a_plan_counts_the_bytes_of_a_token_as_it_travels(whole: WholeModel) -> 
     for dtype in ("float32", "bfloat16"):
         planned = plan_settings(config_of(f"policy.dtype='{dtype}'"), whole)
         assert planned.token_bytes == 2 * whole.card.hidden
-        assert len(planned.model.layers) == whole.layers
+        assert planned.model.layers == whole.layers
 
 
 def test_members_are_whoever_comes_unless_they_are_named() -> None:

@@ -102,7 +102,6 @@ def test_nothing_is_admitted_without_a_slot() -> None:
     found = worker()
     with refused(Refusal.NO_SLOT):
         found.forward(item(attempt()))
-    assert found.refused == {Refusal.NO_SLOT: 1}
 
 
 def test_micro_batches_of_several_agents_are_in_flight_at_once() -> None:
@@ -124,7 +123,7 @@ def test_a_dropped_micro_batch_frees_its_slot_and_is_not_taken_again() -> None:
     found = ready(slots=1)
     found.forward(item(attempt()))
     found.drop(attempt())
-    assert (found.free_slots, found.dropped) == (1, 1)
+    assert found.free_slots == 1
     assert found.reserve(0)
     with refused(Refusal.UNKNOWN_WORK):
         back(found, attempt(), noise(1))
@@ -147,7 +146,6 @@ def test_an_agent_goes_on_in_its_slot_wave_after_wave() -> None:
         found.forward(item(attempt(wave=wave), seed=wave))
         back(found, attempt(wave=wave), noise(wave))
     assert found.take_gradients().visits == 3
-    assert found.dropped == 0
 
 
 # Messages that come twice
@@ -193,7 +191,6 @@ def test_a_second_attempt_takes_the_place_of_a_first_that_never_came_back() -> N
     back(found, attempt(number=1), noise(1))
     other.forward(item(attempt(), seed=2))
     back(other, attempt(), noise(1))
-    assert found.dropped == 1
     assert equal(found.take_gradients(), other.take_gradients())
 
 
@@ -297,7 +294,6 @@ def test_another_attempt_with_the_same_input_is_not_computed_again(activations: 
         found.backward(attempt(), noise(2))
     again = found.forward(item(attempt(number=1)))
     assert again.data_ptr() == first.data_ptr()
-    assert found.dropped == 0
     once.forward(item(attempt()))
     answers = [back(found, attempt(number=1), noise(1)), back(once, attempt(), noise(1))]
     assert torch.equal(*answers)  # pyright: ignore[reportArgumentType]
@@ -320,7 +316,6 @@ def test_stragglers_of_a_closed_iteration_are_dropped_and_refused() -> None:
     found = ready()
     found.forward(item(attempt()))
     assert found.take_gradients() == GradientSum({}, 0, 0)
-    assert found.dropped == 1
     with refused(Refusal.UNKNOWN_WORK):
         back(found, attempt(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
@@ -420,7 +415,6 @@ def test_numbers_that_are_not_finite_are_refused_and_change_nothing(number: floa
     back(found, attempt(), noise(1))
     clean.forward(item(attempt()))
     back(clean, attempt(), noise(1))
-    assert found.refused == {Refusal.NOT_FINITE: 2}
     assert equal(found.take_gradients(), clean.take_gradients())
 
 
@@ -430,7 +424,7 @@ def test_own_layers_that_overflow_send_nothing_on() -> None:
         found.model.trainable()["model.layers.3.mlp.down_proj.weight"].mul_(1e39)
     with refused(Refusal.NOT_FINITE):
         found.forward(item(attempt()))
-    assert (found.in_flight, found.dropped) == (0, 0)
+    assert found.in_flight == 0
 
 
 def test_a_gradient_that_overflows_in_the_own_layers_is_dropped_and_never_added() -> None:
@@ -439,7 +433,7 @@ def test_a_gradient_that_overflows_in_the_own_layers_is_dropped_and_never_added(
     with refused(Refusal.NOT_FINITE):
         back(found, attempt(), torch.full((1, 5, 32), 3e38))
     taken = found.take_gradients()
-    assert (taken.tensors, taken.visits, found.dropped) == ({}, 0, 1)
+    assert (taken.tensors, taken.visits) == ({}, 0)
 
 
 def layout_of(*lengths: int) -> Any:
@@ -465,8 +459,6 @@ def test_inputs_that_do_not_fit_are_refused(changes: dict[str, Any], reason: Ref
     found = ready()
     with refused(reason):
         found.forward(item(attempt(), **changes))
-    with refused(reason):
-        found.evaluate(item(attempt(), **changes))
     assert found.in_flight == 0
 
 
@@ -545,18 +537,9 @@ def test_what_comes_back_for_the_loss_is_checked_like_all_that_peers_send() -> N
         found.loss(attempt(), torch.full((1, 3, 32), NAN), squares)
     with refused(Refusal.NOT_FINITE):
         found.loss(attempt(), torch.full((1, 3, 32), 3e38), lambda h: squares(h * 1e10))
-    assert found.dropped == 1
 
 
-# Evaluation and activations
-
-
-def test_evaluation_takes_no_slot_and_keeps_nothing() -> None:
-    found = worker(slots=1)
-    evaluated = found.evaluate(item(attempt()))
-    found.reserve(0)
-    assert torch.equal(evaluated, found.forward(item(attempt())))
-    assert not evaluated.requires_grad
+# Activations
 
 
 def test_recomputing_gives_the_same_gradients_and_keeps_no_graph() -> None:
@@ -654,7 +637,6 @@ def test_gradients_and_work_of_the_former_weights_do_not_outlive_them() -> None:
     back(found, attempt(), noise(1))
     found.forward(item(attempt(wave=1)))
     found.load_state(unpack_states([worker().state()], max_bytes=1 << 20))
-    assert found.dropped == 1
     assert found.take_gradients() == GradientSum({}, 0, 0)
 
 
