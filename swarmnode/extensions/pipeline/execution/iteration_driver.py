@@ -22,7 +22,7 @@ from torch import Tensor
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import HopFailure, InFlightMicroBatch
-from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
+from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, RoundTrip
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.plans.recovery import predicted_s, repaired_path
@@ -161,10 +161,11 @@ class MicroBatchDriver:
     ) -> None:
         """Bring one micro-batch along its path, attempt after attempt."""
         context, report, tried = self._context, self._report, set[int]()
-        clock = asyncio.get_running_loop().time
+        clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
         number, pause_s = agent * self._plan.instance.waves + wave, FULL_PAUSE_S
         for attempt in range(MOST_ATTEMPTS):
-            if clock() > self._began_s + context.budget_s:
+            began_s = clock()
+            if began_s > self._began_s + context.budget_s:
                 break
             shape = torch.Size((*inputs.batch.input_ids_BT.shape, context.worker.model.hidden_size))
             in_flight = InFlightMicroBatch(
@@ -180,6 +181,9 @@ class MicroBatchDriver:
             if failure is None:
                 report.tokens += inputs.tokens
                 self._note_skips(agent, path)
+                if path == planned and attempt == 0:
+                    took_s, wanted_s = clock() - began_s, predicted_s(self._plan)[agent][wave]
+                    report.round_trips.append(RoundTrip(path, took_s, wanted_s))
                 return
             report.retried += 1
             node = path[failure.position]

@@ -91,6 +91,18 @@ Reload = Callable[[tuple[str, ...], int, int], Awaitable[Mapping[str, Tensor]]]
 member whose weights are those of the majority (state_service.py). Raises NetworkError, CheckpointError."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """One micro-batch that came back along the path that the plan has for it."""
+
+    path: tuple[int, ...]
+    """Nodes, the data node first."""
+    took_s: float
+    """Time between the start of its forward pass and the end of its backward pass."""
+    planned_s: float
+    """Predicted time of the same round trip, waiting for others included."""
+
+
 @dataclass(slots=True)
 class IterationReport:
     """One iteration of a data node: counted while its micro-batches run, complete once the step is taken."""
@@ -115,6 +127,8 @@ class IterationReport:
     """By stage, micro-batches that left it out although the plan has it on their path."""
     lost: set[int] = field(default_factory=set[int])
     """Nodes that did not answer."""
+    round_trips: list[RoundTrip] = field(default_factory=list[RoundTrip])
+    """Round trips of the micro-batches that needed no repair."""
     stragglers: int = 0
     """Micro-batches of others that were still at this member when the iteration was closed, and were
     dropped."""

@@ -22,9 +22,9 @@ import msgspec
 
 from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
-from swarmnode.extensions.pipeline.membership.fault_log import FaultLog
 from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, ProbeService
 from swarmnode.extensions.pipeline.membership.membership import Membership
+from swarmnode.extensions.pipeline.membership.slowdown_log import SlowdownLog
 from swarmnode.extensions.pipeline.own_stage.stage_services import StageServices
 from swarmnode.extensions.pipeline.plans.member_costs import Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
@@ -69,7 +69,7 @@ class PipelineNode:
         self._to_hand_on = asyncio.Event()
         self._stack = AsyncExitStack()
         self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
-        self._faults = FaultLog(parts.key.peer_id)
+        self._slowdowns = SlowdownLog(parts.plan.micro_batch_tokens)
         self._board = StatusBoard(
             peer_id=parts.key.peer_id,
             name=parts.key.name,
@@ -107,7 +107,7 @@ class PipelineNode:
 
     def observed(self) -> dict[str, Observation]:
         """Return our observations of the members that our micro-batches passed, for announcements."""
-        return self._faults.observed(time.monotonic())
+        return self._slowdowns.observed(time.monotonic())
 
     def request_stop(self) -> None:
         """End after the running iteration."""
@@ -295,7 +295,7 @@ class PipelineNode:
         # The next plan may be there already, whose nodes are others.
         if agreed is not None and agreed.iteration <= report.iteration:
             silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
-            self._faults.add(agreed, silent, self.membership.presences(), time.monotonic())
+            self._slowdowns.add(agreed, report, silent, self.membership.presences(), time.monotonic())
 
     def _suspect(self, peer_id: str, why: str) -> None:
         logger.warning("%s does not answer: %s", peer_id, why)
@@ -320,7 +320,7 @@ class PipelineNode:
 
     async def _look(self) -> None:
         self._tell_of_the_dead()
-        self._faults.keep(self.membership.presences())
+        self._slowdowns.keep(self.membership.presences())
         await self._board.look_at(self.parts.host, self.parts.discovery.reach)
         self._view.look_at(
             self.own_stage, members=len(self.membership.members()), iteration=self.member.iteration
