@@ -41,17 +41,30 @@ def fuse_layers(model: nn.Module) -> int:
         return 0
     for layer, family in layers:
         if "forward" not in vars(layer):
-            layer.forward = _DenseForward(layer, family)
+            layer.forward = _DenseForward(layer, family, is_last=layer is layers[-1][0])
     return len(layers)
+
+
+def read_arguments(model: Any, read_R: Tensor) -> dict[str, Any]:
+    """Returns the arguments that have a decoder compute its last layer, behind its attention, for R of the
+    flattened B*T tokens alone; none where its last layer cannot. Even then the output may hold all tokens, as
+    a call can go down transformers' path: its shape says which, [1, R, D] or [B, T, D].
+
+    Of a prompt only the last token predicts something that is learned: with short answers the layer is spared
+    for most tokens.
+    """
+    *_, last = getattr(model.base_model, "layers", None) or (None,)
+    return {"read_R": read_R} if isinstance(getattr(last, "forward", None), _DenseForward) else {}
 
 
 class _DenseForward:
     """Replaces the `forward` of one decoder layer; that of its class stays below."""
 
-    __slots__ = ("_attend_eagerly", "_family", "_layer", "_parts", "_window")
+    __slots__ = ("_attend_eagerly", "_family", "_is_last", "_layer", "_parts", "_window")
 
-    def __init__(self, layer: Any, family: Family) -> None:
+    def __init__(self, layer: Any, family: Family, *, is_last: bool) -> None:
         self._layer = layer
+        self._is_last = is_last
         self._parts = [part for part in layer.modules() if part is not layer]
         modeling = import_module(type(layer).__module__)
         self._attend_eagerly = modeling.eager_attention_forward
@@ -70,9 +83,10 @@ class _DenseForward:
         past_key_values: Any = None,
         use_cache: bool | None = False,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
+        read_R: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        """Runs the layer as transformers calls it: [B, T, D] in and out."""
+        """Runs the layer as transformers calls it: [B, T, D] in and out, or from the last one [1, R, D]."""
         dense = None
         if past_key_values is None and position_embeddings is not None:
             dense = self._dense(hidden_states)
@@ -92,6 +106,9 @@ class _DenseForward:
         others |= {"position_ids": position_ids, "use_cache": use_cache}
         attended_BTHE = self._attend(queries, keys, values, attention_mask, others)
         attended_MX = attended_BTHE.reshape(len(hidden_MD), -1)
+        if self._is_last and read_R is not None:
+            attended_MX, hidden_MD = attended_MX.index_select(0, read_R), hidden_MD.index_select(0, read_R)
+            shape = (1, len(read_R))
         return out_of_attention(attended_MX, hidden_MD, dense).unflatten(0, shape)
 
     def _attend(

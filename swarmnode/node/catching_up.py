@@ -45,7 +45,11 @@ RATE_HALVED_AFTER = 4
 
 BORROWED_AT_ONCE = 8
 """So many times the groups that a round wants of others are taken out of libraries until it begins: with 5
-the book is too small to learn from."""
+the book is too small to learn from. And on until more authors teach than wait: who was doubted by a few
+answers needs new ones to be measured by, and the book of one author is soon known."""
+
+DOUBTED_FOR = 8
+"""Rounds of catching up over which that goes on, at most: liars wait for ever."""
 
 BORROWED_BESIDE = 2
 """The same in the first round of it, so that authors who still wait are measured by something new, and in
@@ -90,6 +94,8 @@ class LibraryRound:
     """Mean reward of our own answers. None: unknown."""
     finds: float
     """Right answers that our own sampling finds in a usual round, at our present pass rate."""
+    most_wait: bool = False
+    """More authors wait than teach (training/rules/teachers.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,8 @@ class CatchingUp:
     """Rounds of catching up."""
     finds: float = 0.0
     """Right answers that our own sampling found in a usual round when it began."""
+    most_wait: bool = False
+    """More authors waited than taught after the last round."""
 
     @property
     def rounds_worth(self) -> float | None:
@@ -122,6 +130,7 @@ def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, con
         known=report.book - answers,
         reward=mean_or_none(rewards),
         finds=config.rollout.groups * config.rollout.group_size * pass_rate,
+        most_wait=report.waiting > report.teaching,
     )
 
 
@@ -131,7 +140,7 @@ def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
     >>> after_round(CatchingUp(), LibraryRound(answers=40, known=9, reward=0.1, finds=2.0)).phase
     'on'
     """
-    now = replace(before, answers=max(before.answers, seen.answers))
+    now = replace(before, answers=max(before.answers, seen.answers), most_wait=seen.most_wait)
     match before.phase:
         case "before" if seen.known >= KNOWN_SHARE * SharingRule().book_size:
             return replace(now, phase="over")
@@ -166,10 +175,12 @@ def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
 
 def groups_to_borrow(state: CatchingUp, config: Config) -> int:
     """Return how many groups of libraries a round takes."""
+    doubted = state.phase == "on" and state.most_wait and state.rounds < DOUBTED_FOR
+    if state.phase == "before" or doubted:
+        return BORROWED_AT_ONCE * groups_wanted(config)
     if state.phase == "on" and state.rounds % BORROWED_EVERY:
         return 0
-    times = BORROWED_AT_ONCE if state.phase == "before" else BORROWED_BESIDE
-    return times * groups_wanted(config)
+    return BORROWED_BESIDE * groups_wanted(config)
 
 
 def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str:

@@ -23,6 +23,7 @@ from swarmnode.errors import ModelError
 from swarmnode.model.adapters.lora_patch import RoutedTokens
 from swarmnode.model.base_model import enable_checkpointing
 from swarmnode.model.budget import TokenBudget, is_out_of_memory, smaller, token_budget
+from swarmnode.model.dense_patch import read_arguments
 from swarmnode.model.head import TokenLogprobs, head_logprobs, logits_logprobs
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.model.policy import Policy
@@ -284,9 +285,9 @@ def completion_logprobs(
     whole [B, T, vocabulary].
     """
     if head is not None:
-        hidden_ND = _predictors(model.base_model(**batch.forward_arguments()).last_hidden_state, batch)
+        hidden_ND = _predicting(model, batch)
         return head_logprobs(head, hidden_ND, batch.targets_N, temperature, top_p=top_p)
-    logits_NV = _predictors(model(**batch.forward_arguments()).logits, batch)
+    logits_NV = model(**batch.forward_arguments()).logits.flatten(0, 1)[batch.predictors_N]
     return logits_logprobs(logits_NV, batch.targets_N, temperature, top_p=top_p)
 
 
@@ -294,15 +295,18 @@ def completion_logits(model: Any, batch: MicroBatch, *, head: nn.Module | None) 
     """A function to the logits [R, V] at R of the N places that predict completion tokens; one forward pass
     is taken now. Where there is a `head`, logits are made when they are asked for: ask for few at once."""
     if head is not None:
-        hidden_ND = _predictors(model.base_model(**batch.forward_arguments()).last_hidden_state, batch)
+        hidden_ND = _predicting(model, batch)
         return lambda places_R: head(hidden_ND[places_R])
-    logits_NV = _predictors(model(**batch.forward_arguments()).logits, batch)
+    logits_NV = model(**batch.forward_arguments()).logits.flatten(0, 1)[batch.predictors_N]
     return lambda places_R: logits_NV[places_R]
 
 
-def _predictors(values_BTX: Tensor, batch: MicroBatch) -> Tensor:
-    """Returns the rows [N, X] of the places that predict completion tokens."""
-    return values_BTX.flatten(0, 1)[batch.predictors_N]
+def _predicting(model: Any, batch: MicroBatch) -> Tensor:
+    """Returns the decoder's output [N, D] at the places that predict completion tokens."""
+    read_R, number_N = batch.predictors_N.unique(return_inverse=True)
+    arguments = batch.forward_arguments() | read_arguments(model, read_R)
+    hidden_MD = model.base_model(**arguments).last_hidden_state.flatten(0, 1)
+    return hidden_MD[batch.predictors_N if len(hidden_MD) > len(read_R) else number_N]
 
 
 def head_of(model: Any) -> nn.Module | None:

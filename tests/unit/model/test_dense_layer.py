@@ -26,7 +26,7 @@ from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from swarmnode.errors import ModelError
 from swarmnode.model.adapters.lora_patch import RoutedTokens
 from swarmnode.model.base_model import LoadedModel, enable_checkpointing
-from swarmnode.model.dense_patch import fuse_layers
+from swarmnode.model.dense_patch import fuse_layers, read_arguments
 from swarmnode.model.layout import packed_layout
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.model.policy import Policy
@@ -170,6 +170,36 @@ def test_bfloat16_is_as_close_to_the_exact_gradient_as_transformers_is() -> None
         return sum(float((a - b).norm() / b.norm()) for a, b in pairs)
 
     assert distance(ours) <= 1.1 * distance(theirs)
+
+
+READ = torch.tensor([3, 7, 8, 22, 30, 47])
+
+
+def step_of_what_is_read(policy: Policy, arguments: dict[str, Any]) -> Step:
+    """The loss at the places READ, wherever the decoder's output has them."""
+    policy.peft_model.zero_grad(set_to_none=True)
+    hidden_MD = policy.model.base_model(**arguments).last_hidden_state.flatten(0, 1)
+    logits_RV = policy.model.lm_head(hidden_MD if len(hidden_MD) == len(READ) else hidden_MD[READ])
+    loss = nn.functional.cross_entropy(logits_RV, IDS.flatten()[READ])
+    loss.backward()
+    named = policy.peft_model.named_parameters()
+    return loss.detach(), {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+@pytest.mark.parametrize("arguments", [packed, rows])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_the_last_layer_is_computed_where_it_is_read_and_gradients_are_the_same(
+    family: str, arguments: Callable[[], dict[str, Any]], dense_calls: list[int]
+) -> None:
+    policy = a_policy(family)
+    policy.fuse()
+    whole = step_of_what_is_read(policy, arguments())
+    assert_same(step_of_what_is_read(policy, arguments() | read_arguments(policy.model, READ)), whole)
+    assert dense_calls == [TOKENS] * (2 * LAYERS - 1) + [len(READ)]
+
+
+def test_a_decoder_whose_last_layer_is_transformers_own_is_not_told_what_is_read() -> None:
+    assert read_arguments(a_policy().model, READ) == {}
 
 
 def test_float32_adapters_on_a_bfloat16_base_get_float32_gradients() -> None:

@@ -68,8 +68,6 @@ class MemberSettings:
     """Factor on every time that the plan predicts."""
     grace_s: float = 5.0
     """Time added to the predicted time of a micro-batch before its path is repaired."""
-    max_attempts: int = 8
-    """Attempts after which a micro-batch is given up."""
     close_timeout_s: float = CLOSE_TIMEOUT_S
     """Limit of each exchange among the replicas at the end of an iteration."""
 
@@ -91,18 +89,6 @@ class Feed(Protocol):
 Reload = Callable[[tuple[str, ...], int, int], Awaitable[Mapping[str, Tensor]]]
 """(peers to ask, stage, optimizer steps taken) -> a stage's tensors for `StageWorker.load_state`, from a
 member whose weights are those of the majority (state_service.py). Raises NetworkError, CheckpointError."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundTrip:
-    """One micro-batch that came back along the path that the plan has for it."""
-
-    path: tuple[int, ...]
-    """Nodes, the data node first."""
-    took_s: float
-    """Time between the start of its forward pass and the end of its backward pass."""
-    planned_s: float
-    """Predicted time of the same round trip, waiting for others included."""
 
 
 @dataclass(slots=True)
@@ -129,8 +115,6 @@ class IterationReport:
     """By stage, micro-batches that left it out although the plan has it on their path."""
     lost: set[int] = field(default_factory=set[int])
     """Nodes that did not answer."""
-    round_trips: list[RoundTrip] = field(default_factory=list[RoundTrip])
-    """Round trips of the micro-batches that needed no repair."""
     stragglers: int = 0
     """Micro-batches of others that were still at this member when the iteration was closed, and were
     dropped."""

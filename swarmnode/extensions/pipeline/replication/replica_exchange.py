@@ -11,11 +11,10 @@ fork before CUDA starts, its processes outlive a killed parent (39 minutes, when
 with one peer missing forms after 3 s.
 
 1. Gather. Everyone asks every other replica for its contribution. Bounds are checked before bytes are read:
-   tokens and micro-batches, exactly the parameters of the stage. Then finiteness.
-2. Agree. Everyone asks the others which contributions they hold. What most of those that answer hold counts.
-3. Sum, in the order of the peer ids, those whose norm a token is not far above the median
+   tokens, micro-batches and size. Then the parameters, and finiteness.
+2. Sum, in the order of the peer ids, those whose norm a token is not far above the median
    (contribution_tally.py).
-4. After the step, compare the weights. Where a death or a lie left different sums, replica_vote.py decides.
+3. After the step, compare the weights. Where a death or a lie left different sums, replica_vote.py decides.
 
 Everybody sends to everybody: (r - 1) x size out of each of r replicas. A reduce-scatter sends 2 (r - 1) / r x
 size: the same for two replicas, 2/3 of it for three, half for four. But there each replica sees a part of the
@@ -25,9 +24,9 @@ under a second at 100 Mbit/s.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.replication.contribution_tally import combined
@@ -51,10 +50,7 @@ from swarmnode.extensions.pipeline.replication.replica_answers import AnswerScop
 from swarmnode.extensions.pipeline.replication.replica_questions import (
     AskDigest,
     AskGradients,
-    AskHeld,
-    HeldContributions,
     Question,
-    StageQuestion,
 )
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, vote_of
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
@@ -68,11 +64,9 @@ NOTHING = GradientSum({}, 0, 0)
 
 logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
 
 class ReplicaExchange:
-    """A `GradientExchange` over streams.
+    """Averages gradients among the replicas of one stage. `replicas` are peer ids, our own among them.
 
     async with ReplicaExchange(streams) as exchange:
         exchange.admit(assignment.peers)
@@ -110,9 +104,12 @@ class ReplicaExchange:
         replicas: Sequence[str],
         bounds: ContributionBounds,
     ) -> Combined:
-        """Implements `GradientExchange.combine`. A frozen replica costs `contribution_timeout_s` and the time
-        that its bytes may take. If our own gradients would be refused by every replica, they count as none.
-        Raises ModelError for gradients that are not of this stage."""
+        """Return the sum over all replicas whose contribution is sound.
+
+        A frozen replica costs `contribution_timeout_s` and the time that its bytes may take. If our own
+        gradients would be refused by every replica, they count as none. Raises ModelError for gradients that
+        are not of this stage.
+        """
         us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         others = sorted(set(replicas) - {us})
         if not others:
@@ -127,34 +124,37 @@ class ReplicaExchange:
         came = {us: answers.contribution}
         came |= {peer: one for peer, one in found.items() if isinstance(one, Contribution)}
         self._silent = frozenset(peer for peer, fault in faults.items() if fault is ContributionFault.SILENT)
-        answers.held = HeldContributions({peer: one.digest for peer, one in came.items()})
-        self._answers.tell()
-        # A replica may have begun a whole step later than we did, and waited as long for one that is dead.
-        timeout_s = 2 * fetch_s + self._settings.round_timeout_s
-        told = await self._asked(
-            set(others) - self._silent, AskHeld(stage_iteration), HeldContributions, lambda _: timeout_s
-        )
-        held = [answers.held.digests, *(one.digests for one in told.values())]
         ratio = self._settings.max_norm_ratio
-        return await asyncio.to_thread(combined, came, faults, held, max_norm_ratio=ratio)
+        return await asyncio.to_thread(combined, came, faults, max_norm_ratio=ratio)
 
     async def compare(
         self, digest: str, stage_iteration: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
-        """Implements `GradientExchange.compare`; where replicas differ, replica_vote.py decides."""
+        """Compare the state after the step with those of the other replicas (replica_vote.py).
+
+        `digest`: of the state after the step. `before`: of the state that we can go back to; empty if we do
+        not know that the pipeline was there.
+        """
         us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         weights = answers.weights = ReplicaWeights(digest, before)
         answers.contribution = None  # Its bytes have served their turn.
         self._answers.tell()
-        others = sorted(set(replicas) - {us})
+
+        async def ask(peer_id: str) -> ReplicaWeights | None:
+            try:
+                return await self._streams.ask(
+                    peer_id,
+                    MemberService.GRADIENTS,
+                    AskDigest(stage_iteration),
+                    ReplicaWeights,
+                    timeout_s=short_s if peer_id in self._silent else patient_s,
+                )
+            except (NetworkError, Rejected):
+                return None
+
         patient_s, short_s = self._settings.contribution_timeout_s, self._settings.round_timeout_s
-        said = await self._asked(
-            others,
-            AskDigest(stage_iteration),
-            ReplicaWeights,
-            lambda peer: short_s if peer in self._silent else patient_s,
-        )
-        return vote_of(us, {us: weights, **said})
+        said = await of_each(sorted(set(replicas) - {us}), ask)
+        return vote_of(us, {us: weights, **{peer: told for peer, told in said.items() if told is not None}})
 
     async def _contribution(
         self, own: GradientSum, stage_iteration: StageIteration, bounds: ContributionBounds
@@ -181,28 +181,8 @@ class ReplicaExchange:
                 timeout_s=timeout_s,
                 body=body,
             )
-            return await asyncio.to_thread(read_values, head, body.data, bounds)
+            return await asyncio.to_thread(read_values, head, bytes(body.data), bounds)
         except (NetworkError, MemberRefused):
             return ContributionFault.SILENT
         except Rejected as rejected:
             return fault_of(rejected)
-
-    async def _asked(
-        self,
-        peers: Collection[str],
-        question: StageQuestion,
-        answer: type[_T],
-        timeout_s: Callable[[str], float],
-    ) -> dict[str, _T]:
-        """Ask these replicas at once. Returns the answers of those that give one."""
-
-        async def ask(peer_id: str) -> _T | None:
-            try:
-                return await self._streams.ask(
-                    peer_id, MemberService.GRADIENTS, question, answer, timeout_s=timeout_s(peer_id)
-                )
-            except (NetworkError, Rejected):
-                return None
-
-        found = await of_each(peers, ask)
-        return {peer: told for peer, told in found.items() if told is not None}
