@@ -15,8 +15,9 @@ from rich.console import Console
 
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import read_running
+from swarmnode.node.showing.live_panel import HISTORY_ROUNDS, LOG_LINES
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.node.showing.panel import HISTORY_ROUNDS, LOG_LINES, render
+from swarmnode.node.showing.panel import NodePanel
 
 WIDTH = 118
 
@@ -32,7 +33,7 @@ def main() -> None:
     rewards = [own for line in rounds if (own := json.loads(line).get("reward.own")) is not None]
     log = [line.split(" ", 3) for line in (paths.logs / "node.log").read_text().splitlines()[-LOG_LINES:]]
     console = Console(width=WIDTH, record=True, file=StringIO())
-    console.print(render(status, rewards, [f"{line[0]} {line[-1]}" for line in log], time.time()))
+    console.print(NodePanel(status, rewards, [f"{line[0]} {line[-1]}" for line in log], time.time()))
     console.save_svg(sys.argv[2], title="swarmnode join")
 
 

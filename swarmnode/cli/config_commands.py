@@ -1,7 +1,5 @@
 """`swarmnode config`: every setting, its value, and where that value came from."""
 
-import sys
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, cast
 
@@ -45,14 +43,8 @@ def _lines(values: Mapping[str, Any], origins: Mapping[str, str], *, explain: bo
     widest = max(map(len, origins))
     for key, origin in origins.items():
         line = f"{key:{widest}}  {_shown(values[key]):12}  {origin}"
-        if not explain:
-            yield line
-        elif sys.stdout.isatty():
-            meaning = textwrap.indent(textwrap.fill(explain_setting(key), 76), "    ")
-            yield f"{line.rstrip()}\n{meaning}"
-        else:
-            # One line a setting, however long: what is cut cannot be searched for.
-            yield f"{line:{widest + 24}}  {explain_setting(key)}"
+        # One line a setting, however long: what is cut cannot be searched for.
+        yield f"{line:{widest + 24}}  {explain_setting(key)}" if explain else line
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from swarmnode.node.building.node_process import IdentityLock, RunningNode, read
 from swarmnode.node.building.page_client import ask_status
 from swarmnode.node.showing.at_work import at_work
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.node.showing.panel import render
+from swarmnode.node.showing.panel import NodePanel
 from swarmnode.printable import printable
 
 
@@ -34,7 +34,7 @@ def status(
         _say_healthy(found, json)
         return
     alone = found[0].policies == 1
-    panels = (render(one, (), (), time.time()) for one in found)
+    panels = (NodePanel(one, (), (), time.time()) for one in found)
     tell(json, found[0] if alone else {"policies": found}, panels)
 
 

@@ -273,7 +273,8 @@ class NodeLoop:
         rollouts = await self._rollouts(number)
         if not rollouts.complete:
             return
-        await self._publish(rollouts.groups)
+        if self._network is not None:
+            await self._network.exchange.publish(rollouts.groups)
         external = (*await self._collect(), *self._borrow())
         own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
         await self._help(rollouts.groups, external)
@@ -446,10 +447,6 @@ class NodeLoop:
         wanted = exchange.asked_of_us(max(1, round(share * self._config.rollout.groups))) if share else []
         if wanted:
             await self._workers.learn(self._learner.answer_too, wanted)
-
-    async def _publish(self, groups: Sequence[RolloutGroup]) -> None:
-        if self._network is not None:
-            await self._network.exchange.publish(groups)
 
     def _count(
         self, number: int, rollouts: RoundRollouts, external: Sequence[RolloutGroup], seconds: float

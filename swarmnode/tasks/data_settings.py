@@ -26,9 +26,14 @@ def specs_of(config: TasksConfig) -> tuple[str, ...]:
     >>> specs_of(TasksConfig(names=("rev", "q.jsonl"), reward=("numeric_match",)))
     ('rev', 'q.jsonl?reward=numeric_match')
     """
-    said = {option: value for option in ABOUT_DATA if (value := _value(config, option))}
-    if not said:
-        return config.names
+    judge = config.judge.model_dump_json(exclude_defaults=True) if config.judge.url else ""
+    values = {
+        "reward": config.reward,
+        "weight": tuple(map(str, config.reward_weights)),
+        "judge": (judge,) if judge else (),
+        "system": (config.system_prompt,) if config.system_prompt else (),
+    }
+    said = {option: value for option, value in values.items() if value}
     specs = [parse_spec(name) for name in config.names]
     taken = [_taken(spec) for spec in specs]
     for option in said:
@@ -46,16 +51,3 @@ def specs_of(config: TasksConfig) -> tuple[str, ...]:
 def _taken(spec: TaskSpec) -> frozenset[str]:
     """Returns the options that settings may give to this task."""
     return frozenset() if spec.kind in OWN_KINDS else task_source(spec.kind).options
-
-
-def _value(config: TasksConfig, option: str) -> tuple[str, ...]:
-    """Returns a setting in the form of an option; empty: it is not set."""
-    match option:
-        case "judge":
-            return (config.judge.model_dump_json(exclude_defaults=True),) if config.judge.url else ()
-        case "weight":
-            return tuple(map(str, config.reward_weights))
-        case "system":
-            return (config.system_prompt,) if config.system_prompt else ()
-        case _:
-            return config.reward

@@ -3,6 +3,7 @@
 loader.py, data.py, script_objects.py -> [FileTask] -> draw_round, score
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -28,6 +29,20 @@ FIRST_DRAW = 16
 DRAW_GROWTH = 4
 """Growth of a draw that was too short: so many times more are drawn, all over again, which is a third more
 work for a whole seed."""
+
+
+def require_seed(draw: object, told_as: object) -> None:
+    """Raises TaskError unless an object is a function that takes a seed. `told_as`: its name or file, for the
+    error."""
+    try:
+        takes_seed = callable(draw) and bool(inspect.signature(draw).parameters)
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"{told_as} cannot be called: {error}") from error
+    if not takes_seed:
+        raise TaskError(
+            f"{told_as}: there is no function examples(seed)",
+            hint="write: def examples(seed): yield prompt, answer",
+        )
 
 
 @dataclass(frozen=True, slots=True)

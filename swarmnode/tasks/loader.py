@@ -46,7 +46,7 @@ from swarmnode import registry
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
 from swarmnode.tasks.digests import digest_of_texts, sources_beside
-from swarmnode.tasks.file_task import Draw, FileTask
+from swarmnode.tasks.file_task import Draw, FileTask, require_seed
 from swarmnode.tasks.judging.rewards import Reward, load_reward, with_weights
 from swarmnode.tasks.kinds.conventions import adapted
 from swarmnode.tasks.kinds.imported import find_attribute, task_of
@@ -169,7 +169,7 @@ def _task_of(
     given = _assigned(module, "tools")
     tools = None if given is None else listed(given)
     if environment is None or draw is not None:
-        _require_seed(draw, path)
+        require_seed(draw, path)
     version = _version(module, digest, path)
     found = _own_rewards(module)
     rewards = found or {"correct": load_reward("exact_match")}
@@ -185,13 +185,6 @@ def _assigned(module: ModuleType, name: str) -> object:
     """Returns the value of a name in a file. None: it is not set, or is an imported module."""
     found: object = vars(module).get(name)
     return None if isinstance(found, ModuleType) else found
-
-
-def _require_seed(draw: object, path: Path) -> None:
-    if not inspect.isfunction(draw) or not inspect.signature(draw).parameters:
-        raise TaskError(
-            f"{path} has no function examples(seed)", hint="write: def examples(seed): yield prompt, answer"
-        )
 
 
 def _own_rewards(module: ModuleType) -> dict[str, Reward]:

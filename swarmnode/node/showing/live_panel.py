@@ -17,7 +17,7 @@ from rich.text import Text
 
 from swarmnode.node.showing.board import Occasion, policy_label, round_line
 from swarmnode.node.showing.node_status import NodeStatus, invitation, joins_from
-from swarmnode.node.showing.panel import render
+from swarmnode.node.showing.panel import NodePanel
 
 LOG_LINES = 6
 HISTORY_ROUNDS = 60
@@ -47,7 +47,7 @@ class LivePanel(logging.Handler):
         if event == "round" and status.reward.own is not None:
             self._rewards.append(status.reward.own)
         rewards, lines, now = tuple(self._rewards), tuple(self._lines), time.time()
-        self._screen.draw(lambda height: render(status, rewards, lines, now, height), status)
+        self._screen.draw(lambda height: NodePanel(status, rewards, lines, now, height), status)
 
     def close(self) -> None:
         self._screen.close()

@@ -1,11 +1,12 @@
 """The picture of one node: what it does, learns, hears, drops and waits for.
 
-node_status.py -> [render] -> live_panel.py, `swarmnode status`
+node_status.py -> [NodePanel] -> live_panel.py, `swarmnode status`
 
-`render` is a pure function of a status, so a picture of it is a real one.
+It is made of a status and nothing else, so a picture of it is a real one.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -55,36 +56,24 @@ BESIDE_BAR = 30
 """Columns that the numbers on both sides of the bar take."""
 
 
-def render(
-    status: NodeStatus,
-    rewards: Sequence[float],
-    lines: Sequence[str],
-    now: float,
-    height: int | None = None,
-) -> RenderableType:
-    """The whole panel for one moment, or what matters most of it within `height` lines."""
-    return _Fitting(status, rewards, lines, now, height)
+@dataclass(frozen=True, slots=True)
+class NodePanel:
+    """The whole panel for one moment, or what matters most of it within `height` lines. It looks at the width
+    only when it is drawn: a terminal may change its size at any time."""
 
-
-class _Fitting:
-    """Looks at the width only when it is drawn: a terminal may change its size at any time."""
-
-    def __init__(
-        self,
-        status: NodeStatus,
-        rewards: Sequence[float],
-        lines: Sequence[str],
-        now: float,
-        height: int | None,
-    ) -> None:
-        self._status, self._now, self._height = printable_status(status), now, height
-        self._rewards, self._lines = rewards, [printable(line) for line in lines]
+    status: NodeStatus
+    rewards: Sequence[float]
+    lines: Sequence[str]
+    """Lines of the log, the newest last."""
+    now: float
+    height: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = max(options.max_width - ROOM_AROUND - LABEL_ROOM, 1)
-        rows = dict(_rows(self._status, self._rewards, self._now, width))
+        status = printable_status(self.status)
+        rows = dict(_rows(status, self.rewards, self.now, width))
         lines_of = {label: _lines_taken(content, console, width) for label, content in rows.items()}
-        shown_rows, count = rows_that_fit(lines_of, len(self._lines), self._height)
+        shown_rows, count = rows_that_fit(lines_of, len(self.lines), self.height)
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", justify="right", no_wrap=True)
         grid.add_column(overflow="fold")
@@ -92,10 +81,9 @@ class _Fitting:
             # Names, reasons and details are text: what looks like markup in them is not ours.
             content = rows[label]
             grid.add_row(label, Text(content) if isinstance(content, str) else content)
-        status = self._status
         title = Text.assemble((status.name, "bold"), f"  {status.peer_id[:6]}..{status.peer_id[-6:]}")
-        told = self._lines[len(self._lines) - count :]
-        story = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in told]
+        told = self.lines[len(self.lines) - count :]
+        story = [Text(printable(line), style="dim", overflow="ellipsis", no_wrap=True) for line in told]
         yield Panel(
             Group(grid, *([Text(), *story] if story else [])),
             title=title,

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
-from swarmnode.tasks.file_task import Draw, FileTask
+from swarmnode.tasks.file_task import Draw, FileTask, require_seed
 from swarmnode.tasks.judging.rewards import Reward, load_reward, named_rewards, with_weights
 from swarmnode.tasks.kinds.data import PROMPT_COLUMNS, digest_of, drawn, packed_rows, prompts_of, without
 from swarmnode.tasks.kinds.rewarded_task import rewarded
@@ -119,8 +119,8 @@ def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluati
         return FileTask(name, judged_version("", judges), Path("<script>"), None, judges)
     if callable(given):
         given = cast(Draw, given)
-        _require_seed(given)
         name = getattr(given, "__name__", "task")
+        require_seed(given, name)
         name = "task" if name in NAMELESS or not TASK_NAME.fullmatch(name) else name
         source = source_of(given)
         version = judged_version(f"{source}\n{digest_of((), measured)}" if measured else source, judges)
@@ -157,18 +157,6 @@ def _packed(given: object, *, exact: bool) -> Sequence[bytes]:
 def _either(draw: Draw, evaluation: Sequence[bytes], seed: int) -> Iterable[Any]:
     """Draws from a function, or from the evaluation set beside it for EVALUATION_SEED."""
     return drawn((), evaluation, "", seed) if seed == EVALUATION_SEED else draw(seed)
-
-
-def _require_seed(draw: Draw) -> None:
-    try:
-        parameters = inspect.signature(draw).parameters
-    except (TypeError, ValueError) as error:
-        raise TaskError(f"{draw!r:.80} cannot be called: {error}") from error
-    if not parameters:
-        raise TaskError(
-            f"{getattr(draw, '__name__', draw)!r:.80} takes no seed",
-            hint="write: def examples(seed): yield prompt, answer",
-        )
 
 
 def _place_of(function: Callable[..., Any]) -> Path:

@@ -20,7 +20,7 @@ from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.commands.seed_node import SEED_PORT, SeedNode, seed_network
 from swarmnode.node.showing.node_status import measurements
-from swarmnode.node.showing.panel import render
+from swarmnode.node.showing.panel import NodePanel
 from swarmnode.settings.config import NetworkConfig
 from swarmnode.settings.config_layers import load_config
 from tests.unit.exchange.conftest import make_group
@@ -121,7 +121,7 @@ async def test_what_a_seed_shows_is_what_it_does_and_nothing_of_a_policy() -> No
     async with at_work(seed):
         status = seed.status
     console = Console(width=80, record=True, file=StringIO())
-    console.print(render(status, (), (), status.started_at))
+    console.print(NodePanel(status, (), (), status.started_at))
     text = console.export_text()
     assert all(label in text for label in ("doing", "swarm", "network", "passed on", "join us"))
     nothing = ("policy", "round", "reward", "held out", "trained on", "speed", "rollouts", "saved")

@@ -21,7 +21,7 @@ from swarmnode.node.showing.node_status import (
     joins_from,
     measurements,
 )
-from swarmnode.node.showing.panel import render
+from swarmnode.node.showing.panel import NodePanel
 from swarmnode.node.showing.screen import Screen
 from tests.shown_page import STATUS
 
@@ -34,7 +34,7 @@ def test_what_is_unknown_is_absent_and_zero_is_there() -> None:
 
 def test_the_panel_shows_what_a_person_asks_for() -> None:
     console = Console(width=140, record=True, file=StringIO())
-    console.print(render(STATUS, [0.1, 0.2, 0.3], ["12:00:00 hello"], now=1075.0))
+    console.print(NodePanel(STATUS, [0.1, 0.2, 0.3], ["12:00:00 hello"], now=1075.0))
     text = console.export_text()
     for expected in (
         "calm-blue-otter",
@@ -57,7 +57,7 @@ def test_the_panel_shows_what_a_person_asks_for() -> None:
 def test_markup_in_a_name_or_a_reason_is_text_and_not_style() -> None:
     odd = replace(STATUS, model="[red]m[/]", network=replace(STATUS.network, detail="[bold]down[/nope]"))
     console = Console(width=140, record=True, file=StringIO())
-    console.print(render(odd, [], [], now=1000.0))
+    console.print(NodePanel(odd, [], [], now=1000.0))
     assert "[red]m[/]" in console.export_text()
 
 
@@ -85,7 +85,7 @@ def test_whatever_text_a_status_holds_the_panel_writes_no_control_character_of_i
     everything = texts_replaced(msgspec.to_builtins(STATUS, builtin_types=()), STRANGERS)
     odd = msgspec.convert(everything, NodeStatus)
     odd = replace(odd, exchange=Sharing(dropped={STRANGERS: 1}, unpublished={STRANGERS: 1}))
-    shown = written(render(odd, [], [STRANGERS], 1000.0))
+    shown = written(NodePanel(odd, [], [STRANGERS], 1000.0))
     for forbidden in ("\x1b[2J", "\x1b]", "\x07", "\r", "\x9b", "\u202e", "\x1b[3", "\n12:00:00"):
         assert forbidden not in shown, ascii(forbidden)
     assert "[red]x[/]" in shown and "[link=http://evil]y[/link]" in shown
@@ -93,13 +93,13 @@ def test_whatever_text_a_status_holds_the_panel_writes_no_control_character_of_i
 
 def test_restarts_for_memory_are_told() -> None:
     network = replace(STATUS.network, memory_restarts=3)
-    told = written(render(replace(STATUS, network=network), [], [], 1000.0))
+    told = written(NodePanel(replace(STATUS, network=network), [], [], 1000.0))
     assert "replaced 3 times for its size" in told
 
 
 def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:
     console = Console(width=140, record=True, file=StringIO())
-    console.print(render(replace(STATUS, checkpoint=Saved(error="the disk is full")), [], [], time.time()))
+    console.print(NodePanel(replace(STATUS, checkpoint=Saved(error="the disk is full")), [], [], time.time()))
     assert "the disk is full" in console.export_text()
 
 
@@ -158,7 +158,7 @@ async def test_an_address_of_the_local_network_is_marked_and_is_in_no_short_invi
         assert "192.168.1.20" in (invitation(status) or "")
         assert joins_from(status) == "another machine in this LAN"
         assert status.network.invitation == ""
-        assert "in this LAN: swarmnode join" in written(render(status, (), (), 1000.0))
+        assert "in this LAN: swarmnode join" in written(NodePanel(status, (), (), 1000.0))
 
 
 async def test_a_public_address_that_nobody_can_dial_is_not_told_to_outsiders() -> None:
@@ -177,7 +177,7 @@ async def test_a_change_of_the_verdict_is_told_once(caplog: pytest.LogCaptureFix
     assert told[0] == "nobody can reach you: (1) forward a port, (2) join a seed"
     assert told[1] == "reachable" and f"swarmnode join {SEED} --swarm friends" in told[2]
     assert sum("nobody can reach you" in line for line in told) == 1
-    panel = " ".join(written(render(await seen_with(nobody), (), (), 1000.0)).split())
+    panel = " ".join(written(NodePanel(await seen_with(nobody), (), (), 1000.0)).split())
     assert "nobody can reach you: (1) forward a port, (2) join a seed" in panel
 
 

@@ -23,7 +23,7 @@ from swarmnode.node.showing.node_status import (
     invitation,
     measurements,
 )
-from swarmnode.node.showing.panel import render, rows_that_fit
+from swarmnode.node.showing.panel import NodePanel, rows_that_fit
 from swarmnode.node.showing.reasons import in_words
 from swarmnode.training.records import TrainReport
 from tests.unit.node.showing.test_node_status import STATUS
@@ -56,7 +56,7 @@ ALL_LABELS = (
 def drawn(status: NodeStatus, width: int, height: int | None) -> list[str]:
     """The lines of the panel, and not one is longer than the terminal."""
     console = Console(width=width, height=height or 60, record=True, file=StringIO())
-    console.print(render(status, [0.1, 0.5] * 30, STORY, 1075.0, height))
+    console.print(NodePanel(status, [0.1, 0.5] * 30, STORY, 1075.0, height))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
     return lines
