@@ -56,7 +56,6 @@ def instance_from(
         backward_factor=_backward_factor(members, parts),
         gap_s=0.0,
         first_gap_s=0.0,
-        max_gap=settings.max_gap,
     )
     return instance, table
 

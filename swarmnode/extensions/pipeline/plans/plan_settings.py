@@ -53,8 +53,6 @@ class PlanSettings:
     stages: int | None = None
     """Number of stages; None: as many as move most micro-batches. With fewer members than this there are
     fewer stages."""
-    max_gap: int = 4
-    """Largest step between consecutive visited stages."""
     search_tasks: int = 200_000
     """Tasks that the search simulates, about a second of CPU. Equal on all members, so that they agree."""
 

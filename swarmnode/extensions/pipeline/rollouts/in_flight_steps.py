@@ -73,13 +73,6 @@ class InFlightSteps:
         self._refused = refused
         self._expected: dict[int, InFlightStep] = {}
 
-    def __len__(self) -> int:
-        return len(self._expected)
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the numbers of the feeds."""
-        return iter(self._expected)
-
     @contextmanager
     def expect(
         self, members: PlanMembers, path: tuple[int, ...], session: int, shape: tuple[int, int]

@@ -187,7 +187,7 @@ async def test_a_frozen_member_is_not_waited_for_once_the_others_have_given_it_u
         network.partition([[frozen]])
         round_ = going_on(pipeline)
         data_node = pipeline.members[0].node
-        await eventually(lambda: bool(len(data_node._in_flight)))
+        await eventually(lambda: bool(data_node._in_flight._expected))
         data_node.lose(frozen.peer_id, "silent for 12 s")
         found = await round_
     assert [peer for peer, _ in pipeline.lost] == [frozen.peer_id]
@@ -205,7 +205,7 @@ async def test_a_frozen_member_is_replaced_under_the_next_plan() -> None:
         assert isinstance(frozen, MemoryHost)
         network.partition([[frozen]])
         round_ = going_on(pipeline)
-        await eventually(lambda: bool(len(pipeline.members[0].node._in_flight)))
+        await eventually(lambda: bool(pipeline.members[0].node._in_flight._expected))
         take_places(pipeline, (0, -1, 2, 1), who=(0, 2, 3))
         found = await round_
         assert pipeline.members[3].node.steps > 0
@@ -252,8 +252,8 @@ async def test_a_plan_that_changes_in_the_moment_of_a_refusal_is_not_missed() ->
     async with asyncio.timeout(30), members() as (_, nodes):
         nodes[1].run_in_stage_thread = never
         going = asyncio.create_task(send_around(nodes[0], timeout_s=60.0))
-        await eventually(lambda: bool(len(nodes[0]._in_flight)))
-        (number,) = nodes[0]._in_flight
+        await eventually(lambda: bool(nodes[0]._in_flight._expected))
+        (number,) = nodes[0]._in_flight._expected
         refused = Halted(
             plan=PLAN, session=1, path=(0, 1, 2), position=1, number=number, why=StopReason.OTHER_PLAN
         )
