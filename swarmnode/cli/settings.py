@@ -97,9 +97,15 @@ def settings_of_trained(
 ) -> Settings:
     """Returns the settings of a command about what one policy has learnt here. `named`: what else its options
     say. Raises ConfigError for a policy that never ran here."""
-    flags = {"policy.model": model, "node.run": run, **(named or {})}
-    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
-    return of_policy(settings, policy)
+
+    def loaded(model: str | None) -> Settings:
+        flags = {"policy.model": model, "node.run": run, **(named or {})}
+        return load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+
+    settings = loaded(model)
+    found = of_policy(settings, policy)
+    # Another model than a node would train here has another preset, or none.
+    return found if found.model == settings.model else of_policy(loaded(found.model), policy)
 
 
 def of_policy(settings: Settings, number: int) -> Settings:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from swarmnode.cli.evaluate import _lines
-from swarmnode.cli.settings import of_policy
+from swarmnode.cli.settings import of_policy, settings_of_trained
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
 from swarmnode.machine.storage import Paths, resolve_paths
@@ -89,6 +89,23 @@ def test_the_only_model_that_was_trained_here_need_not_be_named(
 
     assert model() == str(tmp_path / "mine")
     assert model("policy.model=tiny") == "tiny"
+
+
+def test_a_command_without_a_model_has_no_preset_of_the_model_that_a_node_would_train_here(
+    config: Config, quick_model: Path, tmp_path: Path
+) -> None:
+    """On a CPU a node trains the demonstration policy, whose answers are ten tokens long."""
+    (tmp_path / "mine").symlink_to(quick_model)
+    save(config, str(tmp_path / "mine"), tmp_path, [None])
+
+    def longest(model: str | None, *assignments: str) -> int:
+        settings = settings_of_trained(
+            home=tmp_path, preset=None, config=None, set_=[*assignments], model=model, run=None, policy=0
+        )
+        return settings.config.rollout.max_tokens
+
+    assert longest(None) == Config().rollout.max_tokens > longest("tiny")
+    assert longest(None, "rollout.max_tokens=7") == 7
 
 
 def test_without_an_evaluation_there_is_no_best(config: Config, quick_model: Path, tmp_path: Path) -> None:
