@@ -37,8 +37,8 @@ PLAIN = "/swarmnode/benchmark/request/1"
 class Sink:
     """Takes everything and keeps nothing."""
 
-    async def admit(self, peer_id: str, message: Message) -> bool:
-        return True
+    def admit(self, peer_id: str, message: Message) -> None:
+        pass
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
         pass
@@ -58,7 +58,7 @@ def time_codecs(repeats: int) -> dict[str, list[float]]:
             began_s = time.process_time()
             sent = encode(activation, codec)
             encoded_s = time.process_time()
-            received = bytearray(sent.payload)
+            received = bytearray(sent.payload.data)
             copied_s = time.process_time()
             decode(sent.header, received)
             rates[f"{codec}_encode_mb_s"].append(size_mb / (encoded_s - began_s))
@@ -93,7 +93,7 @@ async def time_transport(folder: Path, repeats: int) -> dict[str, list[float]]:
                         assert await sender.send(other.peer_id, message, sent.payload, timeout_s=60.0) is None
 
                     async def request(sent: Encoded = sent) -> None:
-                        data = bytes(sent.payload)
+                        data = bytes(sent.payload.data)
                         await one.request(other.peer_id, PLAIN, data, timeout_s=60, max_response_bytes=0)
 
                     for name, work in (("stream", stream), ("request", request)):
@@ -122,7 +122,7 @@ async def _measure(
 
 def forward(sent: Encoded, micro_batch: int) -> ForwardHop:
     return ForwardHop(
-        plan=PLAN, iteration=sent.header.shape[0], micro_batch=micro_batch,
+        plan=PLAN, iteration=sent.header.shape[0], micro_batch=micro_batch, agent=0, wave=0,
         path=(0, 1), position=1, tensor=sent.header, tokens=1,
     )  # fmt: skip
 

@@ -161,8 +161,8 @@ class DecodingInbox:
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
 
-    async def admit(self, peer_id: str, message: Message) -> bool:
-        return True
+    def admit(self, peer_id: str, message: Message) -> None:
+        pass
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
         assert isinstance(message, ForwardHop)
@@ -187,7 +187,7 @@ async def test_eight_mebibytes_of_activations_go_both_ways(new_host: HostFactory
 
             async def send(source: int) -> None:
                 message = ForwardHop(
-                    plan=PLAN, iteration=0, micro_batch=0,
+                    plan=PLAN, iteration=0, micro_batch=0, agent=0, wave=0,
                     path=(source, 1 - source), position=1, tensor=encoded.header, tokens=1,
                 )  # fmt: skip
                 reply = await transports[source].send(
@@ -196,6 +196,7 @@ async def test_eight_mebibytes_of_activations_go_both_ways(new_host: HostFactory
                 assert reply is None
 
             await asyncio.gather(send(0), send(1))
+            await asyncio.gather(send(0), send(1))  # again: known, not taken
             for inbox in inboxes:
                 [received] = inbox.tensors
                 assert torch.equal(received, activation)
@@ -204,7 +205,7 @@ async def test_eight_mebibytes_of_activations_go_both_ways(new_host: HostFactory
 async def test_a_refusal_reaches_the_sender_of_a_large_tensor(new_host: HostFactory):
     encoded = encode(torch.zeros(2, 1024, 1024), "none")
     message = ForwardHop(
-        plan=PLAN, iteration=0, micro_batch=0, path=(0, 1), position=1,
+        plan=PLAN, iteration=0, micro_batch=0, agent=0, wave=0, path=(0, 1), position=1,
         tensor=encoded.header, tokens=1,
     )  # fmt: skip
     async with connected(new_host) as (alice, bob):
@@ -247,7 +248,7 @@ async def test_after_its_daemon_died_a_member_takes_tensors_again(tmp_path: Path
 
             async def send(micro_batch: int) -> None:
                 message = ForwardHop(
-                    plan=PLAN, iteration=0, micro_batch=micro_batch,
+                    plan=PLAN, iteration=0, micro_batch=micro_batch, agent=0, wave=0,
                     path=(0, 1), position=1, tensor=encoded.header, tokens=1,
                 )  # fmt: skip
                 assert await sender.send(bob.peer_id, message, encoded.payload, timeout_s=60.0) is None

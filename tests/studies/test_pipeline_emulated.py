@@ -124,8 +124,8 @@ class Everything:
     def __init__(self) -> None:
         self.taken_s: list[float] = []
 
-    async def admit(self, peer_id: str, message: Message) -> bool:
-        return True
+    def admit(self, peer_id: str, message: Message) -> None:
+        pass
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
         self.taken_s.append(asyncio.get_running_loop().time())

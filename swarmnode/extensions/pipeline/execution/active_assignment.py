@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.execution.alignment import StepResult
 from swarmnode.extensions.pipeline.execution.hop_checks import check_hop
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
-from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
+from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
     Finished,
@@ -38,7 +37,7 @@ class ActiveAssignment:
     relay: Relay
     driver: MicroBatchDriver
     barrier: StepBarrier
-    ended: "asyncio.Future[StepResult]"
+    ended: "asyncio.Future[BarrierResult]"
     """The result of the running iteration, once it has ended."""
     iterations: asyncio.Task[None] | None = None
     """The task that closes one iteration after the other."""
@@ -48,37 +47,29 @@ class ActiveAssignment:
         """True if this member missed the end of an iteration, so that nothing runs here any more."""
         return self.iterations is not None and self.iterations.done()
 
-    def _part_for(self, message: ForwardHop | BackwardHop) -> Relay | MicroBatchDriver:
+    def part_for(self, message: ForwardHop | BackwardHop) -> Relay | MicroBatchDriver:
         """Return the driver if the micro-batch started at our data node, otherwise the relay."""
         return self.driver if _comes_home(message) else self.relay
 
-    async def admit(self, message: Message) -> bool:
-        """Return False if this very message was taken before. A hop of the next iteration waits for it.
-        Raises Rejected if no member of our plan may send this message now."""
-        self._check(message)
-        if not isinstance(message, ForwardHop | BackwardHop):
-            return True
-        self._check_origin(message)
-        while message.iteration > self.context.iteration:
-            await asyncio.wait((self.ended,))
-            self._check(message)
-        return self._part_for(message).admit(message)
-
-    def _check(self, message: Message) -> None:
+    def check(self, message: Message) -> None:
+        """Raises Rejected if no member of our plan may send this message now."""
         assignment = self.context.assignment
-        if message.plan != assignment.digest or self.lost_track or self.ended.cancelled():
+        if message.plan != assignment.digest or self.lost_track:
             # A plan of before; the transport has checked that it is one of ours.
             raise Rejected(Refusal.UNKNOWN_WORK, "no such plan is running here")
         ahead = message.iteration - self.context.iteration
         if not 0 <= ahead <= 1:
             raise Rejected(Refusal.UNKNOWN_WORK, f"iteration {message.iteration}")
         if isinstance(message, Hop):
-            check_hop(message, assignment.plan, self.context.worker)
+            self._check_hop(message)
         elif isinstance(message, Finished) and message.node not in assignment.data_nodes:
             raise Rejected(Refusal.WRONG_ROUTE, f"node {message.node} starts nothing")
 
-    def _check_origin(self, message: ForwardHop | BackwardHop) -> None:
-        """Raises Rejected: bad_signature, unless the data node of the micro-batch has signed this attempt."""
+    def check_origin(self, message: Message) -> None:
+        """Raises Rejected: bad_signature, unless the data node of the micro-batch has signed this attempt.
+
+        Separate from `check` because it costs most and its result does not change later.
+        """
         # From the data node itself no proof is needed, and it knows on its own what it has begun.
         if isinstance(message, ForwardHop) and message.position > 1 and not _comes_home(message):
             check_signature(message, self.context.assignment.peers[message.path[0]])
@@ -86,12 +77,12 @@ class ActiveAssignment:
     def take(self, peer_id: str, message: Message, values: Tensor | None) -> None:
         """Pass a complete message that was checked to the part that handles it. `values`: the tensor of a
         hop. Raises Rejected."""
-        self._check(message)
         node = self.context.assignment.peers.index(peer_id)
         match message:
             case ForwardHop() | BackwardHop() if values is not None:
-                self.barrier.begin()
-                self._part_for(message).take(message, values)
+                if message.iteration == self.context.iteration:
+                    self.barrier.begin()
+                self.part_for(message).take(message, values)
             case Lost():
                 self.driver.hear_of(peer_id, message)
             case Passed() if message.position > 0:
@@ -103,6 +94,19 @@ class ActiveAssignment:
             case _:
                 raise Rejected(Refusal.UNKNOWN_WORK, "this is said to nobody here")
         self.context.lost.discard(node)
+
+    def _check_hop(self, message: Hop) -> None:
+        worker = self.context.worker
+        check_hop(
+            message,
+            self.context.assignment.plan,
+            hidden_size=worker.model.hidden_size,
+            max_tokens=worker.max_tokens,
+            packs=worker.model.packs,
+        )
+        if not isinstance(message, ForwardHop | BackwardHop):
+            raise Rejected(Refusal.UNKNOWN_WORK, f"a {type(message).__name__}")
+        self.part_for(message).admit(message)
 
 
 def _comes_home(message: ForwardHop | BackwardHop) -> bool:

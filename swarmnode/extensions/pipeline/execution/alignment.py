@@ -1,8 +1,8 @@
 """Packs the state of a stage after each step, offers it to others, and makes it equal among its replicas.
 
-step_barrier.py (the step is taken) -> [Alignment] -> ReplicaExchange.compare -> replica_vote.py
+step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> replica_vote.py
                                       |
-       the state: into Offer (own_stage.py: others may fetch it)
+       the state: into Offer (own_stage.py: others may fetch it), its digest into statuses
 
 What is decided, and what a liar can gain, is in replica_vote.py. Here it is done: stay, take over the state
 of those that are right, or go back to the one before the step. What comes from another replica must have the
@@ -22,8 +22,7 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError, NetworkError
 from swarmnode.extensions.pipeline.execution.member_records import Reload
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
-from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
-from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
+from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange, StageIteration
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, is_near
 from swarmnode.extensions.pipeline.stages.packed_state import (
     MOMENTS,
@@ -57,18 +56,16 @@ def is_whole(model: StageModel, steps: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """The end of an iteration at this member."""
+class Aligned:
+    """The state of a stage after the step was compared with its replicas."""
 
-    grad_norm: float | None = None
-    """None if no step was taken, or if it was undone."""
-    agrees: bool = True
-    """True if the weights here were those of the majority of replicas."""
+    digest: str
+    agrees: bool
+    """True if our weights were right, by the vote of the replicas."""
     undone: bool = False
     """True if the step does not count: all replicas went back to the state before it."""
-    lost_track: bool = False
-    """True if the end was not heard of, or the right weights cannot be fetched: this member needs a new
-    assignment."""
+    is_right: bool = True
+    """False if our weights are wrong and the right ones cannot be fetched."""
 
 
 class Alignment:
@@ -77,7 +74,7 @@ class Alignment:
     def __init__(
         self,
         context: StageContext,
-        gradient_exchange: ReplicaExchange,
+        gradient_exchange: GradientExchange,
         reload: Reload | None,
         *,
         start: StageState | None,
@@ -90,7 +87,7 @@ class Alignment:
         self._before = start
         self._offer = offer
 
-    async def align(self) -> StepResult:
+    async def align(self) -> Aligned:
         """Compare the weights after the iteration's step, and replace them with those of the majority if they
         differ."""
         context, steps = self._context, self._context.iteration + 1
@@ -101,22 +98,22 @@ class Alignment:
         vote = await self._compared(packed.digest)
         if not vote.differs and vote.agrees:
             self._before = packed if whole else self._before
-            return StepResult()
+            return Aligned(packed.digest, agrees=True)
         full = packed if whole else await self._packed(whole=True)
         if not whole:
             # Others want to see it.
             self._offer(steps, full)
         if vote.agrees:
             self._before = full
-            return StepResult()
+            return Aligned(packed.digest, agrees=True)
         if vote.rivals:
             return await self._settle(vote, packed, full)
         tensors = await self._theirs(vote.ask, {vote.digest}, whole=whole)
         if tensors is None:
-            return StepResult(agrees=False, lost_track=True)
-        return await self._adopted(tensors)
+            return Aligned(packed.digest, agrees=False, is_right=False)
+        return await self._adopted(tensors, whole=whole)
 
-    async def _settle(self, vote: ReplicaVote, packed: StageState, full: StageState) -> StepResult:
+    async def _settle(self, vote: ReplicaVote, packed: StageState, full: StageState) -> Aligned:
         """Resolve a vote without a majority. `packed`: the state that was compared. `full`: the same with
         Adam's moments."""
         context, before = self._context, self._before
@@ -135,22 +132,22 @@ class Alignment:
             if await asyncio.to_thread(_all_near, states, await self._unpacked(before)):
                 if vote.rivals[0].digest == packed.digest:
                     self._before = full
-                    return StepResult()
+                    return Aligned(packed.digest, agrees=True)
                 logger.info("our weights are those of %s but for rounding: we take theirs", names[0])
-                return await self._adopted(states[0])
+                return await self._adopted(states[0], whole=whole)
         if {side.before for side in vote.rivals} == {before.digest}:
             logger.warning(
                 "step %d is undone: the weights of %s differ, and nothing tells which are right. "
                 "If that goes on, leave one out (pipeline.members)",
                 context.iteration + 1, " and ".join(names),
             )  # fmt: skip
-            return replace(await self._adopted(await self._unpacked(before)), undone=True)
+            return replace(await self._adopted(await self._unpacked(before), whole=whole), undone=True)
         logger.warning(
             "the weights of %s differ and did so before step %d: each keeps its own",
             " and ".join(names), context.iteration + 1,
         )  # fmt: skip
         self._before = full
-        return StepResult(agrees=False)
+        return Aligned(packed.digest, agrees=False)
 
     async def _theirs(
         self, peers: tuple[str, ...], digests: set[str], *, whole: bool
@@ -168,13 +165,13 @@ class Alignment:
             logger.warning("the weights of %s are not to be had: %s", ", ".join(peers), error)
             return None
 
-    async def _adopted(self, tensors: Mapping[str, Tensor]) -> StepResult:
+    async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> Aligned:
         """Load this state, continue from it, and offer it to other members."""
         context = self._context
         await context.queue.call(context.worker.load_state, tensors, context.optimizer)
-        self._before = await self._packed(whole=True)
-        self._offer(context.iteration + 1, self._before)
-        return StepResult(agrees=False)
+        self._before = state = await self._packed(whole=True)
+        self._offer(context.iteration + 1, state)
+        return Aligned((state if whole else await self._packed(whole=False)).digest, agrees=False)
 
     async def _unpacked(self, state: StageState) -> dict[str, Tensor]:
         return await asyncio.to_thread(unpack_states, [state], max_bytes=len(state.data))

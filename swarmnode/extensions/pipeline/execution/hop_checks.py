@@ -8,43 +8,44 @@ within bounds before anything is made of them.
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
-from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Hop
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.packing import MOST_KEYS_PER_TOKEN
 
 
-def check_hop(message: Hop, plan: Plan, worker: StageWorker) -> None:
+def check_hop(message: Hop, plan: Plan, *, hidden_size: int, max_tokens: int, packs: bool) -> None:
     """Raises Rejected unless a message fits the plan: unknown_work, wrong_route, wrong_shape, too_large.
 
     Its path may differ from the plan's, where members were lost: it begins at the agent's data node and
     passes other stages at most once each.
     """
-    if message.micro_batch >= plan.micro_batches:
-        raise Rejected(Refusal.UNKNOWN_WORK, f"micro-batch {message.micro_batch}")
-    agent = message.micro_batch // plan.instance.waves
+    waves = plan.instance.waves
+    if message.agent >= len(plan.paths) or message.wave >= waves:
+        raise Rejected(Refusal.UNKNOWN_WORK, f"agent {message.agent}, wave {message.wave}")
+    if message.micro_batch != message.agent * waves + message.wave:
+        raise Rejected(Refusal.UNKNOWN_WORK, f"micro-batch {message.micro_batch} of agent {message.agent}")
     stage_of = plan.instance.stage_of
     stages = [stage_of[node] for node in message.path]
-    if message.path[0] != plan.paths[agent][0]:
-        raise Rejected(Refusal.WRONG_ROUTE, f"agent {agent} does not start at node {message.path[0]}")
+    if message.path[0] != plan.paths[message.agent][0]:
+        raise Rejected(Refusal.WRONG_ROUTE, f"agent {message.agent} does not start at node {message.path[0]}")
     if len(set(stages)) < len(stages) or -1 in stages or 0 in stages[1:]:
         raise Rejected(Refusal.WRONG_ROUTE, f"a path through stages {stages}")
     shape = message.tensor.shape
-    if len(shape) != 3 or shape[2] != worker.model.hidden_size:
-        raise Rejected(Refusal.WRONG_SHAPE, f"{list(shape)} where the width is {worker.model.hidden_size}")
+    if len(shape) != 3 or shape[2] != hidden_size:
+        raise Rejected(Refusal.WRONG_SHAPE, f"{list(shape)} where the width is {hidden_size}")
     tokens = shape[0] * shape[1]
-    if tokens > worker.max_tokens:
-        raise Rejected(Refusal.TOO_LARGE, f"{tokens} tokens, at most {worker.max_tokens}")
+    if tokens > max_tokens:
+        raise Rejected(Refusal.TOO_LARGE, f"{tokens} tokens, at most {max_tokens}")
     if isinstance(message, ForwardHop):
-        _check_packing(message, tokens, worker)
+        _check_packing(message, tokens, max_tokens=max_tokens, packs=packs)
 
 
-def _check_packing(message: ForwardHop, tokens: int, worker: StageWorker) -> None:
+def _check_packing(message: ForwardHop, tokens: int, *, max_tokens: int, packs: bool) -> None:
     if message.tokens > tokens:
         raise Rejected(Refusal.WRONG_SHAPE, f"{message.tokens} of {tokens} tokens are learned from")
     if not message.lengths:
         return
-    if not worker.model.packs:
+    if not packs:
         raise Rejected(Refusal.WRONG_SHAPE, "this model takes no packed rows")
     if message.tensor.shape[0] != 1 or sum(message.lengths) != tokens:
         raise Rejected(
@@ -53,6 +54,5 @@ def _check_packing(message: ForwardHop, tokens: int, worker: StageWorker) -> Non
     # The keys of a shared prompt are laid out for every run that continues it: memory was planned for as
     # many as an honest data node packs.
     keys = tokens + sum(message.lengths[prompt] for prompt in message.prompts if prompt is not None)
-    most = MOST_KEYS_PER_TOKEN * worker.max_tokens
-    if keys > most:
-        raise Rejected(Refusal.TOO_LARGE, f"{keys} keys, at most {most}")
+    if keys > MOST_KEYS_PER_TOKEN * max_tokens:
+        raise Rejected(Refusal.TOO_LARGE, f"{keys} keys, at most {MOST_KEYS_PER_TOKEN * max_tokens}")

@@ -5,7 +5,7 @@ iteration_driver.py (an attempt begins) -> [InFlightMicroBatch] <- iteration_dri
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ class InFlightMicroBatch:
     """Shape of the hidden states."""
     awaits: type[Hop] | None = None
     """Kind of the message that has to come next."""
-    arrived: set[type[Hop]] = field(default_factory=set[type[Hop]])
-    """Kinds of the messages that have come."""
     arrival: "asyncio.Future[Tensor | HopFailure] | None" = None
 
     def expect(self, kind: type[Hop]) -> "asyncio.Future[Tensor | HopFailure]":

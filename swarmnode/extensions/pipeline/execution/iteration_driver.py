@@ -1,6 +1,6 @@
 """A data node's own micro-batches: started, sent along their paths, brought home, and repaired on the way.
 
-Feed -> [MicroBatchDriver] -> stage_queue.py (forward, loss, backward), stage_context.py -> the path, and
+Feed -> [MicroBatchDriver] -> stage_queue.py (forward, loss, backward), message_sender.py -> the path, and
     back
                                                                             -> step_barrier.py
 
@@ -23,31 +23,27 @@ from torch import Tensor
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import HopFailure, InFlightMicroBatch
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, RoundTrip
-from swarmnode.extensions.pipeline.execution.stage_context import StageContext
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.plans.recovery import predicted_s, repaired_path
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
+    MAX_ATTEMPTS,
     BackwardHop,
     Finished,
     ForwardHop,
     Hop,
     Lost,
     Passed,
-    TensorHeader,
     Trouble,
 )
 from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
-from swarmnode.extensions.pipeline.wire.signing import signed
 
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 3.0
 """Time limit of the short answer to the question where a micro-batch is."""
-
-MOST_ATTEMPTS = 8
-"""Attempts after which a micro-batch is given up."""
 
 FULL_PAUSE_S, MAX_FULL_PAUSE_S = 0.2, 2.0
 """Pause before members that had no slot for a micro-batch are asked again: each time twice as long."""
@@ -81,17 +77,13 @@ class MicroBatchDriver:
         self._in_flight.clear()
         return report
 
-    def admit(self, message: Hop) -> bool:
-        """Return False if this very message was taken before. Raises Rejected: unknown_work for a message
-        that is not awaited now; wrong_shape."""
-        return type(message) not in self._awaiting(message).arrived
+    def admit(self, message: Hop) -> None:
+        """Raises Rejected: unknown_work for a message that is not awaited now; wrong_shape."""
+        self._awaiting(message)
 
     def take(self, message: Hop, values: Tensor) -> None:
         """Accept the tensor that was awaited. Raises Rejected as `admit` does."""
-        in_flight = self._awaiting(message)
-        if type(message) not in in_flight.arrived:
-            in_flight.arrived.add(type(message))
-            in_flight.settle(values)
+        self._awaiting(message).settle(values)
 
     def hear_of(self, peer_id: str, message: Lost) -> None:
         """Handle the report that a micro-batch does not get past a node. Raises Rejected: unknown_work,
@@ -128,14 +120,13 @@ class MicroBatchDriver:
         )
 
     def _awaiting(self, message: Hop) -> InFlightMicroBatch:
-        attempt = self._context.attempt_of(message)
-        in_flight = self._came_back.get(message.micro_batch, self._in_flight.get(attempt.agent))
+        in_flight = self._in_flight.get(message.agent)
         if (
             in_flight is None
-            or type(message) not in {in_flight.awaits, *in_flight.arrived}
-            or (in_flight.attempt, in_flight.path) != (attempt, message.path)
+            or in_flight.awaits is not type(message)
+            or (in_flight.attempt, in_flight.path) != (attempt_of(message), message.path)
         ):
-            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} is not awaited here")
+            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt_of(message)} is not awaited here")
         if message.tensor.shape != in_flight.shape:
             raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {list(in_flight.shape)}")
         return in_flight
@@ -162,8 +153,8 @@ class MicroBatchDriver:
         """Bring one micro-batch along its path, attempt after attempt."""
         context, report, tried = self._context, self._report, set[int]()
         clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
-        number, pause_s = agent * self._plan.instance.waves + wave, FULL_PAUSE_S
-        for attempt in range(MOST_ATTEMPTS):
+        number, pause_s = context.micro_batch(agent, wave), FULL_PAUSE_S
+        for attempt in range(min(context.settings.max_attempts, MAX_ATTEMPTS)):
             began_s = clock()
             if began_s > self._began_s + context.budget_s:
                 break
@@ -272,41 +263,23 @@ class MicroBatchDriver:
             return hidden_BTD
         layout = inputs.batch.layout
         shares = layout is not None and any(prompt is not None for prompt in layout.prompts)
-
-        def message(header: TensorHeader) -> ForwardHop:
-            made = ForwardHop(
-                **self._fields(in_flight),
-                path=in_flight.path,
-                position=1,
-                tensor=header,
-                tokens=inputs.tokens,
-                lengths=layout.lengths if layout is not None else (),
-                prompts=layout.prompts if layout is not None and shares else (),
-            )
-            return signed(made, self._context.key)
-
-        return await self._answer_to(in_flight, 1, self._context.hop(hidden_BTD, message), ForwardHop)
+        sending = self._context.sender.forward(
+            in_flight,
+            1,
+            hidden_BTD,
+            tokens=inputs.tokens,
+            lengths=layout.lengths if layout is not None else (),
+            prompts=layout.prompts if layout is not None and shares else (),
+        )
+        return await self._answer_to(in_flight, 1, sending, ForwardHop)
 
     async def _back(self, in_flight: InFlightMicroBatch, gradient_BTD: Tensor) -> Tensor | HopFailure:
         """Send the loss's gradient along the path in reverse. Returns the gradient of what we handed on."""
         last = len(in_flight.path) - 1
         if last == 0:
             return gradient_BTD
-
-        def message(header: TensorHeader) -> BackwardHop:
-            return BackwardHop(**self._fields(in_flight), path=in_flight.path, position=last, tensor=header)
-
-        sending = self._context.hop(gradient_BTD, message)
+        sending = self._context.sender.backward(in_flight, last, gradient_BTD)
         return await self._answer_to(in_flight, last, sending, BackwardHop)
-
-    def _fields(self, in_flight: InFlightMicroBatch) -> dict[str, Any]:
-        """Return the fields that all messages of an attempt have."""
-        return {
-            "plan": self._context.assignment.digest,
-            "iteration": in_flight.attempt.iteration,
-            "attempt": in_flight.attempt.number,
-            "micro_batch": in_flight.micro_batch,
-        }
 
     async def _answer_to(
         self,
@@ -347,9 +320,14 @@ class MicroBatchDriver:
         return HopFailure(guilty, "silent" if guilty else "refused")
 
     async def _has_passed(self, in_flight: InFlightMicroBatch, position: int, homeward: bool) -> bool:
-        question = Passed(**self._fields(in_flight), position=position, homeward=homeward)
+        attempt = in_flight.attempt
+        question = Passed(
+            plan=self._context.assignment.digest, iteration=attempt.iteration, attempt=attempt.number,
+            micro_batch=in_flight.micro_batch, position=position, homeward=homeward,
+        )  # fmt: skip
         timeout_s = min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s)
-        return await self._context.message(in_flight.path[position], question, timeout_s=timeout_s) is None
+        sender = self._context.sender
+        return await sender.message(in_flight.path[position], question, timeout_s=timeout_s) is None
 
     def _note_skips(self, agent: int, path: tuple[int, ...]) -> None:
         visited = {self._plan.instance.stage_of[node] for node in path}

@@ -22,12 +22,7 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.extensions.pipeline.execution.alignment import (
-    Alignment,
-    OfferState,
-    StepResult,
-    offer_to_none,
-)
+from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
     Assignment,
@@ -36,11 +31,14 @@ from swarmnode.extensions.pipeline.execution.member_records import (
     MemberSettings,
     Reload,
 )
+from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENTS, MessageSender
 from swarmnode.extensions.pipeline.execution.relay import Relay
-from swarmnode.extensions.pipeline.execution.stage_context import LARGE_ELEMENTS, StageContext
-from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
-from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
-from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext
+from swarmnode.extensions.pipeline.execution.stage_queue import (
+    StageQueue,
+)
+from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
+from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
@@ -75,7 +73,7 @@ class PipelineMember:
         streams: MemberStreams,
         *,
         key: NodeKey,
-        gradient_exchange: ReplicaExchange,
+        gradient_exchange: GradientExchange,
         settings: MemberSettings | None = None,
         queue: StageQueue | None = None,
         reload: Reload | None = None,
@@ -97,6 +95,7 @@ class PipelineMember:
         self._active: ActiveAssignment | None = None
         self._steps = 0
         """Optimizer steps taken by the end of the last assignment."""
+        self._digest = ""
         self._training = False
 
     async def __aenter__(self) -> Self:
@@ -122,6 +121,12 @@ class PipelineMember:
         """Optimizer steps taken. Without an assignment, those at the end of the last one; 0 before the
         first."""
         return self._active.context.iteration if self._active is not None else self._steps
+
+    @property
+    def digest(self) -> str:
+        """Digest of our weights after the last step, as it was reported to others; empty before the first
+        step."""
+        return self._digest
 
     @property
     def lost_track(self) -> bool:
@@ -168,18 +173,19 @@ class PipelineMember:
         ModelError while `train` runs.
         """
         former = self._end_assignment()
+        lost = set[int]()
         context = StageContext(
             assignment=assignment,
             worker=worker,
             optimizer=optimizer,
             queue=self._queue,
-            transport=self.transport,
+            sender=MessageSender(self.transport, assignment, self.settings, key=self._key, lost=lost),
             settings=self.settings,
             spawn=self._spawn,
             report_lost=lambda node, why: self.on_lost(assignment.peers[node], why),
             makespan_s=simulate(assignment.plan).makespan_s,
             iteration=assignment.iteration,
-            key=self._key,
+            lost=lost,
         )
         self._queue.post(_prepare, worker, assignment.iteration)
         alignment = Alignment(context, self._gradient_exchange, self._reload, start=start, offer=offer)
@@ -253,38 +259,38 @@ class PipelineMember:
         report.grad_norm, report.agrees = closed.grad_norm, closed.agrees
         return report
 
-    async def wait_step(self, iteration: int) -> bool:
-        """Wait until this number of optimizer steps is taken. Returns False if the assignment ends before.
-        Raises ModelError if this member has lost track."""
-        active = self._active
-        while active is not None and active.context.iteration < iteration:
-            ended = active.ended
-            await asyncio.wait((ended,))
-            if ended.cancelled():
-                return False
-            if ended.result().lost_track:
+    async def wait_step(self, iteration: int) -> None:
+        """Wait until this number of optimizer steps is taken. Raises ModelError if this member has lost
+        track."""
+        while self.iteration < iteration:
+            if self._active is None:
+                raise ModelError("a member without an assignment takes no steps")
+            closed = await asyncio.shield(self._active.ended)
+            if closed.lost_track:
                 raise ModelError(
                     "this member has missed the end of an iteration", hint="give it a new assignment"
                 )
-        return active is not None
 
-    async def admit(self, peer_id: str, message: Message) -> bool:
+    def admit(self, peer_id: str, message: Message) -> None:
         """Implements MessageHandler. Raises Rejected if the message would not be taken."""
-        return await self._running().admit(message)
+        active = self._active
+        if active is None:
+            raise Rejected(Refusal.UNKNOWN_WORK, "no plan is running here")
+        active.check(message)
+        active.check_origin(message)
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
         """Implements MessageHandler: handle a complete message. Raises Rejected."""
+        active = self._active
         values = None
         if isinstance(message, Hop):
             large = message.tensor.size > LARGE_ELEMENTS
             header = message.tensor
             values = await asyncio.to_thread(decode, header, payload) if large else decode(header, payload)
-        self._running().take(peer_id, message, values)
-
-    def _running(self) -> ActiveAssignment:
-        if self._active is None:
-            raise Rejected(Refusal.UNKNOWN_WORK, "no plan is running here")
-        return self._active
+        if active is None or active is not self._active:
+            raise Rejected(Refusal.UNKNOWN_WORK, "the assignment has changed meanwhile")
+        active.check(message)
+        active.take(peer_id, message, values)
 
     async def _iterate(self, active: ActiveAssignment) -> None:
         """Close iteration after iteration, until this member has lost track."""
@@ -294,18 +300,20 @@ class PipelineMember:
             if not knows:
                 logger.warning("nobody told us how iteration %d ended", active.context.iteration)
                 active.context.queue.post(active.context.worker.take_gradients)
-                active.ended.set_result(StepResult(lost_track=True))
+                active.ended.set_result(BarrierResult(lost_track=True))
                 return
             closed = await active.barrier.close()
-            active.relay.slots.begin_iteration()
+            self._digest = closed.digest
             ended, active.ended = active.ended, asyncio.get_running_loop().create_future()
             ended.set_result(closed)
             if closed.lost_track:
                 active.ended.set_result(closed)
                 return
+            if active.relay.begin_iteration():
+                active.barrier.begin()
 
     async def _finish(self, context: StageContext, message: Finished, node: int) -> None:
-        if await context.message(node, message) == "silent":
+        if await context.sender.message(node, message) == "silent":
             context.has_lost(node, f"did not hear that iteration {message.iteration} is over")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -1,6 +1,6 @@
 """Other members' micro-batches at one member: received, passed through its stage, and gradients sent back.
 
-pipeline_member.py (admit, take) -> [Relay] -> stage_queue.py (forward, backward) -> stage_context.py -> the
+pipeline_member.py (admit, take) -> [Relay] -> stage_queue.py (forward, backward) -> message_sender.py -> the
     next or former node
 
 A micro-batch has a slot here from before its forward pass until after its backward pass. Agents of the plan
@@ -18,11 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from msgspec.structs import replace
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.execution.stage_context import StageContext
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
@@ -56,9 +55,13 @@ class RelayPhase(IntEnum):
 class RelayedMicroBatch:
     """One attempt at a micro-batch, in flight through this member."""
 
-    message: ForwardHop
-    """The message that brought it here."""
     attempt: MicroBatchAttempt
+    micro_batch: int
+    path: tuple[int, ...]
+    position: int
+    """Our position on the path."""
+    shape: tuple[int, ...]
+    """Shape of its hidden states."""
     phase: RelayPhase = RelayPhase.WAITING
     task: asyncio.Task[None] | None = None
     """The task that brings it to the next node. Its way back is not to be interrupted."""
@@ -79,18 +82,19 @@ class AgentSlots:
     def taken(self) -> int:
         return len(self._planned) - len(self._passed) + len(self._others)
 
-    def may_have(self, agent: int) -> bool:
-        """Return True if the agent has a slot or would get one."""
-        planned = self._planned - self._passed
+    def may_have(self, agent: int, *, early: bool = False) -> bool:
+        """Return True if the agent has a slot or would get one. `early`: for the next iteration."""
+        planned = self._planned if early else self._planned - self._passed
         return agent in planned or len(planned) + len(self._others - {agent}) < self._capacity
 
-    def take(self, agent: int) -> None:
+    def take(self, agent: int, *, early: bool = False) -> None:
         """Take a slot for the agent. Raises Rejected: no_slot."""
-        if not self.may_have(agent):
+        if not self.may_have(agent, early=early):
             raise Rejected(Refusal.NO_SLOT, f"{self.taken} of {self._capacity} are taken")
         if agent not in self._planned:
             self._others.add(agent)
-        self._passed.discard(agent)
+        elif not early:
+            self._passed.discard(agent)
 
     def give_back(self, agent: int, *, passed: bool = False) -> bool:
         """Return True if the slot is free now. A planned agent keeps its slot until its last micro-batch has
@@ -117,49 +121,50 @@ class Relay:
         )
         self._relayed: dict[int, RelayedMicroBatch] = {}
         """The newest attempt of each agent."""
+        self._early: dict[int, tuple[ForwardHop, Tensor]] = {}
+        """Each agent's micro-batch that belongs to the next iteration."""
         self.stragglers = 0
         """Micro-batches that were still here when their iteration was closed, since the start."""
 
-    def admit(self, message: ForwardHop | BackwardHop) -> bool:
-        """Return False if this very message was taken before. Raises Rejected: no_slot; unknown_work for a
-        micro-batch that is over or was never sent from here."""
-        attempt = self._context.attempt_of(message)
-        newest = self._relayed.get(attempt.agent)
+    def admit(self, message: ForwardHop | BackwardHop) -> None:
+        """Raises Rejected: no_slot; unknown_work for a micro-batch that is over or was never sent from
+        here."""
         if isinstance(message, BackwardHop):
-            return self._expecting(message).phase < RelayPhase.BACK
-        if newest is not None and attempt <= newest.attempt:
-            if message == newest.message:
-                return False
+            self._expecting(message)
+            return
+        attempt, newest = attempt_of(message), self._relayed.get(message.agent)
+        if message.iteration != self._context.iteration:
+            early = self._early.get(message.agent)
+            if early is not None and attempt <= attempt_of(early[0]):
+                raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {attempt_of(early[0])}")
+        elif newest is not None and attempt <= newest.attempt:
             raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {newest.attempt}")
-        if not self.slots.may_have(attempt.agent):
+        early = message.iteration != self._context.iteration
+        if not self.slots.may_have(message.agent, early=early):
             self._free_slots_of_the_lost()
-        if not self.slots.may_have(attempt.agent):
-            raise Rejected(Refusal.NO_SLOT, f"for agent {attempt.agent}")
-        return True
+        if not self.slots.may_have(message.agent, early=early):
+            raise Rejected(Refusal.NO_SLOT, f"for agent {message.agent}")
 
     def take(self, message: ForwardHop | BackwardHop, values: Tensor) -> None:
-        """Begin the work of a message, unless that was done before. Raises Rejected as `admit` does: the
-        state may have changed since it was admitted."""
-        if not self.admit(message):
-            return
+        """Begin the work of a message. Raises Rejected as `admit` does: the state may have changed since it
+        was admitted."""
+        self.admit(message)
         if isinstance(message, BackwardHop):
             relayed = self._expecting(message)
             relayed.phase = RelayPhase.BACK
-            self._context.spawn(self._homeward(relayed, message, values))
+            self._context.spawn(self._homeward(relayed, values))
             return
-        attempt = self._context.attempt_of(message)
-        self.slots.take(attempt.agent)
-        if (former := self._relayed.get(attempt.agent)) is not None:
-            self._stop(former)
-        relayed = self._relayed[attempt.agent] = RelayedMicroBatch(message, attempt)
-        relayed.task = self._context.spawn(self._onward(relayed, values))
+        self.slots.take(message.agent, early=message.iteration != self._context.iteration)
+        if message.iteration == self._context.iteration:
+            self._begin(message, values)
+        else:
+            self._early[message.agent] = message, values
 
     def asked(self, message: Passed) -> None:
         """Return if the micro-batch was handed on. Raises Rejected: too_slow while it is here, unknown_work
         if it is not."""
         for relayed in self._relayed.values():
-            here = relayed.message
-            if (here.micro_batch, here.attempt) == (message.micro_batch, message.attempt):
+            if relayed.micro_batch == message.micro_batch and relayed.attempt.number == message.attempt:
                 if relayed.phase >= (RelayPhase.ANSWERED if message.homeward else RelayPhase.GONE):
                     return
                 if relayed.phase >= RelayPhase.BACK or not message.homeward:
@@ -171,31 +176,50 @@ class Relay:
         for agent, relayed in self._relayed.items():
             self.stragglers += relayed.phase < RelayPhase.BACK
             self._stop(relayed)
-            if self.slots.give_back(agent):
+            if agent not in self._early and self.slots.give_back(agent):
                 self._context.queue.post(self._context.worker.release, agent)
         self._relayed.clear()
 
+    def begin_iteration(self) -> bool:
+        """Begin micro-batches that came early. Returns True if there were any. The context's iteration has
+        been raised before."""
+        self.slots.begin_iteration()
+        early, self._early = self._early, {}
+        for message, values in early.values():
+            if message.iteration == self._context.iteration:
+                self._begin(message, values)
+        return bool(early)
+
     def _expecting(self, message: BackwardHop) -> RelayedMicroBatch:
-        """Return the micro-batch of a gradient. Raises Rejected if it was not sent on from here."""
-        attempt = self._context.attempt_of(message)
-        relayed = self._relayed.get(attempt.agent)
-        if (
-            relayed is None
-            or relayed.attempt != attempt
-            or (relayed.message.path, relayed.message.position) != (message.path, message.position)
-            or relayed.phase == RelayPhase.WAITING
-        ):
-            raise Rejected(Refusal.UNKNOWN_WORK, f"no gradient is awaited for {attempt}")
-        if message.tensor.shape != relayed.message.tensor.shape:
-            raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape} of {relayed.message.tensor.shape}")
+        relayed = self._relayed.get(message.agent)
+        expected = (
+            relayed is not None
+            and relayed.attempt == attempt_of(message)
+            and (relayed.path, relayed.position) == (message.path, message.position)
+            and relayed.phase in (RelayPhase.GOING, RelayPhase.GONE)
+        )
+        if relayed is None or not expected:
+            raise Rejected(Refusal.UNKNOWN_WORK, f"no gradient is awaited for {attempt_of(message)}")
+        if message.tensor.shape != relayed.shape:
+            raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {relayed.shape}")
         return relayed
+
+    def _begin(self, message: ForwardHop, values: Tensor) -> None:
+        former = self._relayed.get(message.agent)
+        if former is not None:
+            self._stop(former)
+        relayed = RelayedMicroBatch(
+            attempt_of(message), message.micro_batch, message.path, message.position, message.tensor.shape
+        )
+        self._relayed[message.agent] = relayed
+        relayed.task = self._context.spawn(self._onward(relayed, message, values))
 
     def _stop(self, relayed: RelayedMicroBatch) -> None:
         if relayed.task is not None and relayed.phase < RelayPhase.BACK:
             relayed.task.cancel()
 
-    async def _onward(self, relayed: RelayedMicroBatch, values: Tensor) -> None:
-        context, message, agent = self._context, relayed.message, relayed.attempt.agent
+    async def _onward(self, relayed: RelayedMicroBatch, message: ForwardHop, values: Tensor) -> None:
+        context, agent = self._context, message.agent
 
         def forward() -> Tensor:
             prompts = message.prompts or None
@@ -208,20 +232,26 @@ class Relay:
             output_BTD = await context.queue.perform("forward", agent, forward)
         except Exception as error:  # noqa: BLE001  a peer's numbers must not end the member
             _log_failure("forward", relayed.attempt, error)
-            self._leave(relayed)
-            await self._tell(relayed, message.position, "refused")
+            self._leave(agent, relayed)
+            await self._tell(relayed, relayed.position, "refused")
             return
         relayed.phase = RelayPhase.GOING
-        position = message.position + 1
-        trouble = await context.hop(
-            output_BTD, lambda header: replace(message, position=position, tensor=header)
+        target = (relayed.position + 1) % len(relayed.path)
+        trouble = await context.sender.forward(
+            relayed,
+            relayed.position + 1,
+            output_BTD,
+            tokens=message.tokens,
+            lengths=message.lengths,
+            prompts=message.prompts,
+            signature=message.signature,
         )
         if trouble is None and relayed.phase == RelayPhase.GOING:
             relayed.phase = RelayPhase.GONE
         elif trouble is not None and relayed.phase == RelayPhase.GOING:
-            await self._tell(relayed, position % len(message.path), trouble)
+            await self._tell(relayed, target, trouble)
 
-    async def _homeward(self, relayed: RelayedMicroBatch, message: BackwardHop, gradient_BTD: Tensor) -> None:
+    async def _homeward(self, relayed: RelayedMicroBatch, gradient_BTD: Tensor) -> None:
         context, attempt = self._context, relayed.attempt
         try:
             answer_BTD = await context.queue.perform(
@@ -230,21 +260,18 @@ class Relay:
             assert answer_BTD is not None  # Only ids have no gradient, and they do not come from elsewhere.
         except Exception as error:  # noqa: BLE001  a peer's numbers must not end the member
             _log_failure("backward", attempt, error)
-            self._leave(relayed)
-            await self._tell(relayed, message.position, "refused")
+            self._leave(attempt.agent, relayed)
+            await self._tell(relayed, relayed.position, "refused")
             return
-        position = message.position - 1
-        trouble = await context.hop(
-            answer_BTD, lambda header: replace(message, position=position, tensor=header)
-        )
+        trouble = await context.sender.backward(relayed, relayed.position - 1, answer_BTD)
         if trouble is None:
             relayed.phase = RelayPhase.ANSWERED
             context.queue.post(context.worker.commit, attempt)
         elif trouble != "silent":
             context.queue.post(context.worker.discard, attempt)
-        self._leave(relayed)
+        self._leave(attempt.agent, relayed)
         if trouble is not None:
-            await self._tell(relayed, position, trouble)
+            await self._tell(relayed, relayed.position - 1, trouble)
 
     def _free_slots_of_the_lost(self) -> None:
         """Free the slots of agents whose data node is gone: no more of their micro-batches come in this
@@ -259,11 +286,10 @@ class Relay:
                 if self.slots.give_back(agent, passed=True):
                     self._context.queue.post(self._context.worker.release, agent)
 
-    def _leave(self, relayed: RelayedMicroBatch) -> None:
+    def _leave(self, agent: int, relayed: RelayedMicroBatch) -> None:
         """Free the slot of a micro-batch if nothing more is to come in it, unless its agent has sent another
         meanwhile."""
-        agent = relayed.attempt.agent
-        if self._relayed.get(agent) is not relayed:
+        if self._relayed.get(agent) is not relayed or agent in self._early:
             return
         is_last = relayed.attempt.wave == self._context.assignment.plan.instance.waves - 1
         if self.slots.give_back(agent, passed=is_last and relayed.phase == RelayPhase.ANSWERED):
@@ -272,17 +298,17 @@ class Relay:
     async def _tell(self, relayed: RelayedMicroBatch, position: int, trouble: Trouble) -> None:
         """Tell the data node, which decides what becomes of a micro-batch, that it does not get past a
         node."""
-        context, message = self._context, relayed.message
-        node, data_node = message.path[position], message.path[0]
+        context, node, data_node = self._context, relayed.path[position], relayed.path[0]
         if trouble == "silent":
             context.has_lost(node, "did not take a tensor in time")
         if node == data_node or self._relayed.get(relayed.attempt.agent) is not relayed:
             return
-        lost = Lost(
-            plan=message.plan, iteration=message.iteration, attempt=message.attempt,
-            micro_batch=message.micro_batch, position=position, fault=trouble,
+        message = Lost(
+            plan=context.assignment.digest, iteration=relayed.attempt.iteration,
+            attempt=relayed.attempt.number,
+            micro_batch=relayed.micro_batch, position=position, fault=trouble,
         )  # fmt: skip
-        if await context.message(data_node, lost) == "silent":
+        if await context.sender.message(data_node, message) == "silent":
             context.has_lost(data_node, "did not take the news of a lost member")
 
 

@@ -1,6 +1,6 @@
 """The end of an iteration at one member: decide which micro-batches count, average with replicas, step.
 
-Finished of the data nodes -> [StepBarrier] -> replica_exchange.py -> StageWorker.apply
+Finished of the data nodes -> [StepBarrier] -> GradientExchange (replica_exchange.py) -> StageWorker.apply
                                                                                -> alignment.py
 
 An iteration ends when every data node that lives has said so, or at a deadline; a member that has heard of
@@ -12,17 +12,17 @@ counted one that came back another way, a replica has counted it too, so the who
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.execution.alignment import Alignment, StepResult
+from swarmnode.extensions.pipeline.execution.alignment import Alignment
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
     ContributionBounds,
+    GradientExchange,
     StageIteration,
 )
-from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
 from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Passed
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
@@ -30,6 +30,21 @@ from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 logger = logging.getLogger(__name__)
 
 NOTHING = GradientSum({}, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierResult:
+    """The end of an iteration at this member."""
+
+    grad_norm: float | None = None
+    """None if no step was taken, or if it was undone."""
+    digest: str = ""
+    """Digest of the weights after the iteration (alignment.py)."""
+    agrees: bool = True
+    """True if the weights here were those of the majority of replicas."""
+    lost_track: bool = False
+    """True if the end was not heard of, or the right weights cannot be fetched: this member needs a new
+    assignment."""
 
 
 def counted_elsewhere(
@@ -51,7 +66,7 @@ class StepBarrier:
     """Ends the iterations of one assignment, one after the other."""
 
     def __init__(
-        self, context: StageContext, gradient_exchange: ReplicaExchange, alignment: Alignment
+        self, context: StageContext, gradient_exchange: GradientExchange, alignment: Alignment
     ) -> None:
         self._context = context
         self._gradient_exchange = gradient_exchange
@@ -99,7 +114,7 @@ class StepBarrier:
                 context.has_lost(node, f"did not finish iteration {context.iteration}")
         return bool(self._heard)
 
-    async def close(self) -> StepResult:
+    async def close(self) -> BarrierResult:
         """Settle, average, step, and compare the weights. Raises the context's iteration by one."""
         context, iteration = self._context, self._context.iteration
         own = await context.queue.call(self._settle, dict(self._heard))
@@ -113,7 +128,12 @@ class StepBarrier:
         if self._finished:
             self._begun.set()
         context.iteration += 1
-        return aligned if aligned.undone else replace(aligned, grad_norm=grad_norm)
+        return BarrierResult(
+            grad_norm=None if aligned.undone else grad_norm,
+            digest=aligned.digest,
+            agrees=aligned.agrees,
+            lost_track=not aligned.is_right,
+        )
 
     async def _watch(self, limit: asyncio.Timeout) -> None:
         """Ask each data node that has not finished if it is still at work, and extend the deadline if it is.
@@ -135,7 +155,7 @@ class StepBarrier:
                     micro_batch=0,
                     homeward=False,
                 )
-                trouble = await context.message(node, question)
+                trouble = await context.sender.message(node, question)
                 if trouble is None:
                     self._renew(limit, latest_s)
                 elif trouble == "silent" and self._heard:

@@ -6,19 +6,23 @@ A death is planned around at once, newcomers once no more of them come, or have 
 that gave no plan are not tried again before something changes, or a while has passed. Whoever says that
 another proposal is coming is believed for as long as it takes to notice a death; whoever leaves the plan that
 it has just helped to begin is asked, and left out. Who turns out to do nothing is a reason to plan, too:
-that it has no stage under the next plan is then what every member computes for itself. Where most members
-compute another plan than we do, our membership ends with an error, and the next member convenes.
+that it has no stage under the next plan is then what every member computes for itself.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from swarmnode.errors import PipelineError
+from swarmnode.errors import NetworkError
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
-from swarmnode.extensions.pipeline.membership.membership_messages import ProposalProgress, Propose, Status
+from swarmnode.extensions.pipeline.membership.membership_messages import (
+    Ping,
+    ProposalProgress,
+    Propose,
+    Status,
+)
 from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence
 from swarmnode.extensions.pipeline.membership.proposal_round import (
     Ask,
@@ -29,16 +33,37 @@ from swarmnode.extensions.pipeline.membership.proposal_round import (
 )
 from swarmnode.extensions.pipeline.plans.member_costs import is_fresh
 from swarmnode.extensions.pipeline.plans.observations import useless_members
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
 
 logger = logging.getLogger(__name__)
 
 MAX_AGAIN = 2
-"""Rounds that may end because of one member, until all work under one plan. The next is held without it; it
-is not left out sooner because it may be the only one that has its layers."""
+"""Rounds in a row that may end because of one member. The next is held without it; it is not left out sooner
+because it may be the only one that has its layers."""
 
 SETTLED_AFTER = 3
 """Factor of `settle_s`: so long after the first newcomer no others are waited for, as they may never stop
 coming."""
+
+RESIGNED_FOR = 10
+"""Factor of `barred_s`: so long we do not convene after most members computed another plan than we did."""
+
+
+class OutbidReports:
+    """Members that report another convener's proposal, and since when without a plan coming of it."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+        self._in_force = 0
+
+    def told(self, by: Iterable[str], in_force: int, now_s: float) -> dict[str, float]:
+        """Record the members that report one now, under the plan of epoch `in_force`. Returns by peer for how
+        many seconds."""
+        before = self._since_s if in_force == self._in_force else {}
+        self._since_s = {peer: before.get(peer, now_s) for peer in by}
+        self._in_force = in_force
+        return {peer: now_s - since_s for peer, since_s in self._since_s.items()}
 
 
 class Convener:
@@ -54,7 +79,7 @@ class Convener:
         wall_s: Callable[[], float],
         suspect: Callable[[str, str], None],
     ) -> None:
-        """`suspect`: called with a member whose status is to be asked for, and the reason."""
+        """`suspect`: called with a member that does not answer and the reason."""
         self._members = members
         self._follower = follower
         self._presence = presence
@@ -63,11 +88,11 @@ class Convener:
         self._wall_s = wall_s
         self._suspect = suspect
         self._started_at_s = 0.0
+        self._resigned_until_s = 0.0
         self._fruitless: tuple[frozenset[tuple[str, int]], float] = (frozenset(), 0.0)
         self._again: Counter[str] = Counter()
-        """Rounds that a member has ended, or left the plan of, since all worked under one plan."""
-        self._outbid_since_s: dict[str, float] = {}
-        """Members that report another convener's proposal, and since when without a plan coming of it."""
+        self._outbid = OutbidReports()
+        self._strayed: Counter[str] = Counter()
         self._begun: tuple[frozenset[tuple[str, int]], str] = (frozenset(), "")
         """Members of the last plan that we brought into force, and its digest."""
         self._due_since_s: float | None = None
@@ -78,9 +103,13 @@ class Convener:
         """Begin to listen for members, which must last a while before it can be our turn."""
         self._started_at_s = _now_s()
 
+    @property
+    def is_resigned(self) -> bool:
+        return _now_s() < self._resigned_until_s
+
     def turn(self) -> str:
         """Return the peer id of the member that has the turn to convene."""
-        return self._members.convener(_now_s())
+        return self._members.convener(_now_s(), resigned=self.is_resigned)
 
     async def run(self) -> bool:
         """Convene if it is our turn and a plan is due. Returns False if not."""
@@ -92,7 +121,7 @@ class Convener:
         if not self._is_due(others):
             return False
         useless = self._useless(others)
-        if not useless and self._bar_deserters(others):
+        if not useless and await self._bar_deserters(others):
             return True
         if useless:
             logger.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
@@ -103,14 +132,13 @@ class Convener:
 
     def _is_due(self, others: list[str]) -> bool:
         now_s, settings = _now_s(), self._members.settings
-        if self.turn() != self._members.own:
+        if self.turn() != self._members.own or self.is_resigned:
             return False
         if now_s < self._started_at_s + settings.settle_s:
             return False
         statuses = self._statuses(others)
         if self._is_in_force(statuses) and not self._useless(others):
             self._due_since_s = None
-            self._again.clear()
             return False
         if not any(each.in_force for each in statuses.values()) and len(statuses) < settings.at_least:
             return False
@@ -147,26 +175,40 @@ class Convener:
         self._judged &= found
         return sorted(found - self._judged)
 
-    def _bar_deserters(self, others: list[str]) -> bool:
-        """Bar members of the last plan that we brought into force which left it without reason, or time after
-        time. Returns True if any was barred."""
+    async def _bar_deserters(self, others: list[str]) -> bool:
+        """Bar members of our last plan that left it without reason. Returns True if any was barred, or if
+        none has left it after all."""
         sessions, digest = self._begun
-        plan, follower = self._follower.in_force, self._follower
-        if plan is None or plan.digest != digest or follower.progress != ProposalProgress.BEGUN:
+        plan = self._follower.in_force
+        if plan is None or plan.digest != digest or sessions != self._sessions(others):
             return False
-        if sessions != self._sessions(others):
+        if self._follower.progress != ProposalProgress.BEGUN:
             return False
-        statuses, barred = self._statuses(others), False
-        for peer in others:
-            status = statuses.get(peer)
-            if status is None or status.plan == digest:
-                continue
-            # Another convener's proposal may have taken it along, but not time after time.
-            self._again[peer] += 1
-            if status.epoch <= plan.epoch or self._again[peer] > MAX_AGAIN:
-                self._members.bar(peer, "it left a plan that it had begun", _now_s())
+        told = self._statuses(others)
+        barred = False
+        # Bounded: who is gone is forgotten here.
+        self._strayed = Counter({peer: self._strayed[peer] for peer in others})
+        for peer in [peer for peer in others if peer not in told or told[peer].plan != digest]:
+            why = await self._what_became_of(peer, plan)
+            if why:
+                self._members.bar(peer, why, _now_s())
                 barred = True
-        return barred
+        return barred or self._is_in_force(self._statuses(others))
+
+    async def _what_became_of(self, peer: str, plan: AgreedPlan) -> str:
+        """Return the reason to bar a member that seems to have left the plan; empty if there is none."""
+        try:
+            status = await self._ask(peer, Ping(self._status()))
+        except (NetworkError, MemberRefused) as error:
+            logger.debug("%s does not say where it stands: %s", peer, error)
+        else:
+            if status.plan == plan.digest:
+                return ""
+            if status.epoch <= plan.epoch:
+                return "it left a plan that it had begun"
+        # Another convener's proposal may have taken it along, but not time after time.
+        self._strayed[peer] += 1
+        return "it leaves one plan after the other" if self._strayed[peer] > MAX_AGAIN else ""
 
     async def _hold_round(self, others: list[str]) -> bool:
         """Hold one round. Returns True if another plan has begun."""
@@ -198,37 +240,47 @@ class Convener:
         keep us from planning."""
         follower, settings = self._follower, self._members.settings
         ends_at_s = _now_s() + settings.confirm_s
-        while outcome.outbid and _now_s() < ends_at_s:
+        while outcome.outbid:
             if (follower.epoch, follower.by) != (epoch, self._members.own):
-                outcome.outbid.clear()
+                self._outbid = OutbidReports()
+                return
+            if _now_s() >= ends_at_s:
                 break
             await asyncio.sleep(min(settings.poll_s, settings.confirm_s))
-        now_s = _now_s()
-        self._outbid_since_s = {peer: self._outbid_since_s.get(peer, now_s) for peer in outcome.outbid}
-        for peer, since_s in self._outbid_since_s.items():
+        in_force = follower.in_force.epoch if follower.in_force else 0
+        for peer, for_s in self._outbid.told(outcome.outbid, in_force, _now_s()).items():
             # So long a member may honestly take the dead for the living.
-            if now_s - since_s > settings.silence_s + settings.answer_s:
-                outcome.failed[peer] = f"spoke of another proposal: {outcome.outbid[peer]}"
+            if for_s > settings.silence_s + settings.answer_s:
+                why = outcome.outbid[peer]
+                outcome.failed[peer] = f"spoke for {for_s:.0f} s of another proposal: {why}"
+                self._outbid = OutbidReports()
 
     async def _ask_again(self, outcome: RoundOutcome) -> None:
-        """Have members that ended a round looked at before the next one. Fail those that ended too many."""
-        self._again.update(outcome.again.keys())
+        """Ask members that ended a round for their status before the next one, since it may have changed.
+        Fail those that ended too many."""
+        self._again = Counter({peer: self._again[peer] + 1 for peer in outcome.again})
         for peer, why in outcome.again.items():
             if self._again[peer] > MAX_AGAIN:
                 outcome.failed[peer] = why
                 continue
             logger.info("%s ended the change of plan, another one begins: %s", peer, why)
-            self._suspect(peer, why)
-        if outcome.again:
-            # Before they are planned with again, there is time to see whether they live.
-            await asyncio.sleep(self._members.settings.confirm_s)
+            try:
+                await self._ask(peer, Ping(self._status()))
+            except NetworkError as error:
+                self._suspect(peer, str(error))
+                # Before it is planned with again, there is time to see whether it lives.
+                await asyncio.sleep(self._members.settings.confirm_s)
+            except MemberRefused as error:
+                logger.debug("%s does not say where it stands: %s", peer, error)
 
     def _conclude(self, outcome: RoundOutcome, sessions: frozenset[tuple[str, int]]) -> None:
         now_s, settings = _now_s(), self._members.settings
-        if outcome.is_ours_wrong:
-            raise PipelineError(
-                f"most members of pipeline {settings.name} came to another plan than we did",
-                hint="is this swarmnode another version?",
+        if outcome.resign:
+            self._resigned_until_s = now_s + RESIGNED_FOR * settings.barred_s
+            logger.error(
+                "most members of pipeline %s came to another plan than we did: is this swarmnode another "
+                "version? The next member convenes",
+                settings.name,
             )
         for peer, why in outcome.failed.items():
             if peer == self._members.own:

@@ -7,19 +7,18 @@ Tables are bounded: the dead make room for the living, strangers are refused onc
 """
 
 import logging
+from collections import OrderedDict
 from dataclasses import dataclass
 
-from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     MAX_MEMBERS,
     Presence,
-    Propose,
     Status,
     differing,
     open_presence,
 )
-from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
+from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.token_bucket import TokenBucket
 
@@ -45,7 +44,7 @@ FREE_LOSSES = 2
 MAX_BARRED_S = 600.0
 
 FORGIVEN_S = 300.0
-"""Seconds of life after which losses are forgotten: a machine that was restarted ten times in a month is no
+"""Seconds of life after which one loss is forgotten: a machine that was restarted ten times in a month is no
 worse."""
 
 
@@ -109,11 +108,19 @@ class KnownMember:
     """Pings in a row for which no connection could be made."""
     losses: int = 0
     """Times that it was lost, left, or did not do its part, without those that are forgotten."""
-    faultless_since_s: float = 0.0
-    """Time since which it lives without another loss."""
+    unforgiven_since_s: float = 0.0
+    """Time of the last loss, or when a loss was last forgotten."""
     barred_until_s: float = 0.0
     convenes_from_s: float = 0.0
     """Time before which it may not propose."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberClaim:
+    """The announced costs of a member, and the session of its process."""
+
+    session: int
+    costs: MemberCosts
 
 
 class KnownMembers:
@@ -128,8 +135,8 @@ class KnownMembers:
         self.gone_at_s = float("-inf")
         """Time when a member was last lost, or left."""
         self._known: dict[str, KnownMember] = {}
-        self._allowances = BoundedDict[str, TokenBucket](MAX_TRACKED_PEERS)
-        self._told = BoundedDict[str, str](MAX_TRACKED_PEERS)
+        self._allowances: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._told: OrderedDict[str, str] = OrderedDict()
 
     def __getitem__(self, peer_id: str) -> KnownMember:
         return self._known[peer_id]
@@ -139,8 +146,12 @@ class KnownMembers:
 
     def allow(self, peer_id: str, now_s: float) -> None:
         """Count one request or message of a peer. Raises Rejected: too_often."""
-        bucket = self._allowances.get(peer_id) or TokenBucket(REQUESTS_PER_S, REQUESTS_BURST)
-        self._allowances[peer_id] = bucket
+        bucket = self._allowances.setdefault(
+            peer_id, TokenBucket(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_BURST)
+        )
+        self._allowances.move_to_end(peer_id)
+        if len(self._allowances) > MAX_TRACKED_PEERS:
+            self._allowances.popitem(last=False)
         if not bucket.take(now=now_s):
             raise Rejected(Refusal.TOO_OFTEN, f"{peer_id} asks more than {REQUESTS_PER_S:g} times a second")
 
@@ -184,41 +195,13 @@ class KnownMembers:
         self._known[author] = KnownMember(presence, sealed, joined_at_s=now_s, ping_at_s=now_s)
         return True
 
-    def checked(
-        self, sender: str, proposal: Propose, *, session: int, wall_s: float, now_s: float
-    ) -> tuple[CostAnnouncement, ...]:
-        """Return the announcements in a proposal. `session`: ours. Raises Rejected: not_convener, malformed,
-        not_in_it, and as for presences."""
-        convener, known = self.convener(now_s), self._known.get(sender)
-        if sender > convener or (known is not None and known.convenes_from_s > now_s):
-            raise Rejected(Refusal.NOT_CONVENER, f"{convener} lives and convenes")
-        found: dict[str, Presence] = {}
-        for sealed in proposal.presences:
-            author, presence = self.open(sealed, wall_s=wall_s)
-            if author in found:
-                raise Rejected(Refusal.MALFORMED, f"{author} is in the proposal twice")
-            found[author] = presence
-        own = found.get(self.own)
-        if own is None or own.session != session or sender not in found:
-            raise Rejected(Refusal.NOT_IN_IT, "the proposal leaves out whom it is sent to or by")
-        if any(stage >= len(proposal.ends) for stage in proposal.stage_of.values()):
-            raise Rejected(Refusal.MALFORMED, "a stage without layers")
-        for sealed in proposal.presences:
-            try:
-                self.introduce(sealed, sender=None, wall_s=wall_s, now_s=now_s)
-            except Rejected as error:
-                # We know newer of a third one, or have no room for it: that is not the convener's doing.
-                if error.reason not in (Refusal.OLD_NEWS, Refusal.FULL):
-                    raise
-        return tuple(presence.costs for presence in found.values())
-
     def heard(self, peer_id: str, status: Status, now_s: float) -> bool:
         """Record a member's status. Returns False if its newest presence is not known here."""
         known = self._known.get(peer_id)
         if known is None or known.presence.session != status.session:
             return False
         if not known.lives:
-            known.lives, known.joined_at_s, known.faultless_since_s = True, now_s, now_s
+            known.lives, known.joined_at_s = True, now_s
             known.ping_at_s = now_s + self.settings.ping_s
             logger.info("%s takes part in pipeline %s", peer_id, self.settings.name)
         known.status, known.heard_at_s, known.unreachable = status, now_s, 0
@@ -268,6 +251,11 @@ class KnownMembers:
         if known is not None:
             known.convenes_from_s = known.barred_until_s
 
+    def may_convene(self, peer_id: str, now_s: float) -> bool:
+        """Return True if a member may propose when it is its turn."""
+        known = self._known.get(peer_id)
+        return known is None or known.convenes_from_s <= now_s
+
     def silent(self, now_s: float) -> list[str]:
         """Return members that live as far as we knew but have been silent for too long."""
         limit_s = now_s - self.settings.silence_s
@@ -285,6 +273,11 @@ class KnownMembers:
         """Return the members that answer, without us; sorted."""
         return sorted(peer for peer, known in self._known.items() if known.lives)
 
+    def claims(self) -> dict[str, MemberClaim]:
+        """Return the claim of each other member that answers."""
+        said = {peer: self._known[peer].presence for peer in self.living()}
+        return {peer: MemberClaim(each.session, each.costs.member) for peer, each in said.items()}
+
     def usable(self, now_s: float) -> list[str]:
         """Return the other members that a plan may count on; sorted."""
         return [peer for peer in self.living() if self._known[peer].barred_until_s <= now_s]
@@ -295,9 +288,15 @@ class KnownMembers:
         statuses = [self._known[peer].status for peer in others]
         return 2 * sum(each is not None and each.in_force > epoch for each in statuses) > len(others)
 
-    def convener(self, now_s: float) -> str:
-        """Return the peer id that has the turn: the smallest living one, including ours."""
-        return min([*(peer for peer in self.usable(now_s) if self._known[peer].status is not None), self.own])
+    def convener(self, now_s: float, *, resigned: bool) -> str:
+        """Return the peer id that has the turn: the smallest living one, including ours unless we
+        resigned."""
+        ready = [
+            peer
+            for peer in self.usable(now_s)
+            if (s := self._known[peer].status) is not None and not s.resigned
+        ]
+        return min([*ready, *([] if resigned and ready else [self.own])])
 
     def _gone(self, known: KnownMember, now_s: float) -> None:
         self.gone_at_s = now_s
@@ -323,10 +322,14 @@ class KnownMembers:
         if self._told.get(author) == wrong:
             return
         self._told[author] = wrong
+        if len(self._told) > MAX_TRACKED_PEERS:
+            self._told.popitem(last=False)
         logger.warning("%s cannot take part in pipeline %s: %s", author, self.settings.name, wrong)
 
 
 def _lose(known: KnownMember, now_s: float) -> None:
-    """Count one more loss, unless the member has outlived those before."""
-    known.losses = 1 if known.heard_at_s - known.faultless_since_s >= FORGIVEN_S else known.losses + 1
-    known.faultless_since_s = now_s
+    """Count one more loss, less those that the member has outlived since."""
+    # While it was away nothing is forgotten: it did not prove anything.
+    lived_s = (known.heard_at_s if not known.lives else now_s) - known.unforgiven_since_s
+    known.losses = max(0, known.losses - int(max(0.0, lived_s) / FORGIVEN_S)) + 1
+    known.unforgiven_since_s = now_s

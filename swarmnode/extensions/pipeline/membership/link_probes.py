@@ -12,7 +12,7 @@ import hashlib
 import logging
 import random
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_high, median_low
@@ -20,7 +20,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import NetworkError, PeerUnreachable, Rejected
 from swarmnode.extensions.pipeline.plans.member_costs import (
     MAX_AGE_S,
@@ -29,6 +28,7 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     MIN_BYTES_PER_S,
     LinkCosts,
 )
+from swarmnode.extensions.pipeline.wire.frames import as_payload
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
@@ -47,9 +47,9 @@ LEAST_TRANSFER_S = 1e-4
 """Time below which a transfer cannot be told from the noise of the clock."""
 BYTES_PER_S = 512 * 1024.0
 BURST_BYTES = 8.0 * 1024 * 1024
-"""Bytes that one peer may send at once: one measurement of a fast line takes 6 MiB of them."""
-LEAST_COST_BYTES = 128 * 1024
-"""What a small probe costs of that: echoes are bounded too."""
+"""Bytes that one peer may send at once: two full probes, and one more every eight seconds."""
+ECHOES_PER_S = 2.0
+BURST_ECHOES = 64.0
 MAX_TRACKED_PEERS = 1024
 """Bound of the tracked peers: as many as could be members. The one that was not heard of for longest is
 forgotten."""
@@ -65,6 +65,16 @@ REFRESH_S = 300.0
 
 RECENT = 5
 """Measurements of a link of which the median counts: two outliers in five leave no trace."""
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """Token buckets of one peer: bytes and number of probes."""
+
+    bulk: TokenBucket = field(default_factory=lambda: TokenBucket(rate_per_s=BYTES_PER_S, burst=BURST_BYTES))
+    echoes: TokenBucket = field(
+        default_factory=lambda: TokenBucket(rate_per_s=ECHOES_PER_S, burst=BURST_ECHOES)
+    )
 
 
 class Probe(MemberMessage, frozen=True, tag="probe"):
@@ -86,7 +96,7 @@ class ProbeService:
     def __init__(self, streams: MemberStreams, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._streams = streams
         self._clock = clock
-        self._peers = BoundedDict[str, TokenBucket](MAX_TRACKED_PEERS)
+        self._peers: OrderedDict[str, _Allowance] = OrderedDict()
 
     def begin(self) -> None:
         """Answer the probes of others from now on."""
@@ -94,9 +104,12 @@ class ProbeService:
 
     def allows(self, peer_id: str, size_bytes: int) -> bool:
         """Count a probe of this many bytes. Returns False if the peer is beyond its allowance."""
-        allowance = self._peers.get(peer_id) or TokenBucket(BYTES_PER_S, BURST_BYTES)
-        self._peers[peer_id] = allowance
-        return allowance.take(max(size_bytes, LEAST_COST_BYTES), now=self._clock())
+        allowance = self._peers.setdefault(peer_id, _Allowance())
+        self._peers.move_to_end(peer_id)
+        if len(self._peers) > MAX_TRACKED_PEERS:
+            self._peers.popitem(last=False)
+        now = self._clock()
+        return allowance.echoes.take(now=now) and allowance.bulk.take(size_bytes, now=now)
 
     async def answer(self, incoming: Incoming[Probe]) -> Reply:
         """Return the hash of a probe. Raises Rejected: too_often, before its bytes are read."""
@@ -115,6 +128,8 @@ class _Link:
     )
     """Latest measurements, each with its time."""
     due_at_s: float = 0.0
+    failures: int = 0
+    """Failed probes in a row."""
 
 
 class LinkProber:
@@ -152,8 +167,10 @@ class LinkProber:
             try:
                 costs = await self.measure(peer_id)
                 link.recent.append((self._clock(), costs))
+                link.failures = 0
             except NetworkError as error:
-                logger.debug("no probe of %s came through: %s", peer_id, error)
+                link.failures += 1
+                logger.debug("no probe of %s came through (%d in a row): %s", peer_id, link.failures, error)
             link.due_at_s = self._clock() + REFRESH_S
 
     def links(self) -> dict[str, LinkCosts]:
@@ -186,11 +203,12 @@ class LinkProber:
     async def _timed(self, peer_id: str, size_bytes: int) -> float:
         """Return the seconds until this many bytes have arrived and the answer is back."""
         probe = self._rng.randbytes(size_bytes)
+        payload = as_payload(probe)
         start = self._clock()
         try:
             answer = await self._streams.ask(
                 peer_id, MemberService.PROBES, Probe(size_bytes), bytes,
-                timeout_s=TIMEOUT_S, payload=probe,
+                timeout_s=TIMEOUT_S, payload=payload,
             )  # fmt: skip
         except Rejected as error:
             raise PeerUnreachable(f"{peer_id} refused a probe: {error}") from error

@@ -18,6 +18,7 @@ from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
 
 logger = logging.getLogger(__name__)
 
+MAX_ASKED_AT_ONCE = 16
 LOOKS_PER_PING = 4
 
 AskWithin = Callable[[str, Request, float], Awaitable[Status]]
@@ -64,19 +65,20 @@ class LivenessMonitor:
         self._status = status
         self._turn = turn
         self._news = news
-        self._suspects: set[str] = set()
-        self._tasks: asyncio.TaskGroup | None = None
+        self._suspects: dict[str, str] = {}
+        self._reported = asyncio.Event()
 
     async def run(self) -> None:
-        """Ping the members, and let suspected ones be checked, until cancelled."""
-        async with asyncio.TaskGroup() as self._tasks:
-            await self._ping_forever()
+        """Ping the members and check suspected ones until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._ping_forever())
+            tasks.create_task(self._confirm_forever())
 
     def suspect(self, peer_id: str, why: str) -> None:
         """Check at once if this member lives. Reports about strangers are ignored."""
-        if self._tasks is not None and peer_id in {*self._members.living()} - self._suspects:
-            self._suspects.add(peer_id)
-            self._tasks.create_task(self._confirm(peer_id, why))
+        if peer_id in self._members.living():
+            self._suspects[peer_id] = why
+            self._reported.set()
 
     async def look(self, peers: Iterable[str]) -> None:
         """Exchange status with these members, all at once and with a short deadline."""
@@ -85,21 +87,30 @@ class LivenessMonitor:
 
     async def _ping_forever(self) -> None:
         settings = self._members.settings
+        asking = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
         while True:
-            await of_each(self._members.due(_now_s()), self._ping)
+            await of_each(self._members.due(_now_s()), lambda peer: self._ping(peer, asking))
             for peer in self._members.silent(_now_s()):
                 self._gone(peer, f"silent for {settings.silence_s:.0f} s")
             await self._news.pause(settings.ping_s / LOOKS_PER_PING)
 
-    async def _ping(self, peer: str) -> None:
-        try:
-            await self._ask(peer, Ping(self._status()), self._members.settings.answer_s)
-        except PeerUnreachable as error:
-            # Nobody listens there: no need to wait as long as for somebody who is slow.
-            if self._members.unreachable(peer, _now_s()):
-                self.suspect(peer, str(error))
-        except (NetworkError, MemberRefused) as error:
-            logger.debug("no answer to a ping: %s", error)
+    async def _confirm_forever(self) -> None:
+        while True:
+            await self._reported.wait()
+            self._reported.clear()
+            suspects, self._suspects = self._suspects, {}
+            await of_each(suspects.items(), lambda suspect: self._confirm(*suspect))
+
+    async def _ping(self, peer: str, asking: asyncio.Semaphore) -> None:
+        async with asking:
+            try:
+                await self._ask(peer, Ping(self._status()), self._members.settings.answer_s)
+            except PeerUnreachable as error:
+                # Nobody listens there: no need to wait as long as for somebody who is slow.
+                if self._members.unreachable(peer, _now_s()):
+                    self.suspect(peer, str(error))
+            except (NetworkError, MemberRefused) as error:
+                logger.debug("no answer to a ping: %s", error)
 
     async def _confirm(self, peer: str, why: str) -> None:
         settings = self._members.settings
@@ -110,8 +121,6 @@ class LivenessMonitor:
         except NetworkError as error:
             if self._gone(peer, f"{why}; {error}") and self._turn() != self._members.own:
                 await self._tell(self._turn(), Suspect(peer), settings.answer_s)
-        finally:
-            self._suspects.discard(peer)
 
     async def _tell(self, peer: str, request: Request, within_s: float) -> None:
         try:

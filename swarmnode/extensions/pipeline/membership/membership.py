@@ -22,7 +22,11 @@ from swarmnode.errors import ModelError, NetworkError, Rejected
 from swarmnode.extensions.pipeline.membership.convener import Convener
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.job_runner import JobRunner, OnAgreed
-from swarmnode.extensions.pipeline.membership.known_members import KnownMembers, MembershipSettings
+from swarmnode.extensions.pipeline.membership.known_members import (
+    KnownMembers,
+    MemberClaim,
+    MembershipSettings,
+)
 from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     Begin,
@@ -30,7 +34,6 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     Introduce,
     Leave,
     Ping,
-    Presence,
     Propose,
     Request,
     Status,
@@ -39,9 +42,10 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     topic_of,
 )
 from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence, ask
+from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
 from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.of_each import of_each
@@ -108,7 +112,7 @@ class Membership:
             self._follower, self._members, self._news,
             look=self._liveness.look, prepare=prepare, on_agreed=on_agreed,
         )  # fmt: skip
-        self._plan = plan
+        self._proposals = ProposalChecker(self._members, self._own, plan, self._convener.turn, wall_s)
         self._group: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
         self._has_left = False
@@ -155,7 +159,7 @@ class Membership:
         Raises ModelError if this membership ends first.
         """
         self.rests()
-        self.stepped(iteration)
+        self.stepped(iteration, self._follower.weights)
         said = False
         while not (self._follower.may_begin(iteration) and not self._is_outdated()):
             if self._has_left:
@@ -178,9 +182,10 @@ class Membership:
         self._follower.busy = False
         self._news.tell()
 
-    def stepped(self, iteration: int) -> None:
-        """Record that our weights are at this iteration. To be called by every member."""
-        self._follower.stepped(iteration, self._now_s())
+    def stepped(self, iteration: int, weights: str = "") -> None:
+        """Record that our weights are at this iteration. `weights`: their digest. To be called by every
+        member."""
+        self._follower.stepped(iteration, weights, self._now_s())
         self._news.tell()
 
     def lost(self, peer_id: str, why: str) -> None:
@@ -191,9 +196,9 @@ class Membership:
         """Return the peer ids of living members, ours included; sorted."""
         return tuple(sorted((self._host.peer_id, *self._members.living())))
 
-    def presences(self) -> dict[str, Presence]:
-        """Return the presences of the other living members."""
-        return {peer: self._members[peer].presence for peer in self._members.living()}
+    def claims(self) -> dict[str, MemberClaim]:
+        """Return the claims of the other living members."""
+        return self._members.claims()
 
     def status(self) -> Status:
         """Return our status, as it is sent to others."""
@@ -208,10 +213,12 @@ class Membership:
             plan=plan.digest if plan else "",
             stage=-1 if stage is None else stage,
             ends=plan.as_former.ends if plan else (),
+            weights=follower.weights,
             epoch=follower.epoch,
             progress=follower.progress,
             proposed=follower.proposed.digest if follower.proposed else "",
             detail=follower.detail,
+            resigned=self._convener.is_resigned,
         )
 
     # What is heard.
@@ -273,11 +280,7 @@ class Membership:
 
     def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
         members, follower = self._members, self._follower
-        announcements = members.checked(
-            sender, proposal, session=self._own.session, wall_s=self._wall_s(), now_s=now_s
-        )
-        former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
-        inputs = PlanInputs(announcements, self._plan, former, proposal.epoch)
+        inputs = self._proposals.checked(sender, proposal, now_s)
         heard = {peer: members[peer].status for peer in members.living()}
         epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
         follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)

@@ -86,6 +86,8 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """The stage that it holds; -1 for none."""
     ends: Ends = ()
     """First layer behind each stage, as it knows them."""
+    weights: Digest = ""
+    """Digest of the stage's weights at that iteration; empty while unknown."""
     epoch: Number = 0
     """Highest epoch that it has taken a proposal of."""
     progress: ProposalProgress = ProposalProgress.NONE
@@ -93,6 +95,8 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Digest of the plan that it computed from that proposal."""
     detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
     """Reason of a failure, for people."""
+    resigned: bool = False
+    """True if it does not convene for now, so that the next member does."""
 
     def __post_init__(self) -> None:
         _check_rising(self.ends)

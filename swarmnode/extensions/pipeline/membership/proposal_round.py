@@ -53,7 +53,7 @@ class RoundOutcome:
     assignment, or did not answer. The dead among them are not in the next round."""
     outbid: dict[str, str] = field(default_factory=dict[str, str])
     """Members that report another convener's proposal, with their words."""
-    is_ours_wrong: bool = False
+    resign: bool = False
     """True if most others computed one plan that is not ours: then ours is the faulty computation."""
 
 
@@ -251,7 +251,7 @@ class ProposalRound:
         return not (self._out.failed or self._out.again or self._out.outbid)
 
     def _all_agree(self) -> bool:
-        """Return True if all members computed the same plan. Otherwise fail those that differ, unless
+        """Return True if all members computed the same plan. Otherwise fail those that differ, or resign if
         only ours does."""
         ours = self._statuses[self._own].proposed
         plans = {peer: self._statuses[peer].proposed for peer in self._members if peer != self._own}
@@ -260,7 +260,7 @@ class ProposalRound:
             return True
         common, votes = Counter(plans.values()).most_common(1)[0]
         if common != ours and votes > len(self._members) / 2:
-            self._out.is_ours_wrong = True
+            self._out.resign = True
         else:
             why = "computed another plan from the same inputs: is its swarmnode another version?"
             self._out.failed |= dict.fromkeys(differ, why)

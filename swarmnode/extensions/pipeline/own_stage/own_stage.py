@@ -203,13 +203,14 @@ class OwnStage:
         self._held = self._next = self._worker = None
         self._held_bytes = 0
 
-    async def stepped(self) -> None:
-        """Record that the pipeline has taken a step."""
+    async def stepped(self) -> str:
+        """Record that the pipeline has taken a step. Returns the digest of the weights."""
         held, worker = self._held, self._worker
         if held is None or worker is None:
-            return
+            return ""
         held.iteration = await self._member.in_stage_thread(lambda: worker.version)
         held.is_known = True
+        return self._member.digest
 
     async def hand_on(self) -> None:
         """Have the state after a step copied by a neighbour and, when due, write it to disk."""

@@ -1,14 +1,15 @@
-"""Decides which contributions of an iteration count. Pure.
+"""Decides which contributions of an iteration count, by what the replicas that answer say they hold. Pure.
 
-replica_exchange.py (contributions that came) -> [combined] -> Combined
+replica_exchange.py (contributions that came, what others hold) -> [combined] -> Combined
 
-Out is one that claims many times the others' tokens (they are its weight), or whose gradient a token is many
-times larger. The reference is the lower median: with two replicas the smaller one, since both must come to
-the same answer, and a step left out costs less than one gone wrong. A replica that died half-way, or tells
-two stories, may leave the others with different sums: the weights after the step are compared
-(replica_vote.py).
+What more than half of those that answer hold counts, so a replica that died half-way is in no sum or in all
+of them. Out is one that claims many times the others' tokens (they are its weight), or whose gradient a token
+is many times larger. The reference is the lower median: with two replicas the smaller one, since both must
+come to the same answer, and a step left out costs less than one gone wrong. Whoever tells two stories may
+leave the others with different sums: the weights after the step are compared (replica_vote.py).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
@@ -21,22 +22,31 @@ MAX_WEIGHT_RATIO = 8.0
 """Largest ratio of a replica's tokens to those of the (lower) median one. Slots bound how unequal the plan
 makes them; this bounds how much more than an honest replica a liar can weigh."""
 
+Held = Mapping[str, str]
+"""By author, the digest of the contribution that a replica holds."""
+
 
 def combined(
     came: Mapping[str, Contribution],
     faults: Mapping[str, ContributionFault],
+    held: Sequence[Held],
     *,
     max_norm_ratio: float,
 ) -> Combined:
     """Return the sum in the order of the peer ids: the same additions at every replica, so the same bits.
 
-    `came`: by author, our own among them. `faults`: of replicas from which nothing sound came.
+    `came`: by author, our own among them. `faults`: of replicas from which nothing sound came. `held`: what
+    each replica that answers holds, ours among them.
     """
-    weighed = _within(sorted(came), MAX_WEIGHT_RATIO, lambda author: float(came[author].sum.tokens))
+    votes = Counter(each for one in held for each in one.items())
+    known = [author for author in sorted(came) if 2 * votes[author, came[author].digest] > len(held)]
+    weighed = _within(known, MAX_WEIGHT_RATIO, lambda author: float(came[author].sum.tokens))
     chosen = _within(weighed, max_norm_ratio, lambda one: came[one].norm / max(came[one].sum.tokens, 1))
     rejected = dict(faults)
     for author in came:
-        if author not in weighed:
+        if author not in known:
+            rejected[author] = ContributionFault.LATE
+        elif author not in weighed:
             rejected[author] = ContributionFault.WEIGHT
         elif author not in chosen:
             rejected[author] = ContributionFault.NORM

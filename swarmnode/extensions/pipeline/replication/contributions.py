@@ -2,24 +2,28 @@
 
 StageWorker.take_gradients -> [contribute] -> replica_exchange.py -> [read_values] -> contribution_tally.py
 
-The gradients of those parameters that a micro-batch passed travel as a safetensors file. Its head says how
-long it is, and how many tokens are inside.
+What a replica sends follows from the stage's parameters: those that a micro-batch passed, in the order of
+their names, as one vector of float32. Its head says which, and how many tokens are inside.
 """
 
+import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import torch
+from msgspec import Meta
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.replication.gradient_exchange import ContributionBounds, ContributionFault
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
-from swarmnode.extensions.pipeline.stages.packed_state import pack_state
+from swarmnode.extensions.pipeline.wire.frames import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import Count
 
-NAME_BYTES = 512
-"""Bound of what a safetensors file says of one parameter."""
+MAX_PARAMETERS = 8192
+"""Bound of the tensors of a stage: 64 layers with 14 adapter matrices each are 896."""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -27,7 +31,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     tokens: Count
     visits: Count
-    size_bytes: Count
+    present: Annotated[bytes, Meta(max_length=MAX_PARAMETERS // 8)]
+    """One bit for each parameter, in the order of their names, lowest first: 1 if it has a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,9 @@ class Contribution:
     """A contribution that is sound by itself. contribution_tally.py compares it with those of the others."""
 
     head: Head
-    data: bytes
+    data: bytearray
+    digest: str
+    """SHA-256 of head and bytes, by which replicas tell each other what they hold."""
     sum: GradientSum
     norm: float
     """Euclidean norm of the sum over all its parameters."""
@@ -44,11 +51,15 @@ class Contribution:
 def contribute(own: GradientSum, bounds: ContributionBounds) -> Contribution:
     """Return our own contribution. Raises Rejected: not_finite, weight; ModelError for gradients that are not
     of this stage."""
+    names = sorted(bounds.shapes)
     for name, tensor in own.tensors.items():
         if tuple(tensor.shape) != bounds.shapes.get(name):
             raise ModelError(f"a gradient {list(tensor.shape)} of {name} is none of this stage")
-    data = pack_state({name: tensor.to(torch.float32) for name, tensor in own.tensors.items()}).data
-    return read_values(Head(own.tokens, own.visits, len(data)), data, bounds)
+    held = [own.tensors[name].detach().reshape(-1) for name in names if name in own.tensors]
+    flat = torch.cat(held).to("cpu", torch.float32) if held else torch.zeros(0)
+    present = sum((name in own.tensors) << index for index, name in enumerate(names))
+    head = Head(own.tokens, own.visits, present.to_bytes(-(-len(names) // 8), "little"))
+    return read_values(head, bytearray(flat.numpy().tobytes()), bounds)
 
 
 def size_bytes(head: Head, bounds: ContributionBounds) -> int:
@@ -56,44 +67,48 @@ def size_bytes(head: Head, bounds: ContributionBounds) -> int:
     wrong_shape, weight."""
     if head.tokens > bounds.max_tokens or head.visits > bounds.max_visits:
         raise Rejected(ContributionFault.WEIGHT, f"{head.tokens} tokens in {head.visits} micro-batches")
-    if head.size_bytes > most_bytes(bounds):
-        raise Rejected(ContributionFault.WRONG_SHAPE, f"{head.size_bytes} bytes of gradients")
-    return head.size_bytes
+    if not head.tokens and any(head.present):
+        raise Rejected(ContributionFault.WEIGHT, "gradients of no token")
+    return 4 * sum(_sizes(_names(head, bounds), bounds))
 
 
 def most_bytes(bounds: ContributionBounds) -> int:
     """Return the largest size of one contribution: every parameter."""
-    sizes = (4 * math.prod(shape) + NAME_BYTES for shape in bounds.shapes.values())
-    return NAME_BYTES + sum(sizes)
+    return 4 * sum(_sizes(list(bounds.shapes), bounds))
 
 
-def read_values(head: Head, data: bytes, bounds: ContributionBounds) -> Contribution:
-    """Return the contribution of a head and its bytes. Raises Rejected: malformed, wrong_shape, not_finite,
-    and as `size_bytes`.
+def read_values(head: Head, data: bytearray, bounds: ContributionBounds) -> Contribution:
+    """Return the contribution of a head and its bytes. Raises Rejected: not_finite, and as `size_bytes`.
 
     Takes seconds for gigabytes.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    size_bytes(head, bounds)
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise Rejected(ContributionFault.MALFORMED, str(error)) from error
-    if tensors and not head.tokens:
-        raise Rejected(ContributionFault.WEIGHT, "gradients of no token")
-    for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32 or tuple(tensor.shape) != bounds.shapes.get(name):
-            raise Rejected(ContributionFault.WRONG_SHAPE, f"{tensor.dtype} {list(tensor.shape)}")
-    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64).item() for tensor in tensors.values()]
-    norm = math.hypot(*norms)
+    if len(data) != size_bytes(head, bounds):
+        raise Rejected(ContributionFault.WRONG_SHAPE, f"{len(data)} bytes of gradients")
+    names = _names(head, bounds)
+    flat = torch.frombuffer(data, dtype=torch.float32) if data else torch.zeros(0)
+    norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
     if not math.isfinite(norm):
         raise Rejected(ContributionFault.NOT_FINITE)
-    return Contribution(head, data, GradientSum(tensors, head.tokens, head.visits), norm)
+    parts = zip(names, flat.split(_sizes(names, bounds)) if names else [], strict=True)
+    tensors = {name: part.view(bounds.shapes[name]) for name, part in parts}
+    digest = hashlib.sha256(encode(head))
+    digest.update(data)
+    return Contribution(head, data, digest.hexdigest(), GradientSum(tensors, head.tokens, head.visits), norm)
 
 
 def fault_of(rejected: Rejected) -> ContributionFault:
     """Return the fault of a refusal. Reasons that have no fault of their own are malformed."""
     known = rejected.reason in set(ContributionFault)
     return ContributionFault(rejected.reason) if known else ContributionFault.MALFORMED
+
+
+def _names(head: Head, bounds: ContributionBounds) -> list[str]:
+    names = sorted(bounds.shapes)
+    bits = int.from_bytes(head.present, "little")
+    if len(head.present) != -(-len(names) // 8) or bits >> len(names):
+        raise Rejected(ContributionFault.WRONG_SHAPE, f"this stage has {len(names)} parameters")
+    return [name for index, name in enumerate(names) if bits >> index & 1]
+
+
+def _sizes(names: Sequence[str], bounds: ContributionBounds) -> list[int]:
+    return [math.prod(bounds.shapes[name]) for name in names]

@@ -1,17 +1,19 @@
-"""The records by which a stage's replicas agree before and after a step.
+"""The interface by which a stage's replicas agree before and after a step; replica_exchange.py implements it.
 
-member (GradientSum of its own) -> ReplicaExchange.combine -> [Combined] -> StageWorker.apply
+member (GradientSum of its own) -> [GradientExchange.combine] -> Combined -> StageWorker.apply
+member (digest of its weights) -> [GradientExchange.compare] -> ReplicaVote (replica_vote.py) -> alignment.py
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
 from torch import Tensor
 
+from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest
 
@@ -27,6 +29,8 @@ class ContributionFault(StrEnum):
     """More tokens or micro-batches than the plan gives it."""
     NOT_FINITE = "not_finite"
     NORM = "norm"
+    LATE = "late"
+    """Most others do not hold it, or another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +89,27 @@ class StageIteration(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     """Digest of the plan."""
     stage: Annotated[int, Meta(ge=0, lt=MAX_PATH)]
     iteration: Count
+
+
+class GradientExchange(Protocol):
+    """Averages gradients among the replicas of one stage. `replicas` are peer ids, our own among them."""
+
+    async def combine(
+        self,
+        own: GradientSum,
+        stage_iteration: StageIteration,
+        replicas: Sequence[str],
+        bounds: ContributionBounds,
+    ) -> Combined:
+        """Return the sum over all replicas whose contribution is sound. Bounded in time whatever they do."""
+        ...
+
+    async def compare(
+        self, digest: str, stage_iteration: StageIteration, replicas: Sequence[str], *, before: str = ""
+    ) -> ReplicaVote:
+        """Compare the state after the step with the other replicas.
+
+        `digest`: of the state after the step. `before`: of the state that we can go back to; empty if we do
+        not know that the pipeline was there.
+        """
+        ...

@@ -1,4 +1,4 @@
-"""Answers to the other replicas of our stage: our contribution, and the weights after the step.
+"""Answers to the other replicas of our stage: our contribution, what we hold, and the weights after the step.
 
 replica_exchange.py (exchanges that run here) -> [ReplicaAnswers] <- incoming_streams.py <- a replica
 
@@ -16,7 +16,9 @@ from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.replication.contributions import Contribution
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
 from swarmnode.extensions.pipeline.replication.replica_questions import (
+    AskDigest,
     AskGradients,
+    HeldContributions,
     Question,
 )
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaWeights
@@ -26,7 +28,7 @@ from swarmnode.extensions.pipeline.wire.refusals import Refusal
 KEPT_EXCHANGES = 2
 """Exchanges that are kept: the running one, and the one before for replicas that come late."""
 
-MAX_WAITING = 2
+MAX_WAITING = 3
 """Questions of one replica that may wait for us: it goes from one step of the exchange to the next."""
 
 _T = TypeVar("_T")
@@ -48,6 +50,7 @@ class OwnAnswers:
     """What other replicas may ask about one iteration; None where it is not there yet."""
 
     contribution: Contribution | None = None
+    held: HeldContributions | None = None
     weights: ReplicaWeights | None = None
 
 
@@ -83,7 +86,9 @@ class ReplicaAnswers:
         if isinstance(question, AskGradients):
             found = await self._until(peer_id, lambda: own().contribution)
             return Reply(found.head, found.data)
-        return Reply(await self._until(peer_id, lambda: own().weights))
+        if isinstance(question, AskDigest):
+            return Reply(await self._until(peer_id, lambda: own().weights))
+        return Reply(await self._until(peer_id, lambda: own().held))
 
     async def _until(self, peer_id: str, ready: Callable[[], _T | None]) -> _T:
         """Wait until `ready` returns a value. Bounded by the time that the asker gives. Raises Rejected

@@ -11,10 +11,11 @@ fork before CUDA starts, its processes outlive a killed parent (39 minutes, when
 with one peer missing forms after 3 s.
 
 1. Gather. Everyone asks every other replica for its contribution. Bounds are checked before bytes are read:
-   tokens, micro-batches and size. Then the parameters, and finiteness.
-2. Sum, in the order of the peer ids, those whose norm a token is not far above the median
+   tokens and micro-batches, exactly the parameters of the stage. Then finiteness.
+2. Agree. Everyone asks the others which contributions they hold. What most of those that answer hold counts.
+3. Sum, in the order of the peer ids, those whose norm a token is not far above the median
    (contribution_tally.py).
-3. After the step, compare the weights. Where a death or a lie left different sums, replica_vote.py decides.
+4. After the step, compare the weights. Where a death or a lie left different sums, replica_vote.py decides.
 
 Everybody sends to everybody: (r - 1) x size out of each of r replicas. A reduce-scatter sends 2 (r - 1) / r x
 size: the same for two replicas, 2/3 of it for three, half for four. But there each replica sees a part of the
@@ -24,9 +25,9 @@ under a second at 100 Mbit/s.
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.replication.contribution_tally import combined
@@ -50,7 +51,10 @@ from swarmnode.extensions.pipeline.replication.replica_answers import AnswerScop
 from swarmnode.extensions.pipeline.replication.replica_questions import (
     AskDigest,
     AskGradients,
+    AskHeld,
+    HeldContributions,
     Question,
+    StageQuestion,
 )
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, vote_of
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
@@ -64,9 +68,11 @@ NOTHING = GradientSum({}, 0, 0)
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 
 class ReplicaExchange:
-    """Averages gradients among the replicas of one stage. `replicas` are peer ids, our own among them.
+    """A `GradientExchange` over streams.
 
     async with ReplicaExchange(streams) as exchange:
         exchange.admit(assignment.peers)
@@ -104,12 +110,9 @@ class ReplicaExchange:
         replicas: Sequence[str],
         bounds: ContributionBounds,
     ) -> Combined:
-        """Return the sum over all replicas whose contribution is sound.
-
-        A frozen replica costs `contribution_timeout_s` and the time that its bytes may take. If our own
-        gradients would be refused by every replica, they count as none. Raises ModelError for gradients that
-        are not of this stage.
-        """
+        """Implements `GradientExchange.combine`. A frozen replica costs `contribution_timeout_s` and the time
+        that its bytes may take. If our own gradients would be refused by every replica, they count as none.
+        Raises ModelError for gradients that are not of this stage."""
         us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         others = sorted(set(replicas) - {us})
         if not others:
@@ -124,37 +127,34 @@ class ReplicaExchange:
         came = {us: answers.contribution}
         came |= {peer: one for peer, one in found.items() if isinstance(one, Contribution)}
         self._silent = frozenset(peer for peer, fault in faults.items() if fault is ContributionFault.SILENT)
+        answers.held = HeldContributions({peer: one.digest for peer, one in came.items()})
+        self._answers.tell()
+        # A replica may have begun a whole step later than we did, and waited as long for one that is dead.
+        timeout_s = 2 * fetch_s + self._settings.round_timeout_s
+        told = await self._asked(
+            set(others) - self._silent, AskHeld(stage_iteration), HeldContributions, lambda _: timeout_s
+        )
+        held = [answers.held.digests, *(one.digests for one in told.values())]
         ratio = self._settings.max_norm_ratio
-        return await asyncio.to_thread(combined, came, faults, max_norm_ratio=ratio)
+        return await asyncio.to_thread(combined, came, faults, held, max_norm_ratio=ratio)
 
     async def compare(
         self, digest: str, stage_iteration: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
-        """Compare the state after the step with those of the other replicas (replica_vote.py).
-
-        `digest`: of the state after the step. `before`: of the state that we can go back to; empty if we do
-        not know that the pipeline was there.
-        """
+        """Implements `GradientExchange.compare`; where replicas differ, replica_vote.py decides."""
         us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         weights = answers.weights = ReplicaWeights(digest, before)
         answers.contribution = None  # Its bytes have served their turn.
         self._answers.tell()
-
-        async def ask(peer_id: str) -> ReplicaWeights | None:
-            try:
-                return await self._streams.ask(
-                    peer_id,
-                    MemberService.GRADIENTS,
-                    AskDigest(stage_iteration),
-                    ReplicaWeights,
-                    timeout_s=short_s if peer_id in self._silent else patient_s,
-                )
-            except (NetworkError, Rejected):
-                return None
-
+        others = sorted(set(replicas) - {us})
         patient_s, short_s = self._settings.contribution_timeout_s, self._settings.round_timeout_s
-        said = await of_each(sorted(set(replicas) - {us}), ask)
-        return vote_of(us, {us: weights, **{peer: told for peer, told in said.items() if told is not None}})
+        said = await self._asked(
+            others,
+            AskDigest(stage_iteration),
+            ReplicaWeights,
+            lambda peer: short_s if peer in self._silent else patient_s,
+        )
+        return vote_of(us, {us: weights, **said})
 
     async def _contribution(
         self, own: GradientSum, stage_iteration: StageIteration, bounds: ContributionBounds
@@ -181,8 +181,28 @@ class ReplicaExchange:
                 timeout_s=timeout_s,
                 body=body,
             )
-            return await asyncio.to_thread(read_values, head, bytes(body.data), bounds)
+            return await asyncio.to_thread(read_values, head, body.data, bounds)
         except (NetworkError, MemberRefused):
             return ContributionFault.SILENT
         except Rejected as rejected:
             return fault_of(rejected)
+
+    async def _asked(
+        self,
+        peers: Collection[str],
+        question: StageQuestion,
+        answer: type[_T],
+        timeout_s: Callable[[str], float],
+    ) -> dict[str, _T]:
+        """Ask these replicas at once. Returns the answers of those that give one."""
+
+        async def ask(peer_id: str) -> _T | None:
+            try:
+                return await self._streams.ask(
+                    peer_id, MemberService.GRADIENTS, question, answer, timeout_s=timeout_s(peer_id)
+                )
+            except (NetworkError, Rejected):
+                return None
+
+        found = await of_each(peers, ask)
+        return {peer: told for peer, told in found.items() if told is not None}

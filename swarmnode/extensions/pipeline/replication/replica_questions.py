@@ -3,8 +3,17 @@
 replica_exchange.py -> [replica_questions] -> member_streams.py -> replica_answers.py of a replica
 """
 
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
+from swarmnode.extensions.pipeline.wire.hop_messages import Digest
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
+from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
+
+MAX_REPLICAS = 64
 
 
 class StageQuestion(MemberMessage, frozen=True):
@@ -15,8 +24,21 @@ class AskGradients(StageQuestion, frozen=True, tag="gradients"):
     """Asks for a replica's contribution: its `Head`, with the bytes behind it."""
 
 
+class AskHeld(StageQuestion, frozen=True, tag="held"):
+    """Asks for the `HeldContributions`, once the replica has what it gets."""
+
+
 class AskDigest(StageQuestion, frozen=True, tag="digest"):
     """Asks for the `ReplicaWeights`: digests of the weights after the step, and before."""
 
 
-Question = AskGradients | AskDigest
+Question = AskGradients | AskHeld | AskDigest
+
+
+class HeldContributions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The sound contributions that a replica holds, its own among them."""
+
+    digests: Annotated[
+        dict[Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)], Digest], Meta(max_length=MAX_REPLICAS)
+    ]
+    """By author."""

@@ -18,9 +18,9 @@ from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders, path_of_prompt
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, RoleChanged, own_paths
-from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import wanted_tokens
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.node.building.assemble import build_exchange
@@ -53,7 +53,7 @@ class RolloutInputs:
 class RolloutRole:
     """A node of the swarm whose policy the whole pipeline holds."""
 
-    def __init__(self, data_node: PipelineNode, inputs: RolloutInputs) -> None:
+    def __init__(self, data_node: DataNode, inputs: RolloutInputs) -> None:
         self._data_node = data_node
         self._inputs = inputs
         self._stopped = False
@@ -96,7 +96,7 @@ class RolloutRole:
             model=data_node.parts.whole.name,
             seed=self._inputs.seed,
             network=self._network() if config.exchange.enabled else None,
-            pipeline=lambda: data_node.pipeline_status,
+            pipeline=data_node.pipeline_status,
         )
         if self._stopped:
             node.request_stop()
@@ -180,7 +180,7 @@ class TextRole:
 
     summary: Summary | None = None
 
-    def __init__(self, data_node: PipelineNode, tokenizer: Any, seed: int) -> None:
+    def __init__(self, data_node: DataNode, tokenizer: Any, seed: int) -> None:
         """Raises ConfigError for text that cannot be read."""
         config, whole = data_node.parts.config, data_node.parts.whole
         batch = wanted_tokens(config)
@@ -239,6 +239,9 @@ class TextRole:
                 seconds=seconds,
             )
         )
+
+
+DataRole = RolloutRole | TextRole
 
 
 def _members(agreed: AgreedPlan, own: int) -> StageHolders:

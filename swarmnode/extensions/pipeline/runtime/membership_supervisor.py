@@ -3,18 +3,33 @@
 pipeline_node.py (we have lost track) ----------v
 pipeline_link.py (which plan is next) -> [MembershipSupervisor] -> membership.py
 
-A membership ends when we have lost track of the others; then we come back as one who holds nothing, and
-whoever asks meanwhile waits. One that fails ends the node with its error.
+A membership ends when we have lost track of the others, or when it fails; then we come back as one who holds
+nothing, and whoever asks meanwhile waits. Failures one after the other are given up: the last error ends the
+node.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from swarmnode.errors import PipelineError, SwarmnodeError
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.node.building.policies import plain_error
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 6
+"""Failures in a row after which the node ends: with the pauses between them, half a minute."""
+
+FIRST_PAUSE_S = 1.0
+"""Pause before a membership that failed is tried again; it doubles each time."""
+
+LASTING_S = 120.0
+"""Time after which a failing membership counts as the first failure again."""
 
 
 class MembershipSupervisor:
@@ -25,19 +40,29 @@ class MembershipSupervisor:
     """
 
     def __init__(
-        self, make: Callable[[], Membership], *, steps: Callable[[], int], left: Callable[[], None]
+        self,
+        make: Callable[[], Membership],
+        *,
+        steps: Callable[[], int],
+        left: Callable[[], None],
+        first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         """`make`: returns another membership, not entered. `steps`: returns the optimizer steps in our
         weights. `left`: called when a membership is over and another follows."""
         self._make = make
         self._steps = steps
         self._left = left
+        self._first_pause_s = first_pause_s
         self._up = asyncio.Event()
         self._over = asyncio.Event()
-        self._ending = False
+        self._ending = asyncio.Event()
+        self._failures = 0
+        self._was_member = False
         self._stack = AsyncExitStack()
         self.membership = make()
         """The present membership, or the last one while none is entered."""
+        self.trouble = ""
+        """Reason why we are no member now; empty if we are."""
 
     async def __aenter__(self) -> Self:
         """Return once we are a member. Raises the errors that keep us from becoming one, in a group."""
@@ -52,7 +77,7 @@ class MembershipSupervisor:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Leave the pipeline. Raises, in a group, the error by which our membership failed."""
+        """Leave the pipeline. Raises, in a group, the error after which we did not come back."""
         await self._stack.__aexit__(exc_type, exc, tb)
 
     async def agreed(self, iteration: int) -> AgreedPlan:
@@ -70,19 +95,51 @@ class MembershipSupervisor:
     def _end(self) -> None:
         """End the membership without cancelling it: a cancelled one would not tell the others that it
         leaves."""
-        self._ending = True
+        self._ending.set()
         self._over.set()
 
     async def _serve(self) -> None:
         while True:
-            async with self.membership:
-                self._over.clear()
-                if not self._ending:
+            began_s = asyncio.get_running_loop().time()
+            try:
+                async with self.membership:
+                    self.trouble = ""
+                    self._over.clear()
+                    if self._ending.is_set():
+                        return
+                    self._was_member = True
                     self._up.set()
                     await self._over.wait()
-            if self._ending:
+            except (SwarmnodeError, ExceptionGroup) as error:
+                lasted_s = asyncio.get_running_loop().time() - began_s
+                self._failures = 1 if lasted_s > LASTING_S else self._failures + 1
+                await self._failed(error)
+            if self._ending.is_set():
                 return
             self._up.clear()
             self._left()
             self.membership = self._make()
             self.membership.stepped(self._steps())
+
+    async def _failed(self, error: Exception) -> None:
+        """Log the failure and wait a while. Raises the error itself if we have never been a member,
+        PipelineError after too many failures."""
+        if not self._was_member:
+            raise error
+        self._up.clear()
+        self.trouble = str(plain_error(error))
+        if self._failures >= MAX_FAILURES:
+            raise PipelineError(
+                f"our part in the pipeline failed {self._failures} times in a row: {self.trouble}",
+                hint="the log of this member has the tracebacks; start it again once that is mended",
+            ) from error
+        pause_s = self._first_pause_s * 2 ** (self._failures - 1)
+        logger.error(
+            "our part in the pipeline failed, coming back in %.1f s (%d of %d)",
+            pause_s, self._failures, MAX_FAILURES, exc_info=error,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._ending.wait()
+        except TimeoutError:
+            pass

@@ -20,7 +20,6 @@ from typing import Self
 
 import msgspec
 
-from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
 from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, ProbeService
 from swarmnode.extensions.pipeline.membership.membership import Membership
@@ -28,13 +27,15 @@ from swarmnode.extensions.pipeline.membership.slowdown_log import SlowdownLog
 from swarmnode.extensions.pipeline.own_stage.stage_services import StageServices
 from swarmnode.extensions.pipeline.plans.member_costs import Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.runtime.member_parts import DataRole, PipelineParts
+from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts, rounds_are_done
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink, RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
+from swarmnode.extensions.pipeline.runtime.step_follower import StepFollower
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.node.showing.board import StatusBoard, Watcher
-from swarmnode.node.showing.node_status import NodeStatus, PipelineStatus, Summary, summary_of
+from swarmnode.node.showing.node_status import NodeStatus, Phase, PipelineStatus, Summary, summary_of
 from swarmnode.node.workers import supervise
 from swarmnode.training.records import TrainReport
 
@@ -57,16 +58,15 @@ class PipelineNode:
     """
 
     def __init__(
-        self, parts: PipelineParts, watcher: Watcher, data_role: Callable[["PipelineNode"], DataRole]
+        self, parts: PipelineParts, watcher: Watcher, data_role: Callable[[DataNode], DataRole]
     ) -> None:
         """`data_role`: makes the role of a data node. Called whenever we come to hold stage 0."""
         config = parts.config
         self.parts = parts
-        self.watcher = watcher
+        self._watcher = watcher
         self._data_role = data_role
         self._role: DataRole | None = None
         self._stopping = asyncio.Event()
-        self._to_hand_on = asyncio.Event()
         self._stack = AsyncExitStack()
         self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
         self._slowdowns = SlowdownLog(parts.plan.micro_batch_tokens)
@@ -86,6 +86,9 @@ class PipelineNode:
     def status(self) -> NodeStatus:
         own = self._role.status if self._role is not None else None
         status = self._board.status if own is None else own
+        if self.supervisor.trouble:
+            phase = Phase("coming back to the pipeline", status.phase.since, self.supervisor.trouble)
+            status = msgspec.structs.replace(status, phase=phase)
         return msgspec.structs.replace(
             status, pipeline=self.pipeline_status, network=self._board.status.network
         )
@@ -96,14 +99,16 @@ class PipelineNode:
         return self.supervisor.membership
 
     @property
+    def watcher(self) -> Watcher:
+        return self._watcher
+
+    @property
     def pipeline_status(self) -> PipelineStatus:
         return self._view.status
 
     @property
     def done(self) -> bool:
-        """True if we have taken as many optimizer steps as the settings ask for."""
-        limit = self.parts.config.node.rounds
-        return limit is not None and self.member.iteration >= limit
+        return rounds_are_done(self.parts.config, self.member)
 
     def observed(self) -> dict[str, Observation]:
         """Return our observations of the members that our micro-batches passed, for announcements."""
@@ -115,16 +120,12 @@ class PipelineNode:
         if self._role is not None:
             self._role.stop()
 
-    def lost(self, peer_id: str, why: str) -> None:
-        """Have a member that did not answer looked at."""
-        self.membership.lost(peer_id, why)
-
-    def trained(self, report: TrainReport) -> None:
-        """Show an iteration that no NodeLoop shows, and pass it to the monitors as a round."""
+    def _trained(self, report: TrainReport) -> None:
+        """Show an iteration on text that is over, and pass it to the monitors as a round."""
         self._board.enter("training", f"iteration {self.member.iteration}")
         self._board.counted(self._view.counters, self.member.iteration)
         self._board.learned(report)
-        self.watcher.see("round", self.status)
+        self._watcher.see("round", self.status)
 
     async def __aenter__(self) -> Self:
         parts, enter = self.parts, self._stack.enter_async_context
@@ -145,7 +146,7 @@ class PipelineNode:
                 left=self.own_stage.ready.clear,
             )
             self.member.on_lost = self._suspect
-            self.decode.on_silent = self.lost
+            self.decode.on_silent = lambda peer_id, why: self.membership.lost(peer_id, why)
             if parts.earlier:
                 self.membership.stepped(max(held.holding.iteration for held in parts.earlier))
             await enter(self.supervisor)
@@ -160,12 +161,13 @@ class PipelineNode:
 
     async def run(self) -> Summary:
         """Hold the assigned stage and do its work until the node ends."""
+        steps = StepFollower(self.member, self.own_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
                 services.create_task(supervise("probes", lambda: self._prober.run(self.membership.members))),
-                services.create_task(self._follow_steps()),
-                services.create_task(self._hand_on()),
+                services.create_task(steps.follow()),
+                services.create_task(steps.hand_on()),
                 services.create_task(supervise("screen", self._keep_looking)),
             ]
             reason = await self._work()
@@ -174,7 +176,7 @@ class PipelineNode:
                 task.cancel()
         await self.own_stage.leave(hand_over=not self.done)
         self._board.enter("stopped", reason)
-        self.watcher.see("tick", self.status)
+        self._watcher.see("tick", self.status)
         if self._role is None:
             self._view.counters.round = self.member.iteration
             self._board.counted(self._view.counters, self.member.iteration)
@@ -190,11 +192,7 @@ class PipelineNode:
             if not self._has_data():
                 await self._serve()
                 continue
-            # Each role has a link, which ends with it.
-            self.link = PipelineLink(
-                self.peer_id, self.supervisor, self.member, self.own_stage, after_step=self._after_step
-            )
-            self._role = self._data_role(self)
+            self._role = self._data_role(self._data_node())
             try:
                 return await self._role.run()
             except RoleChanged as error:
@@ -239,6 +237,23 @@ class PipelineNode:
 
     # What happens to it
 
+    def _data_node(self) -> DataNode:
+        link = PipelineLink(
+            self.peer_id, self.supervisor, self.member, self.own_stage, after_step=self._after_step
+        )
+        return DataNode(
+            parts=self.parts,
+            link=link,
+            member=self.member,
+            own_stage=self.own_stage,
+            decode=self.decode,
+            watcher=self._watcher,
+            # Of the membership of the moment: after a rejoin there is another.
+            lost=lambda peer_id, why: self.membership.lost(peer_id, why),
+            pipeline_status=lambda: self.pipeline_status,
+            trained=self._trained,
+        )
+
     def _new_membership(self) -> Membership:
         parts, settings = self.parts, self.parts.membership
         if self.own_stage.plans:
@@ -258,34 +273,8 @@ class PipelineNode:
             observed=self.observed,
         )
 
-    async def _follow_steps(self) -> None:
-        """Tell the other members of every step. If we have missed one, come back for a new assignment."""
-        while True:
-            await self.own_stage.ready.wait()
-            try:
-                if not await self.member.wait_step(self.member.iteration + 1):
-                    continue
-            except ModelError as error:
-                logger.warning("coming back for a new assignment: %s", error)
-                self.own_stage.ready.clear()
-                await self.supervisor.come_back()
-                continue
-            self.membership.stepped(self.member.iteration)
-            await self.own_stage.stepped()
-            self._to_hand_on.set()
-
-    async def _hand_on(self) -> None:
-        """Hand on the state after each step, separately from `_follow_steps` so that a slow neighbour delays
-        nothing."""
-        while True:
-            await self._to_hand_on.wait()
-            self._to_hand_on.clear()
-            await self.own_stage.hand_on()
-
     async def _take_assignment(self, agreed: AgreedPlan) -> None:
         await self.own_stage.take(agreed)
-        # Another neighbour keeps our copy now, and has none yet.
-        self._to_hand_on.set()
         if self._role is not None and self.own_stage.ready.is_set():
             self._role.replanned(agreed)
 
@@ -295,7 +284,7 @@ class PipelineNode:
         # The next plan may be there already, whose nodes are others.
         if agreed is not None and agreed.iteration <= report.iteration:
             silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
-            self._slowdowns.add(agreed, report, silent, self.membership.presences(), time.monotonic())
+            self._slowdowns.add(agreed, report, silent, self.membership.claims(), time.monotonic())
 
     def _suspect(self, peer_id: str, why: str) -> None:
         logger.warning("%s does not answer: %s", peer_id, why)
@@ -307,7 +296,7 @@ class PipelineNode:
     async def _keep_looking(self) -> None:
         while True:
             await self._look()
-            self.watcher.see("tick", self.status)
+            self._watcher.see("tick", self.status)
             await asyncio.sleep(TICK_S)
 
     def _tell_of_the_dead(self) -> None:
@@ -320,7 +309,7 @@ class PipelineNode:
 
     async def _look(self) -> None:
         self._tell_of_the_dead()
-        self._slowdowns.keep(self.membership.presences())
+        self._slowdowns.keep(self.membership.claims())
         await self._board.look_at(self.parts.host, self.parts.discovery.reach)
         self._view.look_at(
             self.own_stage, members=len(self.membership.members()), iteration=self.member.iteration

@@ -18,8 +18,8 @@ from swarmnode.errors import CheckpointError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
-from swarmnode.extensions.pipeline.runtime.data_roles import RolloutInputs, RolloutRole, TextRole
-from swarmnode.extensions.pipeline.runtime.member_parts import DataRole, PipelineParts
+from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, RolloutInputs, RolloutRole, TextRole
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
     batch_tokens,
@@ -152,7 +152,9 @@ def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> Pipeli
             measured_at_s=time.time(),
         )
 
-    checkpoints = StageCheckpoints(paths.checkpoints / f"pipeline-{whole.fingerprint}", keep=KEPT_STEPS)
+    checkpoints = StageCheckpoints(
+        paths.checkpoints / f"pipeline-{whole.fingerprint}", whole.fingerprint, keep=KEPT_STEPS
+    )
     store = _store(seat, whole)
     if fresh:
         _put_aside(checkpoints, store)
@@ -227,12 +229,12 @@ def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
 
 def _data_role(
     seat: Seat, whole: WholeModel, tasks_of_others: Mapping[str, Task]
-) -> Callable[[PipelineNode], DataRole]:
+) -> Callable[[DataNode], DataRole]:
     """Return a function that makes the data role when it is needed: most members never load a tokenizer."""
     if holds_data(seat.config) and not seat.config.pipeline.text:
         loss_of(seat.config.training.loss)  # One that cannot be imported is refused before we are a member.
 
-    def make(data_node: PipelineNode) -> DataRole:
+    def make(data_node: DataNode) -> DataRole:
         tokenizer, ends = load_tokenizer(whole)
         if seat.config.pipeline.text:
             return TextRole(data_node, tokenizer, seat.seed)

@@ -58,7 +58,8 @@ def unpack_states(states: Iterable[StageState], *, max_bytes: int) -> dict[str, 
             raise CheckpointError("a stage's state does not have its digest", hint="ask another peer")
         try:
             found.update(load(state.data))
-        except (SafetensorError, ValueError, KeyError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            # TypeError and RuntimeError: shapes that torch has no number for.
             raise CheckpointError(f"a stage's state is no safetensors file: {error}") from error
     return found
 

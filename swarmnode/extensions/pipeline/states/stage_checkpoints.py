@@ -4,23 +4,25 @@ StageWorker.state -> [StageCheckpoints.write] -> a folder -> [read] -> StateServ
 all stages' states (StateService.assemble) -> [whole_snapshot] -> CheckpointStore: export, PEFT
 a single machine's checkpoint -> [single_machine_tensors] -> StageWorker.load_state of any stage
 
-    step-00000060-layers-4-8-<SHA-256>.safetensors
-        packed_state.py: tensors by global name, Adam's moments among them; `-ends-` with embedding and head
+    step-00000060-layers-4-8/
+      state.safetensors       packed_state.py: tensors by global name, Adam's moments among them
+      stage.json              which layers, how many steps, of which model, and the SHA-256 of the state
 
 Layers are named as in the whole model, so a stage takes from whichever members hold its layers, all of one
-step (holdings.py). A file is whole or not there: written under a name that begins with a dot, synced and
-renamed. What is damaged is skipped with a warning and never deleted.
+step (holdings.py). As in checkpoint_store.py a folder is whole or not there: written under a name that begins
+with a dot, synced and renamed. What is damaged is skipped with a warning and never deleted.
 """
 
 import logging
 import os
-import re
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -43,47 +45,68 @@ from swarmnode.training.checkpoints.checkpoint import (
 
 logger = logging.getLogger(__name__)
 
+STAGE_FORMAT = 1
 PREFIX = "step-"
-_NAME = re.compile(r"step-(\d{8})-layers-(\d+)-(\d+)(-ends)?-([0-9a-f]{64})\.safetensors")
+STATE = "state.safetensors"
+RECORD = "stage.json"
+
+
+class StageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of stage.json."""
+
+    format: int
+    model: str
+    """Fingerprint of the model that is trained (`LoadedModel.fingerprint`)."""
+    holding: Holding
 
 
 @dataclass(frozen=True, slots=True)
 class StageCheckpoint:
-    """The file of a checkpoint. `read` verifies its state."""
+    """A checkpoint folder with a readable record. `read` verifies its state."""
 
-    path: Path
-    holding: Holding
+    folder: Path
+    record: StageRecord
 
     def read(self) -> HeldState:
         """Return the state, verified. Raises DamagedCheckpoint."""
+        holding = self.record.holding
         try:
-            data = self.path.read_bytes()
+            data = (self.folder / STATE).read_bytes()
         except OSError as error:
-            raise DamagedCheckpoint(f"checkpoint {self.path.name} is damaged: {error}") from error
-        if digest_of(data) != self.holding.digest:
-            raise DamagedCheckpoint(f"checkpoint {self.path.name} is damaged: it has changed")
-        return HeldState(self.holding, StageState(data, self.holding.digest))
+            raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {error}") from error
+        if len(data) != holding.size_bytes or digest_of(data) != holding.digest:
+            raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {STATE} has changed")
+        return HeldState(holding, StageState(data, holding.digest))
 
 
 class StageCheckpoints:
-    """Checkpoints of one member, of any stages of one model. One process writes, others may read."""
+    """Checkpoints of one member, of any stages. One process writes, others may read."""
 
-    def __init__(self, folder: Path, *, keep: int = 3) -> None:
-        """`keep`: number of steps that are kept."""
+    def __init__(self, folder: Path, model: str, *, keep: int = 3) -> None:
+        """`model`: fingerprint; checkpoints of another model are ignored. `keep`: number of steps that are
+        kept."""
         self.folder = folder
+        self.model = model
         self.keep = keep
 
     def write(self, held: HeldState) -> Path:
         """Write a checkpoint and delete steps beyond `keep`. Raises StorageError, leaving the old
         checkpoints."""
         holding = held.holding
-        layers = f"layers-{holding.first_layer}-{holding.end_layer}{'-ends' if holding.has_ends else ''}"
-        name = f"{PREFIX}{holding.iteration:08d}-{layers}-{holding.digest}.safetensors"
-        target, aside = self.folder / name, self.folder / f".{name}.{os.getpid()}"
+        target = self.folder / (
+            f"{PREFIX}{holding.iteration:08d}-layers-{holding.first_layer}-{holding.end_layer}"
+        )
+        aside = self.folder / f".{target.name}.{os.getpid()}"
         try:
             make_folder(self.folder)
-            write_synced(aside, [held.state.data])
-            aside.rename(target)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            write_synced(aside / STATE, [held.state.data])
+            write_synced(
+                aside / RECORD, [msgspec.json.encode(StageRecord(STAGE_FORMAT, self.model, holding))]
+            )
+            sync(aside)
+            self._replace(target, aside)
             sync(self.folder)
         except OSError as error:
             raise StorageError(
@@ -91,32 +114,43 @@ class StageCheckpoints:
                 hint=f"free space in {self.folder}; the last checkpoint is untouched",
             ) from error
         finally:
-            with suppress(OSError):
-                aside.unlink()
-        self._prune(target)
+            shutil.rmtree(aside, ignore_errors=True)
+        self._prune()
         return target
 
     def found(self) -> list[StageCheckpoint]:
-        """Return the checkpoints, newest first."""
+        """Return the checkpoints of this model with a readable record, newest first."""
         checkpoints: list[StageCheckpoint] = []
-        for path in sorted(self.folder.glob(f"{PREFIX}*"), reverse=True):
-            if (named := _NAME.fullmatch(path.name)) is None:
-                logger.warning("%s is no checkpoint of this version, skipping it", path)
+        for folder in self._folders():
+            try:
+                record = msgspec.json.decode((folder / RECORD).read_bytes(), type=StageRecord)
+            except (OSError, msgspec.MsgspecError) as error:
+                logger.warning("checkpoint %s is damaged, skipping it: %s", folder.name, error)
                 continue
-            step, first, end, ends, digest = named.groups()
-            holding = Holding(int(first), int(end), bool(ends), int(step), path.stat().st_size, digest)
-            checkpoints.append(StageCheckpoint(path, holding))
+            if record.format == STAGE_FORMAT and record.model == self.model:
+                checkpoints.append(StageCheckpoint(folder, record))
         return checkpoints
 
-    def _prune(self, newest: Path) -> None:
-        """Delete steps beyond `keep`, and what a step that was taken again has replaced."""
-        found = self.found()
-        steps = sorted({one.holding.iteration for one in found}, reverse=True)[: self.keep]
-        for one in found:
-            same = one.path.name.rpartition("-")[0] == newest.name.rpartition("-")[0]
-            if one.holding.iteration not in steps or (same and one.path != newest):
+    def _replace(self, target: Path, aside: Path) -> None:
+        """Move the folder `aside` to `target`. It replaces a checkpoint of the same step that was taken
+        again."""
+        old = target.with_name(f".{target.name}.old.{os.getpid()}")
+        if target.exists():
+            target.rename(old)
+        aside.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _prune(self) -> None:
+        steps = sorted({folder.name.split("-")[1] for folder in self._folders()}, reverse=True)
+        for folder in self._folders():
+            if folder.name.split("-")[1] in steps[self.keep :]:
+                going = folder.with_name(f".{folder.name}.{os.getpid()}")
                 with suppress(OSError):
-                    one.path.unlink()
+                    folder.rename(going)
+                shutil.rmtree(going, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        return sorted(self.folder.glob(f"{PREFIX}*-layers-*"), reverse=True)
 
 
 def whole_snapshot(

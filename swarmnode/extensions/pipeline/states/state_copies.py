@@ -6,6 +6,9 @@ Bookkeeping. Copies are kept for those members that the plan gives us to keep, w
 that have left stay as long as there is room: they are for that.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from swarmnode.extensions.pipeline.states.holdings import HeldState, Holding, LayerHolders
 
 
@@ -18,6 +21,7 @@ class StateCopies:
         self._most = most
         self._most_bytes = most_bytes
         self._kept: dict[str, HeldState] = {}
+        self._coming: dict[str, int] = {}
         self.layer_holders: LayerHolders | None = None
         """Who holds and who keeps what under the plan: whose copies are ours to keep."""
 
@@ -34,29 +38,44 @@ class StateCopies:
             return False
         return layer_holders.ranges.get(peer_id) == (holding.first_layer, holding.end_layer)
 
-    def makes_room(self, peer_id: str, size_bytes: int) -> bool:
-        """Drop copies of others until one of this size has room. Returns False, and drops none, if it cannot
-        have any.
+    def is_coming(self, peer_id: str) -> bool:
+        """Return True if a copy of this peer's state is being fetched."""
+        return peer_id in self._coming
+
+    def keep(self, peer_id: str, held: HeldState) -> None:
+        self._kept[peer_id] = held
+
+    @contextmanager
+    def room(self, peer_id: str, size_bytes: int) -> Iterator[bool]:
+        """Reserve room for a copy that is fetched in the context, dropping others for it. Yields False if
+        there is none.
 
         The oldest copy goes first, whoever owns it: a stage that has gone on has newer ones elsewhere, and a
         member may die before its new keeper has its first. Copies that are ours to keep stay.
         """
-        others = {peer: held.holding for peer, held in self._kept.items() if peer != peer_id}
-        idle = [peer for peer, holding in others.items() if not self.is_ours_to_keep(peer, holding)]
-        going = sorted(idle, key=lambda peer: (others[peer].iteration, peer), reverse=True)
-        while (
-            len(others) >= self._most
-            or size_bytes + sum(holding.size_bytes for holding in others.values()) > self._most_bytes
-        ):
-            if not going:
-                return False
-            del others[going.pop()]
-        self._kept = {peer: held for peer, held in self._kept.items() if peer == peer_id or peer in others}
-        return True
+        going = self._going_for(peer_id, size_bytes)
+        if going is None:
+            yield False
+            return
+        for gone in going:
+            self._kept.pop(gone, None)
+        self._coming[peer_id] = size_bytes
+        try:
+            yield True
+        finally:
+            del self._coming[peer_id]
 
-    def keep(self, peer_id: str, held: HeldState) -> bool:
-        """Keep a copy if it has room. Returns False if not."""
-        if not self.makes_room(peer_id, held.holding.size_bytes):
-            return False
-        self._kept[peer_id] = held
-        return True
+    def _going_for(self, peer_id: str, size_bytes: int) -> list[str] | None:
+        kept = {peer: h.holding.size_bytes for peer, h in self._kept.items()}
+        sizes = {peer: size for peer, size in (kept | self._coming).items() if peer != peer_id}
+        held = {peer: h.holding for peer, h in self._kept.items() if peer in sizes}
+        idle = [peer for peer in held if peer not in self._coming]
+        others = [peer for peer in idle if not self.is_ours_to_keep(peer, held[peer])]
+        gone = sorted(others, key=lambda peer: (held[peer].iteration, peer))
+        going: list[str] = []
+        while len(sizes) >= self._most or size_bytes + sum(sizes.values()) > self._most_bytes:
+            if not gone:
+                return None
+            going.append(gone.pop(0))
+            del sizes[going[-1]]
+        return going

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.extensions.pipeline.states.holdings import Holding
-from swarmnode.extensions.pipeline.wire.hop_messages import Digest
+from swarmnode.extensions.pipeline.wire.hop_messages import Count, Digest
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
 
 MAX_HOLDINGS = 32
@@ -21,9 +21,10 @@ class AskHoldings(MemberMessage, frozen=True, tag="holdings"):
 
 
 class AskState(MemberMessage, frozen=True, tag="state"):
-    """Asks for the size of a state, with its bytes."""
+    """Asks for the size of a state, with its bytes from `offset` on."""
 
     digest: Digest
+    offset: Count
 
 
 class OfferCopy(MemberMessage, frozen=True, tag="copy"):

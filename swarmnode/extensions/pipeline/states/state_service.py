@@ -4,8 +4,8 @@ StageWorker.state (at an iteration's boundary) -> [StateService.publish] -> aske
                                               \-> [push_copy] -> a neighbour keeps it, for when we are gone
 newcomer, replica that differs <- [assemble, fetch] <- members' own states and copies
 
-A state is named by its digest, so it does not matter who hands it out, and bytes that have another digest are
-nobody's. Which digest is believed depends on who should hold
+A state is named by its digest, so it does not matter who hands it out: what one holder began another may
+finish, and bytes that have another digest are nobody's. Which digest is believed depends on who should hold
 such a state under the plans that were run (holdings.py). Only members are answered. Copies are kept for those
 members that the plan gives us to keep, within bounds; who pushes one only offers it, and we fetch it.
 
@@ -109,8 +109,6 @@ class StateService:
         self._copies = StateCopies(
             self._peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
         )
-        self._coming: set[str] = set()
-        """Owners whose copies are being fetched."""
         self._former: LayerHolders | None = None
         self._settled: list[LayerHolders] = []
         self.failures: Counter[str] = Counter()
@@ -186,6 +184,10 @@ class StateService:
         if not is_kept:
             raise NetworkError(f"{peer_id} does not keep our state", hint="ask another neighbour")
 
+    async def find(self, peers: Collection[str]) -> list[Offer]:
+        """Return the offers of these members. A member that does not answer holds nothing."""
+        return offers(await self._told(peers), self._layer_holders)
+
     async def fetch(self, offer: Offer) -> StageState:
         """Return the bytes of an offered state from the first holder that gives them. Raises CheckpointError
         if none does."""
@@ -193,11 +195,18 @@ class StateService:
         if holding.size_bytes > self._limits.max_state_bytes:
             bound = self._limits.max_state_bytes
             raise CheckpointError(f"a stage's state has {holding.size_bytes} bytes, the bound is {bound}")
-        for peer_id in offer.holders:
-            if (data := await self._data_of(peer_id, holding)) is not None:
-                if await asyncio.to_thread(digest_of, data) == holding.digest:
-                    return StageState(bytes(data), holding.digest)
-                self.failures["bad_digest"] += 1
+        # First what one began the next may finish; then each alone, since one wrong piece spoils all.
+        for alone in (False, True):
+            data = bytearray()
+            for peer_id in offer.holders:
+                if alone:
+                    data = bytearray()
+                await self._continue(peer_id, holding, data)
+                if len(data) == holding.size_bytes:
+                    if await asyncio.to_thread(digest_of, data) == holding.digest:
+                        return StageState(bytes(data), holding.digest)
+                    self.failures["bad_digest"] += 1
+                    data = bytearray()
         raise CheckpointError(
             f"nobody of {len(offer.holders)} gave the state of layers "
             f"{holding.first_layer} to {holding.end_layer - 1}",
@@ -271,21 +280,25 @@ class StateService:
     async def _told(self, peers: Collection[str]) -> dict[str, tuple[Holding, ...]]:
         return await of_each(sorted(set(peers) - {self._peer_id}), self._holdings_of)
 
-    async def _data_of(self, peer_id: str, holding: Holding) -> bytearray | None:
-        """Return the bytes that this holder gives of a state. None, with the failure counted, if it does
-        not."""
-        body = AnswerBody(lambda _: holding.size_bytes)
-        question, timeout_s = AskState(holding.digest), self._seconds(holding.size_bytes)
+    async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
+        """Append the bytes that this holder gives of a state. Failures are counted; bytes that came before
+        them stay."""
+
+        def rest(size_bytes: int) -> int:
+            if size_bytes != holding.size_bytes:
+                raise Rejected("wrong_size", f"of the state {holding.digest[:8]}")
+            return holding.size_bytes - len(data)
+
+        question = AskState(holding.digest, len(data))
+        timeout_s = self._seconds(holding.size_bytes - len(data))
         try:
             await self._streams.ask(
-                peer_id, MemberService.STATES, question, int, timeout_s=timeout_s, body=body
+                peer_id, MemberService.STATES, question, int, timeout_s=timeout_s, body=AnswerBody(rest, data)
             )
-            return body.data
         except (NetworkError, MemberRefused):
             self.failures["unreachable"] += 1
         except Rejected:
             self.failures["wrong_size"] += 1
-        return None
 
     async def _holdings_of(self, peer_id: str) -> tuple[Holding, ...]:
         timeout_s = self._limits.answer_timeout_s
@@ -307,9 +320,9 @@ class StateService:
         if isinstance(question, OfferCopy):
             return Reply(await self._keep(incoming.peer_id, question.holding))
         state = self._at_hand(question.digest)
-        if state is None:
+        if state is None or question.offset > len(state.data):
             raise Rejected(Refusal.UNKNOWN_STATE, question.digest)
-        return Reply(len(state.data), state.data)
+        return Reply(len(state.data), memoryview(state.data)[question.offset :])
 
     async def _keep(self, peer_id: str, holding: Holding) -> bool:
         """Fetch an offered copy if it is ours to keep, newer than the one at hand, and there is room for
@@ -317,20 +330,19 @@ class StateService:
         former = self._copies.of(peer_id)
         if former is not None and holding.iteration <= former.holding.iteration:
             return former.holding == holding
-        if not self._copies.is_ours_to_keep(peer_id, holding) or peer_id in self._coming:
+        if not self._copies.is_ours_to_keep(peer_id, holding) or self._copies.is_coming(peer_id):
             self.failures["not_ours_to_keep"] += 1
             return False
-        if not self._copies.makes_room(peer_id, holding.size_bytes):
-            self.failures["no_room"] += 1
-            return False
-        self._coming.add(peer_id)
-        try:
-            state = await self.fetch(Offer(holding, (peer_id,)))
-        except CheckpointError:
-            return False
-        finally:
-            self._coming.discard(peer_id)
-        return self._copies.keep(peer_id, HeldState(holding, state))
+        with self._copies.room(peer_id, holding.size_bytes) as is_room:
+            if not is_room:
+                self.failures["no_room"] += 1
+                return False
+            try:
+                state = await self.fetch(Offer(holding, (peer_id,)))
+            except CheckpointError:
+                return False
+            self._copies.keep(peer_id, HeldState(holding, state))
+            return True
 
     def _at_hand(self, digest: str) -> StageState | None:
         left = () if self._left is None else (self._left,)

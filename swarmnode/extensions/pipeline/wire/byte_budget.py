@@ -7,20 +7,27 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    peer_id: str
+    size_bytes: int
+    granted: asyncio.Future[None]
+
+
 class ByteBudget:
-    """Memory granted as soon as it is there. A peer at its own limit does not hold up the others, and
-    all wait within the deadlines of their messages."""
+    """Memory granted in the order of requests. A peer at its own limit does not hold up the others."""
 
     def __init__(self, total_bytes: int, per_peer_bytes: int) -> None:
         self._total_bytes = total_bytes
         self._per_peer_bytes = min(per_peer_bytes, total_bytes)
         self._used: Counter[str] = Counter()
-        self._changed = asyncio.Event()
+        self._waiting: list[_Waiter] = []
 
     @property
     def used_bytes(self) -> int:
@@ -31,16 +38,28 @@ class ByteBudget:
         """Wait for this amount of memory, and release it at the end. Raises Rejected: too_large."""
         if size_bytes > self._per_peer_bytes:
             raise Rejected(Refusal.TOO_LARGE, f"{size_bytes} bytes, at most {self._per_peer_bytes}")
-        while (
-            self._used[peer_id] + size_bytes > self._per_peer_bytes
-            or self._used.total() + size_bytes > self._total_bytes
-        ):
-            await self._changed.wait()
-        self._used[peer_id] += size_bytes
+        waiter = _Waiter(peer_id, size_bytes, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
         try:
+            self._grant()
+            await waiter.granted
             yield
         finally:
-            self._used[peer_id] -= size_bytes
-            self._used += Counter()  # forgets the peers at zero
-            self._changed.set()
-            self._changed = asyncio.Event()
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            else:
+                self._used[peer_id] -= size_bytes
+                self._used += Counter()  # forgets the peers at zero
+            self._grant()
+
+    def _grant(self) -> None:
+        for waiter in tuple(self._waiting):
+            if waiter.granted.done():
+                continue  # Cancelled in this very pass of the loop: it has yet to leave the queue.
+            if self._used[waiter.peer_id] + waiter.size_bytes > self._per_peer_bytes:
+                continue
+            if self._used.total() + waiter.size_bytes > self._total_bytes:
+                return  # the next ones may be smaller; letting them pass would starve this one
+            self._waiting.remove(waiter)
+            self._used[waiter.peer_id] += waiter.size_bytes
+            waiter.granted.set_result(None)

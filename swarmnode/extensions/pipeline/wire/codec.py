@@ -1,6 +1,6 @@
 """Activations and gradients to bytes and back, smaller if wanted, at several GB of float32 a second and core.
 
-stage_worker.py -> [encode] -> member_streams.py -> wire -> incoming_streams.py -> [decode] -> stage_worker.py
+stage_worker.py -> [encode] -> Payload -> frames.py -> wire -> frames.py -> [decode] -> stage_worker.py
 
 | codec | bytes an element | error of an element x |
 |-------|------------------|-----------------------|
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.wire.frames import Payload, as_payload
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, Dtype, TensorHeader
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
@@ -38,7 +39,7 @@ class Encoded:
     the message that carries it is answered."""
 
     header: TensorHeader
-    payload: memoryview
+    payload: Payload
 
 
 def codec_for(dtype: torch.dtype) -> CodecName:
@@ -56,7 +57,7 @@ def encode(tensor: Tensor, codec: CodecName) -> Encoded:
     Raises Rejected: not_finite; ValueError for a dtype, rank or size that cannot be sent.
 
     >>> sent = encode(torch.ones(2, 3), "fp16")
-    >>> sent.header.payload_bytes, decode(sent.header, sent.payload).tolist()
+    >>> sent.header.payload_bytes, decode(sent.header, sent.payload.data).tolist()
     (12, [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
     """
     values = tensor.detach().cpu().contiguous()
@@ -65,13 +66,13 @@ def encode(tensor: Tensor, codec: CodecName) -> Encoded:
     if codec == "fp16":
         # A pass saved for almost every tensor there is.
         values = (values if largest <= FP16_MAX else values.clamp(-FP16_MAX, FP16_MAX)).to(torch.float16)
-    return Encoded(header, values.view(-1).view(torch.uint8).numpy().data)
+    return Encoded(header, as_payload(values.view(-1).view(torch.uint8).numpy().data))
 
 
 def decode(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
     """Return the tensor that a header describes, on the CPU; for `none` it shares the memory of `data`.
 
-    Raises Rejected: malformed, not_finite.
+    The wire has compared `data` with its checksums. Raises Rejected: malformed, not_finite.
     """
     if len(data) != header.payload_bytes:
         raise Rejected(Refusal.MALFORMED, f"{len(data)} bytes of payload, not {header.payload_bytes}")

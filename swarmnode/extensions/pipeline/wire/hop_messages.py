@@ -1,9 +1,9 @@
 """The messages of training between members, one record each, bounded before anything is allocated.
 
-stage_context.py -> [hop_messages] -> tensor_transport.py -> wire -> [hop_messages] -> pipeline_member.py
+message_sender.py -> [hop_messages] -> tensor_transport.py -> wire -> [hop_messages] -> pipeline_member.py
 
 A message names the plan it belongs to, its work and the `attempt`. The same work brought another way has a
-higher attempt, and the same message sent again is equal to the first, so that a receiver takes it once
+higher attempt, and the same message sent again is equal to the first, so that a receiver can count it once
 whatever happens. Activations and gradients follow their message as raw bytes, described by its
 `TensorHeader` (codec.py).
 """
@@ -85,8 +85,11 @@ class Hop(_Message, frozen=True, kw_only=True):
     """A message with a tensor behind it, from one node of a path to its neighbour there."""
 
     micro_batch: Count
-    """Number within the plan and iteration: those of the first agent, one for each wave, then the next
-    agent's."""
+    """Number given by the data node, unique within its plan and iteration, and unchanged on the whole
+    path."""
+    agent: Count
+    """The slot of the data node that started it."""
+    wave: Count
     path: Annotated[tuple[Index, ...], Meta(min_length=2, max_length=MAX_PATH)]
     """Nodes in order of visit, the data node first. The route that is really taken may differ from the plan's
     when a member was replaced or left out."""

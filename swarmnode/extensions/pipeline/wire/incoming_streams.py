@@ -16,6 +16,7 @@ so memory that a sender holds comes back. Waiting for memory is how a busy membe
 
 import asyncio
 import logging
+import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -28,6 +29,7 @@ from swarmnode.errors import PeerUnreachable, Rejected
 from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.frames import (
     CHUNK_BYTES,
+    SUM_BYTES,
     AnswerFrame,
     Prefix,
     check_length,
@@ -111,16 +113,20 @@ class Incoming(Generic[M]):
     @asynccontextmanager
     async def payload(self) -> AsyncGenerator[bytearray, None]:
         """Receive the bytes behind the message. They count as memory of their sender within the context.
-        Raises Rejected: too_large; TimeoutError, PeerUnreachable."""
+        Raises Rejected: too_large, bad_checksum; TimeoutError, PeerUnreachable."""
         size_bytes = self.message.payload_bytes
         self.waits_for_memory = True
         async with self._budget.held(self.peer_id, size_bytes):
             self.waits_for_memory = False
-            payload = bytearray(size_bytes)
+            payload, running = bytearray(size_bytes), 0
             for start in range(0, size_bytes, CHUNK_BYTES):
                 end = min(start + CHUNK_BYTES, size_bytes)
                 async with asyncio.timeout(self._chunk_timeout_s):
+                    expected = int.from_bytes(await self._stream.receive(SUM_BYTES), "big")
                     payload[start:end] = await self._stream.receive(end - start)
+                running = zlib.crc32(memoryview(payload)[start:end], running)
+                if running != expected:
+                    raise Rejected(Refusal.BAD_CHECKSUM, f"in the chunk at byte {start} of {size_bytes}")
             self.is_read = True
             yield payload
 

@@ -21,7 +21,10 @@ from typing import Any, Generic, Self, TypeVar
 from swarmnode.errors import NetworkError, PeerUnreachable, Rejected, RequestTimeout
 from swarmnode.extensions.pipeline.wire.frames import (
     CHUNK_BYTES,
+    NO_PAYLOAD,
+    SUM_BYTES,
     AnswerFrame,
+    Payload,
     check_length,
     decode,
     encode,
@@ -31,7 +34,7 @@ from swarmnode.extensions.pipeline.wire.frames import (
 from swarmnode.extensions.pipeline.wire.incoming_streams import IncomingStreams, WireLimits
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
 from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberMessage, MemberService
-from swarmnode.network.streams import Buffer, ByteStream, StreamHost
+from swarmnode.network.streams import ByteStream, StreamHost
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ class AnswerBody:
     size_bytes: Callable[[Any], int]
     """Called with the answer; returns how many bytes belong behind it, or raises Rejected to read none."""
     data: bytearray = field(default_factory=bytearray)
-    """The bytes are appended to it."""
+    """The bytes are appended to it, so that those that came before a failure are not lost."""
 
 
 @dataclass(slots=True)
@@ -110,7 +113,7 @@ class MemberStreams:
         answer: type[T],
         *,
         timeout_s: float,
-        payload: Buffer = b"",
+        payload: Payload = NO_PAYLOAD,
         body: AnswerBody | None = None,
     ) -> T:
         """Send a message in one attempt, and return its answer within so many seconds.
@@ -118,8 +121,8 @@ class MemberStreams:
         Raises MemberRefused; RequestTimeout, PeerUnreachable (of which BrokenOff
         is one), HostDown; ValueError when the payload is not the message's; what `body.size_bytes` raises.
         """
-        if len(payload) != message.payload_bytes:
-            raise ValueError(f"{len(payload)} bytes for a message of {message.payload_bytes}")
+        if len(payload.data) != message.payload_bytes:
+            raise ValueError(f"{len(payload.data)} bytes for a message of {message.payload_bytes}")
         link = self._links.setdefault(peer_id, _Link())
         turn = link.turns.setdefault(service, asyncio.Semaphore(self._limits.max_in_flight))
         until_s = asyncio.get_running_loop().time() + timeout_s
@@ -187,7 +190,7 @@ class _Attempt(Generic[T]):
     message: MemberMessage
     kind: type[T]
     """The type of its answer."""
-    payload: Buffer
+    payload: Payload
     body: AnswerBody | None
     until_s: float
 
@@ -227,12 +230,14 @@ class _Attempt(Generic[T]):
         return content
 
     async def _write(self, stream: ByteStream) -> None:
-        loop, payload = asyncio.get_running_loop(), memoryview(self.payload).cast("B")
+        loop, payload = asyncio.get_running_loop(), self.payload
         encoded = encode(self.message)
         try:
             await stream.send(framed(self.service, encoded, max(self.until_s - loop.time(), 0.001)))
-            for start in range(0, len(payload), CHUNK_BYTES):
-                await stream.send(payload[start : start + CHUNK_BYTES])
+            for number, checksum in enumerate(payload.checksums):
+                start = number * CHUNK_BYTES
+                await stream.send(checksum.to_bytes(SUM_BYTES, "big"))
+                await stream.send(payload.data[start : start + CHUNK_BYTES])
         except PeerUnreachable as error:
             # Whoever listens on the same stream meets the same end, and may find an answer before it.
             logger.debug("a stream to %s ended under a message: %s", stream.peer_id, error)

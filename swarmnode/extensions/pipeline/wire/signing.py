@@ -1,6 +1,6 @@
 """Proof that a micro-batch's path is its data node's: signed once at each attempt, checked by every node.
 
-iteration_driver.py (at the data node) -> [signed] -> ForwardHop, from node to node -> [check_signature]
+message_sender.py (at the data node) -> [signed] -> ForwardHop, from node to node -> [check_signature]
                                                                                     -> active_assignment.py
 
 Without it any member could start attempts in a data node's name: at the node before them on a path of their
@@ -38,7 +38,8 @@ def check_signature(message: ForwardHop, data_node: str) -> None:
 
 
 def _signed_bytes(message: ForwardHop) -> bytes:
-    """Return the fields that stay equal on the whole path."""
+    """Return the fields that stay equal on the whole path. Agent and wave follow from the micro-batch
+    (hop_checks.py)."""
     fixed = (
         message.plan,
         message.iteration,

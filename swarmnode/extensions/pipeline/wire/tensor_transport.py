@@ -1,41 +1,59 @@
 """Activations and gradients between the members of a pipeline: sent, answered, never taken twice.
 
-stage_context.py -> [TensorTransport.send] -> member_streams.py -> [TensorTransport] of another member
+message_sender.py -> [TensorTransport.send] -> member_streams.py -> [TensorTransport] of another member
                                                                     -> its MessageHandler
 
 `send` makes one attempt. It returns what the other member says, and raises when there is no answer: then the
 message may have been taken or not, and sending it again is safe. Choosing another member, or giving up, is
-decided above (recovery.py). A message is done when MessageHandler.take has seen all of it; the handler knows
-the same message again, which is answered without its payload.
+decided above (recovery.py). A message counts as done when MessageHandler.take has seen it, complete and
+undamaged: the same message again is answered, not taken a second time.
 """
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
+from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import Message
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_sender
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.network.streams import Buffer
+
+MAX_PLANS = 4
+"""Plans at once: the running one, the next one, and former ones whose messages may still be under way."""
+
+MAX_REMEMBERED = 4096
+"""Messages of one member that are remembered as done: several iterations."""
 
 
 class MessageHandler(Protocol):
     """The receiver of messages: a stage or a driver. It raises Rejected with a `Refusal` to refuse one."""
 
-    async def admit(self, peer_id: str, message: Message) -> bool:
-        """Called before the payload is read: shape, codec, a free slot. Returns False if this very message
-        was taken before. It may wait until the message can be taken, and must not change anything."""
+    def admit(self, peer_id: str, message: Message) -> None:
+        """Called before the payload is read: shape, codec, a free slot. It must not change anything."""
         ...
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
-        """Called with the whole payload, to be decoded and kept unless another stream was faster.
+        """Called with the whole payload, to be decoded and kept. Returning means: done, never again.
 
         It may be cancelled at its deadline; what it did by then must not count.
         """
         ...
+
+
+@dataclass(slots=True)
+class TransportCounters:
+    """Messages received since the start."""
+
+    received: int = 0
+    received_bytes: int = 0
+    duplicates: int = 0
 
 
 class TensorTransport:
@@ -50,6 +68,11 @@ class TensorTransport:
         self._streams = streams
         self._inbox = inbox
         self._plans: dict[str, PlanMembers] = {}
+        self._answers: dict[tuple[str, int], asyncio.Future[Rejected | None]] = {}
+        """By peer and hash of a message that is being taken."""
+        self._done: dict[str, OrderedDict[int, None]] = {}
+        """By peer, the hashes of messages that were taken."""
+        self.counters = TransportCounters()
 
     async def __aenter__(self) -> Self:
         self._streams.incoming.begin(MemberService.HOPS, ServiceHandler(Message, self._respond, self._knows))
@@ -67,8 +90,11 @@ class TensorTransport:
         return MappingProxyType(self._plans)
 
     def adopt(self, members: PlanMembers) -> None:
-        """Accept messages of a plan from now on, until it is retired."""
+        """Accept messages of a plan from now on. The MAX_PLANS latest plans stay accepted."""
+        self._plans.pop(members.plan, None)
         self._plans[members.plan] = members
+        while len(self._plans) > MAX_PLANS:
+            self.retire(next(iter(self._plans)))
 
     def retire(self, plan: str) -> None:
         """Refuse messages of a plan from now on. Unknown plans are ignored."""
@@ -76,9 +102,10 @@ class TensorTransport:
         for peer_id in retired.peers if retired is not None else ():
             if not self._knows(peer_id):
                 self._streams.forget(peer_id)
+                self._done.pop(peer_id, None)
 
     async def send(
-        self, peer_id: str, message: Message, payload: Buffer = b"", *, timeout_s: float
+        self, peer_id: str, message: Message, payload: Payload = NO_PAYLOAD, *, timeout_s: float
     ) -> Refusal | None:
         """Send a message in one attempt. Returns None if it was taken, now or before.
 
@@ -96,10 +123,41 @@ class TensorTransport:
         return any(peer_id in members.peers for members in self._plans.values())
 
     async def _respond(self, incoming: Incoming[Message]) -> Reply:
-        """Take a message. Raises Rejected."""
+        """Take a message. The first stream to bring it settles it for all. Raises Rejected."""
         peer_id, message = incoming.peer_id, incoming.message
         check_sender(message, peer_id, self._plans)
-        if await self._inbox.admit(peer_id, message):
-            async with incoming.payload() as payload:
-                await self._inbox.take(peer_id, message, payload)
+        key = peer_id, hash(message)
+        if key[1] in self._done.get(peer_id, ()):
+            self.counters.duplicates += 1
+            return Reply()
+        if (pending := self._answers.get(key)) is not None:
+            self.counters.duplicates += 1
+            if (rejected := await asyncio.shield(pending)) is not None:
+                raise rejected
+            return Reply()
+        pending = self._answers[key] = asyncio.get_running_loop().create_future()
+        outcome: Rejected | None = Rejected(Refusal.INTERRUPTED)
+        try:
+            await self._take(incoming)
+            self._remember(*key)
+            outcome = None
+        except Rejected as rejected:
+            outcome = rejected
+            raise
+        finally:
+            del self._answers[key]
+            pending.set_result(outcome)
         return Reply()
+
+    async def _take(self, incoming: Incoming[Message]) -> None:
+        self._inbox.admit(incoming.peer_id, incoming.message)
+        async with incoming.payload() as payload:
+            await self._inbox.take(incoming.peer_id, incoming.message, payload)
+            self.counters.received += 1
+            self.counters.received_bytes += len(payload)
+
+    def _remember(self, peer_id: str, message: int) -> None:
+        done = self._done.setdefault(peer_id, OrderedDict())
+        done[message] = None
+        if len(done) > MAX_REMEMBERED:
+            done.popitem(last=False)

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -20,7 +20,6 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     ContributionFault,
     StageIteration,
 )
-from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, vote_of
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
@@ -243,7 +242,7 @@ async def crew(
             return await found.reload(*asked)
 
         for number, (own, host) in enumerate(zip(stacks, hosts, strict=True)):
-            gradient_exchange = cast(ReplicaExchange, together.at(host.peer_id))
+            gradient_exchange = together.at(host.peer_id)
             more = of_member(number, peers)
             kept = {
                 "key": keys[number],

@@ -76,14 +76,17 @@ def digest_of(found: Crew, node: int) -> str:
 
 
 def one_state(found: Crew, nodes: list[int]) -> bool:
-    """What they have and offer is one."""
+    """What they have, say and offer is one."""
     digests = {digest_of(found, node) for node in nodes}
+    told = {found.nodes[node].member.digest for node in nodes}
     steps = found.nodes[nodes[0]].member.iteration
     offered = {found.offered[found.peers[node]][steps].digest for node in nodes}
-    return digests == offered and len(digests) == 1
+    return digests == told == offered and len(digests) == 1
 
 
-async def test_a_step_is_packed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_is_packed_once_and_all_is_named_by_its_digest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with crew(TWO, workers(folder)) as found:
         packed: list[StageWorker] = []
         pack = StageWorker.state
@@ -100,7 +103,7 @@ async def test_a_step_is_packed_once(folder: Path, monkeypatch: pytest.MonkeyPat
         assert not found.nodes[1].member.lost_track
 
 
-async def test_what_a_member_offers_is_what_it_has_after_it_took_over_others_weights(
+async def test_what_a_member_says_that_it_has_is_what_it_has_after_it_took_over_others_weights(
     folder: Path,
 ) -> None:
     async with crew(THREE, workers(folder)) as found:
@@ -108,6 +111,7 @@ async def test_what_a_member_offers_is_what_it_has_after_it_took_over_others_wei
         await iterate(found, 1)
         await iterate(found, 2)
         assert one_state(found, [1, 2, 3])
+        assert len({found.nodes[node].member.digest for node in (1, 2, 3)}) == 1
 
 
 async def test_two_that_differ_by_rounding_take_the_weights_of_the_smaller_peer_id(folder: Path) -> None:
@@ -119,7 +123,7 @@ async def test_two_that_differ_by_rounding_take_the_weights_of_the_smaller_peer_
         report = await iterate(found, 1)
         assert report.stepped and one_state(found, [1, 2])
         assert not equal(weights(found, 1), start)
-        assert found.offered[found.peers[second]][1].digest == digest_of(found, first)
+        assert found.offered[found.peers[second]][1].digest == found.nodes[first].member.digest
         await iterate(found, 2)
         assert one_state(found, [1, 2])
 
@@ -237,4 +241,4 @@ async def test_a_large_state_has_its_moments_packed_seldom_and_where_replicas_di
         await iterate(found, 3)
         assert found.offered[peer].keys() == {2, 3}
         assert equal(weights(found, 1), second) and equal(weights(found, 2), second)
-        assert digest_of(found, 1) == digest_of(found, 2)
+        assert found.nodes[1].member.digest == found.nodes[2].member.digest

@@ -320,13 +320,14 @@ def test_a_guest_gets_a_slot_that_is_free_or_none() -> None:
     assert slots.taken == 2
 
 
-def test_a_guest_gets_the_slot_of_an_agent_that_has_passed_until_the_iteration_ends() -> None:
+def test_a_guest_gets_the_slot_of_an_agent_that_has_passed_but_not_in_the_next_iteration() -> None:
     slots = AgentSlots(2, planned=[5, 6])
     assert not slots.may_have(7)
     assert slots.give_back(5, passed=True)
+    assert not slots.may_have(7, early=True), "then it is its agent's again"
     slots.take(7)
     assert not slots.may_have(5), "what comes by again on a repaired path finds it taken"
-    assert slots.may_have(6)
+    assert slots.may_have(5, early=True) and slots.may_have(6)
     assert slots.give_back(7)
     slots.begin_iteration()
     assert slots.taken == 2 and not slots.may_have(7)

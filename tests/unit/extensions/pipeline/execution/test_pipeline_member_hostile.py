@@ -43,11 +43,12 @@ def workers(folder: Path, ends: tuple[int, ...] = (2, 4, 6)) -> Callable[[int], 
 def forward(agent: int, target: int, **fields: Any) -> ForwardHop:
     """From node 3 to `target`, on a path of node 0."""
     values: dict[str, Any] = {
-        "attempt": 63, "micro_batch": agent * 2 + 1, "path": (0, 3, target), "position": 2,
+        "attempt": 63, "wave": 1, "micro_batch": agent * 2 + 1, "path": (0, 3, target), "position": 2,
     } | fields  # fmt: skip
     return ForwardHop(
         plan=digest(REPLICAS),
         iteration=0,
+        agent=agent,
         tensor=SENT.header,
         tokens=1,
         **values,
@@ -139,19 +140,16 @@ async def test_a_data_node_settles_its_own_micro_batches_only(folder: Path) -> N
 # Memory
 
 
-def test_prompts_that_are_repeated_too_often_are_too_large(folder: Path) -> None:
+def test_prompts_that_are_repeated_too_often_are_too_large() -> None:
     lengths, prompts = (512, *[1] * 100), (None, *[0] * 100)
     header = encode(torch.ones(1, 612, 32), "none").header
     message = forward(0, 1, lengths=lengths, prompts=prompts)
     message = msgspec.structs.replace(message, tensor=header)
     keys = 612 + 512 * 100
-
-    def check(max_tokens: int) -> None:
-        check_hop(message, REPLICAS, stage_worker(folder, (2, 4, 6), 1, CUT, SETTINGS, max_tokens=max_tokens))
-
-    check(-(-keys // 4))
+    limits = {"hidden_size": 32, "packs": True}
+    check_hop(message, REPLICAS, max_tokens=-(-keys // 4), **limits)  # pyright: ignore
     with pytest.raises(Rejected) as caught:
-        check(keys // 4 - 1)
+        check_hop(message, REPLICAS, max_tokens=keys // 4 - 1, **limits)  # pyright: ignore
     assert caught.value.reason is Refusal.TOO_LARGE
 
 
@@ -221,7 +219,7 @@ async def test_a_member_without_a_stage_lets_go_of_it(folder: Path) -> None:
         assert node.member.transport.plans == {}
         assert (node.member._active, node.member.iteration) == (None, 7)  # pyright: ignore
         with pytest.raises(Rejected, match=Refusal.UNKNOWN_WORK):
-            await node.member.admit(found.peers[3], forward(0, 2))
+            node.member.admit(found.peers[3], forward(0, 2))
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(found.nodes[0].member.train(ListFeed(batches(True), 2)))
             await asyncio.sleep(0)

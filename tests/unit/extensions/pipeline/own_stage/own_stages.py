@@ -59,7 +59,7 @@ class One:
             run_in_stage_thread=self.member.in_stage_thread,
             version=lambda: self.own_stage.version,
         )
-        self.checkpoints = StageCheckpoints(home.folder / str(number))
+        self.checkpoints = StageCheckpoints(home.folder / str(number), home.whole.fingerprint)
         self.own_stage = OwnStage(
             home.whole, home.settings, host.peer_id, member=self.member, decode=self.decode,
             states=self.states, gradient_exchange=self.gradient_exchange, checkpoints=self.checkpoints,
@@ -138,10 +138,7 @@ class Home:
         digests: dict[str, str] = {}
         for one in ready:
             await one.member.wait_step(steps)
-            await one.own_stage.stepped()
-            held = one.own_stage._held  # pyright: ignore[reportPrivateUsage]
-            assert held is not None and held.newest is not None
-            digests[one.peer_id] = held.newest.state.digest
+            digests[one.peer_id] = await one.own_stage.stepped()
         for one in ready:
             await one.own_stage.hand_on()
         return digests

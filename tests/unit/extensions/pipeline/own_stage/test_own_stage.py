@@ -26,7 +26,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
     return open_model(str(saved(tiny_model("llama"), tmp_path_factory.mktemp("model"))), torch.float32)
 
 
-async def test_after_each_step_a_neighbour_keeps_what_was_learnt(whole: WholeModel, tmp_path: Path) -> None:
+async def test_after_each_step_a_neighbour_keeps_what_was_learnt_under_the_digest_that_was_told(
+    whole: WholeModel, tmp_path: Path
+) -> None:
     async with home(whole, tmp_path, 2) as (found, (first, second)):
         await found.assign([[first], [second]], [2, LAYERS])
         for steps in (1, 2):
@@ -161,7 +163,7 @@ async def test_who_is_left_out_of_a_plan_lets_go_and_gives_what_it_had(
         await found.step(first)
         learnt = second.learnt()
         await found.assign([[first], [third]], [2, LAYERS], iteration=1)
-        assert second.own_stage.part is None
+        assert second.own_stage.part is None and await second.own_stage.stepped() == ""
         equal(third.learnt(), learnt)
 
 
@@ -286,7 +288,7 @@ async def test_a_full_disk_is_told_and_the_pipeline_goes_on(
         await found.step(first)
         digests = await found.step(first)
         (written,) = first.checkpoints.found()
-        assert (written.holding.iteration, written.holding.digest) == (
+        assert (written.record.holding.iteration, written.record.holding.digest) == (
             4, digests[first.peer_id],
         )  # fmt: skip
 
@@ -296,12 +298,12 @@ async def test_who_leaves_writes_what_it_has_and_leaves_a_copy(whole: WholeModel
         await found.assign([[first], [second]], [2, LAYERS])
         await first.member.train(ListFeed(batches(True), 2))
         await second.member.wait_step(1)
-        await second.own_stage.stepped()
+        digest_told = await second.own_stage.stepped()
         await second.own_stage.leave(hand_over=True)
         copy = first.states.copy_of(second.peer_id)
         (written,) = second.checkpoints.found()
         assert copy is not None
-        assert copy.state.digest == written.read().state.digest
+        assert copy.state.digest == written.read().state.digest == digest_told
 
 
 async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_is_told(

@@ -24,10 +24,11 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
 from swarmnode.extensions.pipeline.replication.replica_answers import AnswerScope
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.replication.replica_questions import (
+    AskGradients,
+    HeldContributions,
     Question,
 )
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
-from swarmnode.extensions.pipeline.stages.packed_state import pack_state
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
 from swarmnode.extensions.pipeline.wire.services import MemberService
@@ -199,6 +200,12 @@ class Liar:
         await stream.send(bytes(data) + more)
         await stream.discard()
 
+    async def say(self, stream: ByteStream, contributions: Sequence[Contribution]) -> None:
+        """What it holds: one contribution of each replica, from the first on."""
+        held = {KEYS[author].peer_id: one.digest for author, one in enumerate(contributions)}
+        await raw_wire.say(stream, HeldContributions(held))
+        await stream.discard()
+
 
 async def against(play: Play, count: int = 3, settings: GradientExchangeSettings = PATIENT) -> list[Combined]:
     """What the honest ones come to when the last replica plays this."""
@@ -218,19 +225,14 @@ def given(number: int) -> Contribution:
 def doctored(**fields: Any) -> tuple[Head, bytes]:
     """(head, bytes) of the last replica's contribution with these fields of the head changed."""
     honest = given(2)
-    data = fields.pop("data", honest.data)
-    return msgspec.structs.replace(honest.head, size_bytes=len(data), **fields), data
-
-
-def packed(**tensors: Tensor) -> tuple[Head, bytes]:
-    """Other tensors than those of the stage."""
-    return doctored(data=pack_state(gradients(2).tensors | tensors).data)
+    data = fields.pop("data", bytes(honest.data))
+    return msgspec.structs.replace(honest.head, **fields), data
 
 
 def poisoned(value: float) -> tuple[Head, bytes]:
-    flat = gradients(2).tensors["b"].clone()
-    flat[3] = value
-    return packed(b=flat)
+    flat = torch.cat([gradients(2).tensors[name].reshape(-1) for name in sorted(SHAPES)])
+    flat[11] = value
+    return doctored(data=flat.numpy().tobytes())
 
 
 BAD: dict[str, tuple[Callable[[], tuple[Any, bytes]], ContributionFault]] = {
@@ -239,12 +241,10 @@ BAD: dict[str, tuple[Callable[[], tuple[Any, bytes]], ContributionFault]] = {
     "huge weight": (lambda: doctored(tokens=1_000_000), ContributionFault.WEIGHT),
     "many micro-batches": (lambda: doctored(visits=11), ContributionFault.WEIGHT),
     "no token": (lambda: doctored(tokens=0), ContributionFault.WEIGHT),
-    "more parameters": (lambda: packed(d=torch.ones(1)), ContributionFault.WRONG_SHAPE),
-    "another shape": (lambda: packed(b=torch.ones(8)), ContributionFault.WRONG_SHAPE),
-    "another type": (lambda: packed(b=torch.ones(7, dtype=torch.float64)), ContributionFault.WRONG_SHAPE),
-    "more bytes than a stage has": (lambda: doctored(data=bytes(10_000)), ContributionFault.WRONG_SHAPE),
-    "bytes that are no tensors": (lambda: doctored(data=bytes(100)), ContributionFault.MALFORMED),
-    "a negative weight": (lambda: ([-1, 2, 0], b""), ContributionFault.MALFORMED),
+    "other parameters": (lambda: doctored(present=b"\xff"), ContributionFault.WRONG_SHAPE),
+    "more parameters": (lambda: doctored(present=b"\x07\x00"), ContributionFault.WRONG_SHAPE),
+    "bytes that are not the head's": (lambda: doctored(present=b"\x03"), ContributionFault.WRONG_SHAPE),
+    "a negative weight": (lambda: ([-1, 2, b"\x07"], b""), ContributionFault.MALFORMED),
     "noise": (lambda: (["noise"], b""), ContributionFault.MALFORMED),
 }
 
@@ -255,7 +255,10 @@ async def test_what_no_replica_may_send_is_left_out_by_all_and_named(what: str) 
     head, data = make()
 
     async def play(liar: Liar, stream: ByteStream, question: Any) -> None:
-        await liar.give(stream, head, data)
+        if isinstance(question, AskGradients):
+            await liar.give(stream, head, data)
+        else:
+            await liar.say(stream, [])
 
     results = await against(play)
     assert all(r.contributors == peers(0, 1) for r in results)
@@ -264,7 +267,10 @@ async def test_what_no_replica_may_send_is_left_out_by_all_and_named(what: str) 
 
 async def test_bytes_beyond_those_that_belong_to_the_head_are_not_read() -> None:
     async def play(liar: Liar, stream: ByteStream, question: Any) -> None:
-        await liar.give(stream, *doctored(), bytes(64 * CHUNK_BYTES))
+        if isinstance(question, AskGradients):
+            await liar.give(stream, *doctored(), bytes(64 * CHUNK_BYTES))
+        else:
+            await liar.say(stream, [given(n) for n in range(3)])
 
     results = await against(play)
     assert results[0].contributors == peers(0, 1, 2)
@@ -279,25 +285,78 @@ async def test_a_head_without_end_is_not_read() -> None:
     assert results[0].contributors == peers(0, 1)
 
 
-@pytest.mark.parametrize("phase", ["absent", "frozen", "half-way", "before the step"])
-async def test_a_death_that_all_survivors_see_leaves_them_equal(phase: str) -> None:
+async def test_whoever_tells_two_stories_is_left_out_where_most_others_heard_another() -> None:
+    async def play(liar: Liar, stream: ByteStream, question: Any) -> None:
+        story = contribute(gradients(20 + (stream.peer_id == KEYS[0].peer_id)), EXPECTED)
+        if isinstance(question, AskGradients):
+            await liar.give(stream, story.head, story.data)
+        else:
+            await liar.say(stream, [given(0), given(1), given(2), story])
+
+    honest, count = 3, 4
+    async with replicas(count, honest=honest) as (exchanges, hosts):
+        await hosts[honest].serve_streams(PROTOCOL, Liar(honest, hosts[honest], play).serve)
+        results = await together(*(combine(x, gradients(n), count) for n, x in enumerate(exchanges)))
+    assert results[0].contributors == peers(0, 1, 2)
+    assert results[0].rejected == {KEYS[3].peer_id: ContributionFault.LATE}
+    assert results[1].contributors == results[2].contributors == peers(0, 1, 2, 3)
+
+
+async def test_nobody_can_speak_against_most_others() -> None:
+    async def play(liar: Liar, stream: ByteStream, question: Any) -> None:
+        if isinstance(question, AskGradients):
+            await liar.give(stream, *doctored())
+        else:
+            await liar.say(stream, [given(7), given(8), given(2)])
+
+    results = await against(play)
+    assert all(r.contributors == peers(0, 1, 2) for r in results)
+
+
+PHASES = ["absent", "frozen", "after one contribution", "half-way", "before agreeing", "after one agreeing"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_death_in_any_phase_leaves_the_survivors_equal(phase: str) -> None:
     honest = given(2)
+    met: set[str] = set()
 
     async def play(liar: Liar, stream: ByteStream, question: Any) -> None:
+        first = not met
+        met.add(type(question).__name__)
         if phase == "absent":
             return
         if phase == "frozen":
             await asyncio.sleep(3600)
-        if phase == "half-way":
-            await raw_wire.say(stream, honest.head, body_bytes=len(honest.data))
-            await stream.send(honest.data[:50])
-            return
-        await liar.give(stream, honest.head, honest.data)
+        if isinstance(question, AskGradients):
+            if phase == "half-way":
+                await raw_wire.say(stream, honest.head, body_bytes=len(honest.data))
+                await stream.send(bytes(honest.data)[:50])
+                return
+            if phase != "after one contribution" or first:
+                await liar.give(stream, honest.head, honest.data)
+        elif phase == "after one agreeing" and stream.peer_id == KEYS[0].peer_id:
+            await liar.say(stream, [given(n) for n in range(3)])
 
     results = await against(play, settings=SHORT if phase == "frozen" else PATIENT)
-    counted = phase == "before the step"
+    counted = phase not in ("absent", "frozen", "half-way", "after one contribution")
     assert all(r.contributors == (peers(0, 1, 2) if counted else peers(0, 1)) for r in results)
-    assert {r.rejected.get(KEYS[2].peer_id) for r in results} == {None if counted else "silent"}
+    if counted:
+        return
+    faults = {r.rejected[KEYS[2].peer_id] for r in results}
+    assert faults == ({"late", "silent"} if phase == "after one contribution" else {"silent"})
+
+
+async def test_who_comes_after_all_is_over_learns_that_it_did_not_count() -> None:
+    async with replicas(3, SHORT) as (exchanges, _):
+        results = await together(*(combine(exchanges[n], gradients(n), 3) for n in range(2)))
+        assert all(r.rejected == {KEYS[2].peer_id: ContributionFault.SILENT} for r in results)
+        late = await combine(exchanges[2], gradients(2), 3)
+        digests = ("1" * 64, "1" * 64, "2" * 64)
+        again = await asyncio.gather(*(_compare(x, d, 3) for x, d in zip(exchanges, digests, strict=True)))
+    same([*results, late])
+    assert late.rejected == {KEYS[2].peer_id: ContributionFault.LATE}
+    assert [one.agrees for one in again] == [True, True, False]
 
 
 async def test_after_the_step_its_gradients_are_forgotten_and_a_late_one_follows_the_others() -> None:

@@ -31,7 +31,8 @@ def test_whoever_claims_many_times_the_others_tokens_is_left_out(claimed: int, c
     expected = ContributionBounds(SHAPES, max_tokens=98_304, max_visits=24)
     sums = [*(gradients(n, tokens=48) for n in range(3)), gradients(3, tokens=claimed)]
     came = {key.peer_id: contribute(own, expected) for own, key in zip(sums, KEYS, strict=False)}
-    found = combined(came, {}, max_norm_ratio=16.0)
+    held = {author: one.digest for author, one in came.items()}
+    found = combined(came, {}, [held] * 4, max_norm_ratio=16.0)
     assert found.rejected == ({} if counts else {KEYS[3].peer_id: ContributionFault.WEIGHT})
     assert found.sum.tokens == 144 + claimed * counts
 

@@ -11,6 +11,7 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import Closed, Halte
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.codec import encode
+from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from tests.unit.extensions.pipeline import raw_wire
@@ -29,8 +30,9 @@ from tests.unit.extensions.pipeline.rollouts.test_decode_node import (
 async def say(host: Any, target: Any, message: Any, tensor: torch.Tensor | None = None) -> None:
     """Sends a message and hears the answer."""
     stream = await host.open_stream(target.peer_id, PROTOCOL)
-    payload = encode(tensor, "none").payload if tensor is not None else b""
-    await raw_wire.write(stream, MemberService.GENERATION, message, bytes(payload))
+    payload = encode(tensor, "none").payload if tensor is not None else NO_PAYLOAD
+    sums = [checksum.to_bytes(4, "big") for checksum in payload.checksums]
+    await raw_wire.write(stream, MemberService.GENERATION, message, *sums, bytes(payload.data))
     await raw_wire.answer_on(stream)
     stream.close()
 
@@ -111,4 +113,4 @@ async def test_memory_of_who_gave_up_waiting_is_nobodys(newcomer: bool) -> None:
     done = await asyncio.gather(holder, waiter, return_exceptions=True)
     assert done[0] is None
     assert isinstance(done[1], asyncio.CancelledError)
-    assert budget.used_bytes == 0
+    assert (budget.used_bytes, len(budget._waiting)) == (0, 0)

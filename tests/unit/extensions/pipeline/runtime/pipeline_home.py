@@ -17,8 +17,8 @@ from swarmnode.extensions.pipeline.membership.known_members import MembershipSet
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts, StageTiming
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.runtime.data_roles import TextRole
-from swarmnode.extensions.pipeline.runtime.member_parts import DataRole, PipelineParts
+from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, TextRole
+from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_link import RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import plan_settings, wanted_tokens
@@ -63,7 +63,7 @@ class Letters:
         return [2 + ord(letter) % (VOCABULARY - 2) for letter in text]
 
 
-def text_role(node: PipelineNode) -> TextRole:
+def text_role(node: DataNode) -> TextRole:
     return TextRole(node, Letters(), SEED)
 
 
@@ -75,7 +75,7 @@ class Gate:
         self.tokens: Counter[int] = Counter()
         """By iteration: trained on by all data nodes."""
 
-    def role(self, node: PipelineNode) -> DataRole:
+    def role(self, node: DataNode) -> DataRole:
         return _Gated(node, self)
 
 
@@ -85,7 +85,7 @@ class _Gated:
     status: NodeStatus | None = None
     summary: Summary | None = None
 
-    def __init__(self, node: PipelineNode, gate: Gate) -> None:
+    def __init__(self, node: DataNode, gate: Gate) -> None:
         self._node = node
         self._gate = gate
         self._stopped = False
@@ -258,13 +258,13 @@ class Home:
         return sum(cost.held_bytes + slots * cost.activation_bytes for cost in costs)
 
     def checkpoints(self, key: NodeKey) -> StageCheckpoints:
-        return StageCheckpoints(self.folder / key.peer_id)
+        return StageCheckpoints(self.folder / key.peer_id, self.whole.fingerprint)
 
     def start(
         self,
         *keys: NodeKey,
         settings: Sequence[str] = (),
-        role: Callable[[PipelineNode], DataRole] = text_role,
+        role: Callable[[DataNode], DataRole] = text_role,
         free_bytes: int = 10**9,
     ) -> list[Member]:
         started: list[Member] = []

@@ -1,4 +1,4 @@
-"""A member that loses track comes back, and one whose membership fails says why."""
+"""A membership that fails or loses track is entered again by its own service, and not without end."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from swarmnode.errors import NetworkError
+from swarmnode.errors import NetworkError, PipelineError
 from swarmnode.extensions.pipeline.membership.membership import Membership
-from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
+from swarmnode.extensions.pipeline.runtime.membership_supervisor import MAX_FAILURES, MembershipSupervisor
+from tests.unit.extensions.pipeline.runtime.pipeline_home import until
 
 
 class Pretended:
@@ -55,19 +56,22 @@ async def fails() -> None:
 class Story:
     """One standing, and the memberships that it came to."""
 
-    def __init__(self, *works: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, *works: Callable[[], Coroutine[Any, Any, None]], pause_s: float = 0.01) -> None:
         """What the first of them do; the others hold."""
         self._works = [*works]
         self.made: list[Pretended] = []
-        self.times_left = 0
-        self.supervisor = MembershipSupervisor(self._make, steps=lambda: 7, left=self._left)
+        self.troubles: list[str] = []
+        """Each time that a membership was over."""
+        self.supervisor = MembershipSupervisor(
+            self._make, steps=lambda: 7, left=self._left, first_pause_s=pause_s
+        )
 
     def _make(self) -> Membership:
         self.made.append(Pretended(self._works.pop(0) if self._works else holds))
         return cast(Membership, self.made[-1])
 
     def _left(self) -> None:
-        self.times_left += 1
+        self.troubles.append(self.supervisor.trouble)
 
 
 async def test_who_has_lost_track_leaves_and_comes_back_with_the_steps_that_it_has() -> None:
@@ -75,18 +79,39 @@ async def test_who_has_lost_track_leaves_and_comes_back_with_the_steps_that_it_h
     async with story.supervisor as supervisor:
         await supervisor.come_back()
         first, second = story.made
-        assert first.left and second.entered and second.told == [7] and story.times_left == 1
+        assert first.left and second.entered and second.told == [7] and story.troubles == [""]
         assert await supervisor.agreed(3) == 3
     assert second.left
 
 
-async def test_a_membership_that_fails_ends_the_node_with_its_error() -> None:
-    story = Story(fails)
+async def test_a_membership_that_fails_is_followed_by_another_and_says_so_meanwhile(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = asyncio.Event()
+
+    async def late() -> None:
+        await gate.wait()
+        await fails()
+
+    story = Story(late)
+    async with story.supervisor as supervisor:
+        gate.set()
+        await until(lambda: len(story.made) == 2)
+        await supervisor.agreed(3)
+        (told,) = story.troubles
+        assert "the daemon is gone" in told and "(1 of" in caplog.text
+        assert supervisor.trouble == ""
+
+
+async def test_failures_without_end_end_the_node_with_the_last_of_them() -> None:
+    story = Story(*[fails] * (MAX_FAILURES + 1))
     with pytest.raises(ExceptionGroup) as caught:
         async with story.supervisor:
             await asyncio.Event().wait()
-    assert caught.value.subgroup(NetworkError) is not None
-    assert len(story.made) == 1
+    (error,) = caught.value.exceptions
+    assert isinstance(error, PipelineError)
+    assert f"failed {MAX_FAILURES} times in a row: the daemon is gone" in error.message
+    assert len(story.made) == MAX_FAILURES
 
 
 async def test_who_cannot_become_a_member_at_all_is_told_why_at_once() -> None:
@@ -105,3 +130,9 @@ class _Refused(Pretended):
 
     async def __aenter__(self) -> "Pretended":
         raise NetworkError("the host is down")
+
+
+async def test_a_node_that_ends_does_not_wait_for_the_pause_after_a_failure() -> None:
+    story = Story(fails, pause_s=1e6)
+    async with story.supervisor as supervisor:
+        await until(lambda: supervisor.trouble != "")

@@ -13,7 +13,7 @@ from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
-from swarmnode.extensions.pipeline.runtime.member_parts import DataRole
+from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model

@@ -148,7 +148,7 @@ class Earlier:
     def __init__(self, whole: WholeModel, folder: Path) -> None:
         self.whole = whole
         self.store = CheckpointStore(folder, "quick", whole.fingerprint)
-        self.stages = StageCheckpoints(folder / "stages")
+        self.stages = StageCheckpoints(folder / "stages", whole.fingerprint)
 
     def stage(self, step: int) -> HeldState:
         state = pack_state({"base_model.model.model.layers.1.w": torch.full((2,), float(step))})
@@ -204,7 +204,7 @@ def test_a_damaged_stage_is_passed_over_for_the_one_before(
 ) -> None:
     kept = earlier.stage(3)
     earlier.stage(4)
-    (damaged,) = earlier.stages.folder.glob("step-00000004-*.safetensors")
+    (damaged,) = earlier.stages.folder.glob("step-00000004-*/state.safetensors")
     damaged.write_bytes(b"rubbish")
     with caplog.at_level(logging.WARNING):
         assert earlier.found() == (kept,)

@@ -30,11 +30,11 @@ PLAN = "ab" * 32
 OTHER = "cd" * 32
 HEADER = TensorHeader(codec="fp16", dtype="float32", shape=(2, 3, 64))
 FORWARD = ForwardHop(
-    plan=PLAN, iteration=3, attempt=1, micro_batch=9,
+    plan=PLAN, iteration=3, attempt=1, micro_batch=9, agent=4, wave=1,
     path=(0, 5, 2), position=1, tensor=HEADER, tokens=4, lengths=(3, 3), prompts=(None, 0),
 )  # fmt: skip
 BACKWARD = BackwardHop(
-    plan=PLAN, iteration=3, micro_batch=9, path=(0, 5, 2), position=1,
+    plan=PLAN, iteration=3, micro_batch=9, agent=4, wave=1, path=(0, 5, 2), position=1,
     tensor=HEADER,
 )  # fmt: skip
 LOST = Lost(plan=PLAN, iteration=3, attempt=2, micro_batch=9, position=1, fault="silent")

@@ -13,8 +13,11 @@ from swarmnode.errors import HostDown, PeerUnreachable, Rejected, RequestTimeout
 from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.frames import (
     CHUNK_BYTES,
+    NO_PAYLOAD,
     VERSION,
     AnswerFrame,
+    Payload,
+    as_payload,
     decode,
     encode,
     framed,
@@ -33,7 +36,7 @@ from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
+from swarmnode.extensions.pipeline.wire.tensor_transport import MAX_PLANS, TensorTransport
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 
@@ -53,13 +56,11 @@ class FakeInbox:
     taken: list[tuple[str, Message, bytes]] = field(default_factory=list)
     refuse: Callable[[Message], Exception | None] = lambda message: None
     admit_only: Callable[[Message], Exception | None] = lambda message: None
-    is_new: Callable[[Message], bool] = lambda message: True
     hold: asyncio.Event | None = None
 
-    async def admit(self, peer_id: str, message: Message) -> bool:
+    def admit(self, peer_id: str, message: Message) -> None:
         if (error := self.admit_only(message)) is not None:
             raise error
-        return self.is_new(message)
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
         if self.hold is not None:
@@ -85,7 +86,7 @@ class Member:
         return self.streams.incoming.reserved_bytes
 
     async def send(
-        self, to: "Member", message: Message, payload: bytes = b"", *, timeout_s: float = 5.0
+        self, to: "Member", message: Message, payload: Payload = NO_PAYLOAD, *, timeout_s: float = 5.0
     ) -> Refusal | None:
         return await self.transport.send(to.host.peer_id, message, payload, timeout_s=timeout_s)
 
@@ -116,11 +117,13 @@ async def members(
         yield made
 
 
-def forward(size_bytes: int, *, micro_batch: int = 0, **fields: Any) -> tuple[ForwardHop, bytes]:
-    payload = bytes(range(251)) * (size_bytes // 251) + bytes(size_bytes % 251)
+def forward(size_bytes: int, *, micro_batch: int = 0, **fields: Any) -> tuple[ForwardHop, Payload]:
+    payload = as_payload(bytes(range(251)) * (size_bytes // 251) + bytes(size_bytes % 251))
     header = TensorHeader(codec="none", dtype="float16", shape=(size_bytes // 2,))
     values: dict[str, Any] = {"plan": PLAN, "iteration": 0, "path": (0, 1)} | fields
-    return ForwardHop(**values, micro_batch=micro_batch, position=1, tensor=header, tokens=1), payload
+    return ForwardHop(
+        **values, micro_batch=micro_batch, agent=0, wave=0, position=1, tensor=header, tokens=1
+    ), payload
 
 
 def ready(**fields: Any) -> Passed:
@@ -168,7 +171,8 @@ async def test_a_tensor_arrives_as_it_was_sent(size_bytes: int):
         [(sender, received, data)] = bob.inbox.taken
         assert sender == alice.host.peer_id
         assert received == message
-        assert data == payload
+        assert data == payload.data
+        assert bob.transport.counters.received_bytes == size_bytes
         assert bob.reserved_bytes == 0
 
 
@@ -238,12 +242,26 @@ async def test_a_full_member_slows_its_senders_down_and_refuses_nobody():
         assert bob.refused == {}
 
 
-async def test_what_was_taken_before_is_answered_without_its_payload():
+async def test_the_same_attempt_again_is_done_but_not_taken_again():
     message, payload = forward(2 * CHUNK_BYTES)
     async with members() as (alice, bob):
-        assert await alice.send(bob, message, payload) is None
-        bob.inbox.is_new = lambda message: False
-        assert await alice.send(bob, message, payload) is None
+        for _ in range(3):
+            assert await alice.send(bob, message, payload) is None
+        assert len(bob.inbox.taken) == 1
+        assert bob.transport.counters.duplicates == 2
+        again = msgspec.structs.replace(message, attempt=1)
+        assert await alice.send(bob, again, payload) is None
+        assert len(bob.inbox.taken) == 2
+
+
+async def test_the_same_attempt_twice_at_once_is_taken_once():
+    message, payload = forward(CHUNK_BYTES)
+    async with members() as (alice, bob):
+        bob.inbox.hold = asyncio.Event()
+        sending = [asyncio.ensure_future(alice.send(bob, message, payload)) for _ in range(2)]
+        await eventually(lambda: bob.transport.counters.duplicates == 1)
+        bob.inbox.hold.set()
+        assert await asyncio.gather(*sending) == [None, None]
         assert len(bob.inbox.taken) == 1
 
 
@@ -352,6 +370,19 @@ async def test_a_stream_that_died_unused_is_replaced():
         assert len(bob.inbox.taken) == 3
 
 
+async def test_an_answer_that_is_lost_does_not_make_the_message_count_twice():
+    message, payload = forward(2)
+    async with members() as (alice, bob):
+        bob.inbox.hold = asyncio.Event()
+        sending = asyncio.ensure_future(alice.send(bob, message, payload))
+        await eventually(lambda: bob.reserved_bytes == 2)
+        sending.cancel()
+        bob.inbox.hold.set()
+        await eventually(lambda: len(bob.inbox.taken) == 1)
+        assert await alice.send(bob, message, payload) is None
+        assert len(bob.inbox.taken) == 1
+
+
 async def test_a_member_that_is_gone_is_unreachable_and_our_own_trouble_is_named():
     message, payload = forward(2)
     async with members() as (alice, bob):
@@ -382,7 +413,7 @@ async def test_a_payload_that_is_not_the_messages_is_an_error_of_the_caller():
     message, _ = forward(4)
     async with members() as (alice, bob):
         with pytest.raises(ValueError, match="2 bytes for a message of 4"):
-            await alice.send(bob, message, b"ab")
+            await alice.send(bob, message, as_payload(b"ab"))
 
 
 # ---- hostile members and strangers ----
@@ -409,6 +440,14 @@ async def test_an_unknown_plan_is_refused_until_it_is_adopted_and_again_when_it_
         assert await alice.send(bob, message, payload) is Refusal.UNKNOWN_PLAN
 
 
+async def test_only_the_latest_plans_are_kept():
+    async with members() as (alice, _):
+        plans = [f"{number:02d}" * 32 for number in range(MAX_PLANS + 1)]
+        for plan in plans:
+            alice.transport.adopt(PlanMembers(plan, (), own=0))
+        assert list(alice.transport.plans) == plans[1:]
+
+
 async def test_a_member_cannot_speak_for_another_one():
     message, payload = forward(2, path=(2, 1))
     async with members(3) as (alice, bob, _):
@@ -419,7 +458,7 @@ async def test_a_member_cannot_speak_for_another_one():
 async def test_a_gradient_is_only_taken_from_where_the_activation_went():
     message, payload = forward(2, path=(0, 1, 2))
     back = BackwardHop(
-        plan=PLAN, iteration=0, micro_batch=0, path=(0, 1, 2), position=1,
+        plan=PLAN, iteration=0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2), position=1,
         tensor=message.tensor,
     )  # fmt: skip
     async with members(3) as (alice, bob, carol):
@@ -427,9 +466,27 @@ async def test_a_gradient_is_only_taken_from_where_the_activation_went():
         assert await carol.send(bob, back, payload) is None
 
 
+@pytest.mark.parametrize("damaged", ["a chunk", "a sum"])
+async def test_a_damaged_payload_is_refused(damaged: str):
+    message, payload = forward(2 * CHUNK_BYTES)
+    data = bytearray(payload.data)
+    sums = [checksum.to_bytes(4, "big") for checksum in payload.checksums]
+    if damaged == "a chunk":
+        data[5] ^= 1
+    else:
+        sums[1] = b"\x00" * 4
+    chunks = [bytes(data[:CHUNK_BYTES]), bytes(data[CHUNK_BYTES:])]
+    async with members() as (alice, bob):
+        stream = await open_to(alice, bob)
+        told = await refused_with(stream, said(message), sums[0], chunks[0], sums[1], chunks[1])
+        assert told == Refusal.BAD_CHECKSUM
+        assert bob.inbox.taken == []
+        assert bob.reserved_bytes == 0
+
+
 async def test_a_sender_that_dribbles_its_payload_is_cut_off():
     message, payload = forward(2 * CHUNK_BYTES)
-    first = payload[:CHUNK_BYTES]
+    first = payload.checksums[0].to_bytes(4, "big") + bytes(payload.data[:CHUNK_BYTES])
     async with members() as (alice, bob):
         stream = await open_to(alice, bob)
         assert await refused_with(stream, said(message, 60.0), first) == Refusal.TOO_SLOW
@@ -502,7 +559,7 @@ async def hold(budget: ByteBudget, peer_id: str, size_bytes: int, until: asyncio
         await until.wait()
 
 
-async def test_memory_is_given_as_soon_as_it_is_there_and_a_full_member_holds_up_nobody():
+async def test_memory_is_given_in_the_order_of_asking_and_a_full_member_holds_up_nobody():
     budget = ByteBudget(100, 60)
     done = [asyncio.Event() for _ in range(5)]
     async with asyncio.TaskGroup() as tasks:
@@ -510,9 +567,9 @@ async def test_memory_is_given_as_soon_as_it_is_there_and_a_full_member_holds_up
         tasks.create_task(hold(budget, "alice", 1, done[1]))  # waits for itself
         tasks.create_task(hold(budget, "bob", 15, done[2]))
         tasks.create_task(hold(budget, "carol", 50, done[3]))  # waits for the total
-        tasks.create_task(hold(budget, "dave", 20, done[4]))
+        tasks.create_task(hold(budget, "dave", 20, done[4]))  # would fit, but came after carol
         await asyncio.sleep(0.01)
-        assert budget.used_bytes == 60 + 15 + 20
+        assert budget.used_bytes == 60 + 15
         done[0].set()
         await eventually(lambda: budget.used_bytes == 1 + 15 + 50 + 20)
         for event in done:
