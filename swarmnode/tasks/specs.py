@@ -141,14 +141,16 @@ def judged_elsewhere(spec: str) -> str:
 
 
 def _split(spec: str) -> tuple[str, dict[str, tuple[str, ...]]]:
-    name, _, query = spec.rpartition("?") if "?" in spec else (spec, "", "")
+    # Columns and files may have a plus in their names, where a web form would have a space.
+    name, _, query = spec.replace("+", "%2B").rpartition("?") if "?" in spec else (spec, "", "")
     options: dict[str, tuple[str, ...]] = {}
     try:
         for key, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
             options[key] = (*options.get(key, ()), value)
     except ValueError as error:
         raise TaskError(
-            f"the options of {spec!r} cannot be read", hint="write NAME?key=value&key=value"
+            f"the options of {spec!r} cannot be read",
+            hint="write NAME?key=value&key=value, and in a value %26 for &, %3F for ?",
         ) from error
     return name, options
 

@@ -205,15 +205,17 @@ def choose_port(network: NetworkConfig, paths: Paths) -> int:
     To be asked right before listening. Raises PortInUse for a set port that is taken. A steady port keeps
     remembered addresses valid.
     """
-    remembered = _remembered_port(paths)
-    for port in (network.port, remembered):
-        if port and _is_free(network.listen, port):
-            return port
-    if network.port:
+    if not _is_free(network.listen, network.port):
         raise PortInUse(
-            f"port {network.port} on {network.listen} is in use or not allowed",
-            hint="choose another --port, or leave it out for any free one",
+            f"port {network.port or '(any)'} on {network.listen} is in use or not allowed",
+            hint="choose another --port, or leave it out for any free one; network.listen is an address of"
+            " this machine",
         )
+    if network.port:
+        return network.port
+    remembered = _remembered_port(paths)
+    if remembered and _is_free(network.listen, remembered):
+        return remembered
     if remembered:
         logger.info("port %d of last time is taken; listening on another one", remembered)
     return 0

@@ -220,10 +220,9 @@ def _tasks(config: Config) -> str:
 def _port(config: Config, paths: Paths) -> str:
     if (running := read_running(paths.running)) is not None:
         return f"a node runs here (process {running.pid}): {', '.join(running.addresses)}"
-    network, text = config.network, "any free port"
-    if network.port:
-        choose_port(network, paths)
-        text = f"{network.listen}:{network.port}"
+    network = config.network
+    choose_port(network, paths)
+    text = f"{network.listen}:{network.port}" if network.port else "any free port"
     check_status_port(config.node)
     who = "the router is asked to forward it" if network.map_port else "forward it in the router"
     return f"{text}; for peers outside your network, {who}"

@@ -77,10 +77,12 @@ class NodePanel:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", justify="right", no_wrap=True)
         grid.add_column(overflow="fold")
-        for label in shown_rows:
+        for label, most in shown_rows.items():
             # Names, reasons and details are text: what looks like markup in them is not ours.
-            content = rows[label]
-            grid.add_row(label, Text(content) if isinstance(content, str) else content)
+            content = Text(content) if isinstance(content := rows[label], str) else content
+            if isinstance(content, Text) and most < lines_of[label]:
+                content = Text("\n").join(content.wrap(console, width)[:most])
+            grid.add_row(label, content)
         title = Text.assemble((status.name, "bold"), f"  {status.peer_id[:6]}..{status.peer_id[-6:]}")
         told = self.lines[len(self.lines) - count :]
         story = [Text(printable(line), style="dim", overflow="ellipsis", no_wrap=True) for line in told]
@@ -92,25 +94,33 @@ class NodePanel:
         )
 
 
-def rows_that_fit(lines_of: Mapping[str, int], story: int, height: int | None) -> tuple[list[str], int]:
-    """Returns the rows that fit into `height` lines (None: no bound), in their order, and how many lines of
-    the log fit below them. `lines_of`: the lines of each row; `story`: those of the log. Advice goes before
-    the log, and who is shown it within a height has the command for another machine above it.
+def rows_that_fit(
+    lines_of: Mapping[str, int], story: int, height: int | None
+) -> tuple[Mapping[str, int], int]:
+    """Returns the rows that fit into `height` lines (None: no bound), in their order, with the lines that
+    each may take, and how many lines of the log fit below them. `lines_of`: the lines of each row; `story`:
+    those of the log. Advice goes before the log, and who is shown it within a height has the command for
+    another machine above it.
 
     >>> rows_that_fit({"doing": 1, "dropped": 3, "join us": 2}, story=6, height=10)
-    (['doing', 'dropped'], 3)
+    ({'doing': 1, 'dropped': 3}, 3)
+    >>> rows_that_fit({"doing": 1, "advice": 30}, story=6, height=10)
+    ({'doing': 1, 'advice': 7}, 0)
     """
     if height is None:
-        return list(lines_of), story
+        return lines_of, story
     rows = {row: lines for row, lines in lines_of.items() if row != "join us"}
     least = 0 if "advice" in rows or not story else 1 + min(story, LEAST_STORY)
     for row in FIRST_TO_GO:
         if FRAME_LINES + sum(rows.values()) + least <= height:
             break
         rows.pop(row, None)
+    for row in sorted(rows, key=rows.__getitem__, reverse=True):
+        over = FRAME_LINES + sum(rows.values()) - height
+        rows[row] -= max(0, min(over, rows[row] - 1))
     # An empty line stands between the rows and the log.
     room = height - FRAME_LINES - sum(rows.values()) - 1
-    return list(rows), max(0, min(story, room))
+    return rows, max(0, min(story, room))
 
 
 def _policy(status: NodeStatus) -> str:

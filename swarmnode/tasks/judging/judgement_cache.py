@@ -1,57 +1,94 @@
 """Judgements of a judge behind a URL, kept on disk so that no question is asked twice."""
 
 import logging
+import math
 import sqlite3
-from contextlib import closing
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 
-BUSY_S = 1.0
-"""Longest wait for another process that writes: a judge can be asked again."""
+BUSY_S = 5.0
+"""Longest wait for another process that writes."""
+
+AGAIN_S = 30.0
+"""Seconds that a node does without the file after a failure. Another process may hold it longer than BUSY_S,
+too long a wait for each judgement; and a full disk may have room again later."""
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS judgements"
     " (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB UNIQUE, said BLOB)"
 )
 
+T = TypeVar("T")
 
-@dataclass(slots=True)
+
 class JudgementCache:
-    """Answers by the digest of the request, for all threads and processes. A file that cannot be used is done
-    without, which is said once."""
+    """Answers by the digest of the request. Thread-safe."""
 
-    path: Path
-    most: int
-    """Most answers that are kept."""
-    busy_s: float = BUSY_S
-    _told: bool = False
+    def __init__(
+        self,
+        path: Path,
+        most: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        """`most`: most answers that are kept."""
+        self._path = path
+        self._most = most
+        self._clock = clock
+        self._busy_s = busy_s
+        self._lock = threading.Lock()
+        self._file: sqlite3.Connection | None = None
+        self._without_until = -math.inf
 
     def get(self, key: bytes) -> bytes | None:
         """Returns the kept answer, or None if there is none."""
-        rows = self._rows(("SELECT said FROM judgements WHERE key = ?", (key,)))
-        return rows[0][0] if rows else None
+
+        def found(file: sqlite3.Connection) -> bytes | None:
+            row = file.execute("SELECT said FROM judgements WHERE key = ?", (key,)).fetchone()
+            return None if row is None else row[0]
+
+        return self._with_file(found)
 
     def put(self, key: bytes, said: bytes) -> None:
         """Keeps an answer and deletes the oldest ones."""
-        self._rows(
-            ("INSERT OR IGNORE INTO judgements (key, said) VALUES (?, ?)", (key, said)),
-            ("DELETE FROM judgements WHERE number <= (SELECT MAX(number) FROM judgements) - ?", (self.most,)),
-        )
 
-    def _rows(self, *statements: tuple[str, tuple[object, ...]]) -> list[Any]:
-        """Returns the rows that the last of these statements finds; none where the file cannot be used."""
-        found: list[Any] = []
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self.path, timeout=self.busy_s)) as file, file:
-                file.execute(_TABLE)
-                for statement, values in statements:
-                    found = file.execute(statement, values).fetchall()
-        except (sqlite3.Error, OSError) as error:
-            if not self._told:
-                logger.warning("what judges say is not kept: %s: %s", self.path, error)
-            self._told = True
-        return found
+        def keep(file: sqlite3.Connection) -> None:
+            with file:
+                file.execute("INSERT OR IGNORE INTO judgements (key, said) VALUES (?, ?)", (key, said))
+                (newest,) = file.execute("SELECT COALESCE(MAX(number), 0) FROM judgements").fetchone()
+                file.execute("DELETE FROM judgements WHERE number <= ?", (newest - self._most,))
+
+        self._with_file(keep)
+
+    def _with_file(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        """Returns the result of `work` on the file. None: the cache does without the file for now."""
+        with self._lock:
+            if self._clock() < self._without_until:
+                return None
+            try:
+                return work(self._opened())
+            except (sqlite3.Error, OSError) as error:
+                self._do_without(error)
+        return None
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(self._path, timeout=self._busy_s, check_same_thread=False)
+            self._file.execute(_TABLE)
+        return self._file
+
+    def _do_without(self, error: Exception) -> None:
+        first = self._without_until == -math.inf
+        level = logging.WARNING if first else logging.DEBUG
+        logger.log(level, "what judges say is not kept for now: %s: %s", self._path, error)
+        self._without_until = self._clock() + AGAIN_S
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -18,13 +18,15 @@ signs are about as many as the tokens of a common vocabulary, and a phrase that 
 cannot be decoded.
 """
 
+import asyncio
 import inspect
 import json
 import logging
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -45,7 +47,6 @@ from swarmnode.tasks.judging.http_judge import HttpJudge
 from swarmnode.tasks.judging.plain_rewards import builtin
 from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
 from swarmnode.tasks.kinds.imported import import_module
-from swarmnode.tasks.play.episodes import waited
 from swarmnode.tasks.source_file import load_source, of_theirs, traceback_of, where
 from swarmnode.tasks.task import MAX_ABS_REWARD, is_held_out
 from swarmnode.types import WEIGHT_MARK, Example
@@ -286,7 +287,9 @@ def call_reward(
     if _insists_on_ids(reward):
         given["completion_ids"] = [pieces_of(text) for text in completions]
     try:
-        result = waited(reward(**given))
+        result = reward(**given)
+        if inspect.isawaitable(result):
+            result = _wait(result)
         values = _listed(result, len(completions))
     except (TaskError, MemoryError):
         raise
@@ -374,6 +377,17 @@ def _taken(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 hint=f"its columns are: {columns}",
             )
     return accepted(reward, arguments)
+
+
+def _wait(awaitable: Awaitable[Any]) -> Any:
+    """Runs an async reward to its end, in a thread and loop of its own: the caller's may already run one, and
+    a reward that blocks holds up no other."""
+
+    async def result() -> Any:
+        return await awaitable
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(lambda: asyncio.run(result())).result()
 
 
 def _listed(result: Any, count: int) -> list[Any] | None:

@@ -164,12 +164,14 @@ def waited(result: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(coming(), _loop()).result()
 
 
-def called(what: str, function: Callable[..., Any], columns: Mapping[str, Any] | None = None) -> Any:
+def called(
+    what: str, function: Callable[..., Any], columns: Mapping[str, Any] | None = None, hint: str = ""
+) -> Any:
     """Calls the user's code with the columns that it takes. Raises TaskError."""
     return of_theirs(
         f"{what} of the environment failed",
         lambda: waited(function(**accepted(function, columns or {}))),
-        "it gets columns by name and nothing else: environment = lambda: Env(...).",
+        hint,
     )
 
 

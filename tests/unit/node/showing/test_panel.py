@@ -136,12 +136,12 @@ def test_the_frame_says_where_the_status_page_is_and_the_panel_what_helps() -> N
 
 def test_rows_are_given_up_one_after_the_other() -> None:
     lines_of = {"doing": 1, "saved": 3, "dropped": 1}
-    assert rows_that_fit({**lines_of, "join us": 2}, 5, None) == ([*lines_of, "join us"], 5)
-    assert rows_that_fit({**lines_of, "join us": 2}, 5, 13) == (list(lines_of), 5)
-    assert rows_that_fit(lines_of, 5, 11) == (list(lines_of), 3), "the log gives way first"
-    assert rows_that_fit(lines_of, 5, 10) == (["doing", "saved"], 3)
-    assert rows_that_fit(lines_of, 5, 9) == (["doing"], 5), "what is gone leaves room"
-    assert rows_that_fit(lines_of, 5, 1) == (["doing"], 0), "what always stays is drawn anyway"
+    assert rows_that_fit({**lines_of, "join us": 2}, 5, None) == ({**lines_of, "join us": 2}, 5)
+    assert rows_that_fit({**lines_of, "join us": 2}, 5, 13) == (lines_of, 5)
+    assert rows_that_fit(lines_of, 5, 11) == (lines_of, 3), "the log gives way first"
+    assert rows_that_fit(lines_of, 5, 10) == ({"doing": 1, "saved": 3}, 3)
+    assert rows_that_fit(lines_of, 5, 9) == ({"doing": 1}, 5), "what is gone leaves room"
+    assert rows_that_fit(lines_of, 5, 1) == ({"doing": 1}, 0), "what always stays is drawn anyway"
 
 
 def test_the_command_to_join_is_printed_once_in_one_piece_outside_the_frame() -> None:
@@ -205,7 +205,15 @@ def test_advice_has_its_lines_before_the_log_has_its_own() -> None:
     said += " `swarmnode task try last.py`, and let the reward tell more of them apart"
     text = " ".join(" ".join(line.strip("│ ") for line in drawn(replace(BUSY, advice=said), 80, 14)).split())
     assert said in text
-    assert rows_that_fit({"doing": 1, "advice": 3, "saved": 1}, 5, 7) == (["doing", "advice", "saved"], 0)
+    assert rows_that_fit({"doing": 1, "advice": 3, "saved": 1}, 5, 7) == (
+        {"doing": 1, "advice": 3, "saved": 1}, 0
+    )  # fmt: skip
+
+
+def test_advice_for_many_tasks_is_cut_where_the_terminal_ends() -> None:
+    said = "; ".join(f"no answer to task {number} was right in 20 rounds of 256" for number in range(20))
+    lines = drawn(replace(BUSY, advice=said), 80, 21)
+    assert len(lines) == 21 and "no answer to task 0" in "".join(lines)
 
 
 def test_what_a_terminal_echoes_below_the_panel_does_not_fold() -> None:

@@ -23,7 +23,7 @@ from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.judging.http_judge import MAX_REPLY_BYTES, TRIES, HttpJudge, filled_in
-from swarmnode.tasks.judging.judgement_cache import JudgementCache
+from swarmnode.tasks.judging.judgement_cache import AGAIN_S, JudgementCache
 from swarmnode.tasks.judging.rewards import load_reward
 from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
@@ -365,14 +365,16 @@ def test_the_cache_is_bounded_and_a_damaged_one_is_done_without(tmp_path: Path, 
 
 
 def test_a_cache_that_another_process_holds_is_used_again_later(tmp_path: Path, caplog) -> None:
-    path = tmp_path / "shared.sqlite"
-    cache = JudgementCache(path, most=3, busy_s=0.01)
+    time, path = Time(), tmp_path / "shared.sqlite"
+    cache = JudgementCache(path, most=3, clock=time, busy_s=0.01)
     cache.put(b"a", b"1")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         cache.put(b"b", b"2")
-        assert cache.get(b"a") is None
+        assert cache.get(b"a") is None, "nobody waits for it with each judgement"
         other.execute("ROLLBACK")
+    assert cache.get(b"a") is None
+    time.sleep(AGAIN_S)
     assert (cache.get(b"a"), cache.get(b"b")) == (b"1", None)
     cache.put(b"b", b"2")
     assert cache.get(b"b") == b"2"

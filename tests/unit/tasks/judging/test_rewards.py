@@ -4,8 +4,10 @@ import asyncio
 import functools
 import math
 import sys
+import threading
 import typing
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,20 @@ def test_an_async_reward_is_awaited():
 
 async def test_an_async_reward_is_awaited_even_from_within_a_running_loop():
     assert call(an_async_reward) == [1.0, 2.0]
+
+
+def test_an_async_reward_that_blocks_holds_up_no_other():
+    go_on = threading.Event()
+
+    async def blocking(completions, **columns):
+        go_on.wait(30)
+        return [0.0] * len(completions)
+
+    with ThreadPoolExecutor(1) as thread:
+        stuck = thread.submit(call, blocking)
+        assert call(an_async_reward) == [1.0, 2.0]
+        assert not stuck.done()
+        go_on.set()
 
 
 def test_objects_and_partial_functions_are_rewards_too():

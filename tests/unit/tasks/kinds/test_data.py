@@ -222,6 +222,11 @@ def test_sizes_are_bounded(write: Write, monkeypatch: pytest.MonkeyPatch) -> Non
             load_task(path)
 
 
+def test_a_column_may_have_a_plus_in_its_name(write: Write) -> None:
+    path = write([{"C++": "?", "answer": "4"}])
+    assert next(iter(load_task(f"{path}?prompt=C++").examples(0))).prompt == "?"
+
+
 def test_columns_are_found_by_their_usual_names_or_by_the_settings(write: Write) -> None:
     path = write([{"query": "?", "text": "what?", "label": 3, "gold": "4"}])
     example = next(iter(load_task(path).examples(0)))
