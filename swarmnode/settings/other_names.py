@@ -104,7 +104,7 @@ FORMER_SETTINGS: Mapping[str, str] = {
     "tasks.prompt_column": "it stands behind a data set's name: questions.jsonl?prompt=COLUMN",
     "tasks.answer_column": "it stands behind a data set's name: questions.jsonl?answer=COLUMN",
     "tasks.evaluation": "it stands behind a data set's name: train.jsonl?evaluation=test.jsonl",
-    "tasks.max_turns": "an environment, whose methods may be tools, says it: most_turns = 16 (docs/environments.md)",
+    "tasks.max_turns": "an environment says it, most_turns = 16, and its methods may be your tools",
     "rollout.max_turn_tokens": "rollout.max_tokens bounds the whole conversation",
     "rollout.max_lag": 'it is 8; with rollout.mode="sync" and rollout.overlap="off" none is behind',
     "limits.card": "limits.give_way is for card and battery",
