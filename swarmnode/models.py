@@ -226,7 +226,8 @@ def choose_model(
 
 
 def find_model(spec: str) -> str:
-    """Returns the folder if `spec` is or looks like one, else the hub name. Raises ModelError.
+    """Returns the whole path of the folder if `spec` is one, as a run keeps it, else the hub name. Raises
+    ModelError.
 
     >>> find_model("owner/name")
     'owner/name'
@@ -240,7 +241,7 @@ def find_model(spec: str) -> str:
             if (path / "adapter_config.json").exists():
                 hint = "it holds an adapter: name its base, or save both as one with merge_and_unload()"
             raise ModelError(f"{path} has no config.json", hint=hint)
-        return str(path)
+        return str(path.absolute())
     if path.exists() or spec.startswith((".", "/", "~")) or spec.count("/") > 1:
         raise ModelError(
             f"--model {spec}: no such folder",

@@ -239,7 +239,9 @@ def advice_for_argument(name: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if close and name not in NAMES_OF_TRL:
         return f"Did you mean {close[0]!r}?"
-    return f"{_closest(name)} Settings go into one dictionary: settings={{'section.name': value}}"
+    advice = _closest(name)
+    stop = "" if advice.endswith(("?", ")", ".")) else "."
+    return f"{advice}{stop} Settings go into one dictionary: settings={{'section.name': value}}"
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:

@@ -73,6 +73,7 @@ WITHOUT_A_NAME_HERE: Mapping[str, str] = {
     "vllm_mode": "the engine runs beside the trainer by itself; rollout.engine chooses it",
     "repetition_penalty": "none: training needs the probabilities that the policy itself gives",
     "vllm_importance_sampling_correction": "always: tokens of another version are weighted by TIS",
+    "max_tool_calling_iterations": "an environment says it, most_turns = 16; its methods are tools",
     "top_k": "none: rollout.top_p and rollout.temperature shape the sampling",
     "min_p": "none: rollout.top_p and rollout.temperature shape the sampling",
 }

@@ -18,6 +18,7 @@ from swarmnode.models import (
     choose_model,
     expected_engine,
     find_facts,
+    find_model,
     load_cards,
     number_bytes,
     read_facts,
@@ -191,3 +192,12 @@ def test_a_limit_of_memory_counts_what_we_have_taken_and_never_adds_to_what_is_f
     assert within_limit(limited, 2 * GIB) == 2 * GIB
     assert within_limit(limited, 9 * GIB, 3 * GIB) == GIB
     assert within_limit(limited, 9 * GIB, 5 * GIB) == 0
+
+
+def test_a_folder_is_known_by_its_whole_path_as_a_run_is_used_from_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert find_model("./mine") == find_model("mine") == str(tmp_path / "mine")

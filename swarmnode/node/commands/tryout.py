@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from swarmnode.chat import Prompt, said_in_lines
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.task_processes import start_tasks
-from swarmnode.node.commands.offline import load_checkpoint, of_round
+from swarmnode.node.commands.offline import load_checkpoint, of_round, with_room
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
@@ -68,12 +68,12 @@ def playing(
 ) -> Generator[tuple[str, Iterator[TriedExample]]]:
     """Plays the tasks of these settings against their policy. Gives the policy's name, and the examples as
     they are answered. Raises CheckpointError, ModelError, TaskError."""
-    config, rollout = settings.config, settings.config.rollout
-    sampling = SamplingParams(rollout.max_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p)
     with ExitStack() as stack:
-        tasks = start_tasks(stack, config.tasks, settings.paths.home)
+        tasks = start_tasks(stack, settings.config.tasks, settings.paths.home)
         with Screen() as screen:
-            local, name = _open_policy(settings, base=base, best=best, progress=screen.progress)
+            local, name, config = _open_policy(settings, base=base, best=best, progress=screen.progress)
+        rollout = config.rollout
+        sampling = SamplingParams(rollout.max_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p)
         tried = try_tasks(
             local.engine, local.renderer, tasks, sampling, config,
             examples=examples, samples=samples, seed=seed,
@@ -83,16 +83,18 @@ def playing(
 
 def _open_policy(
     settings: Settings, *, base: bool, best: bool, progress: "Progress"
-) -> "tuple[LocalPolicy, str]":
-    """Returns the policy of the newest (or the best) checkpoint and its name; the base model where `base`
-    says so, or where nothing was trained yet."""
-    config, runs = settings.config, runs_in(settings.paths.checkpoints)
-    untrained = not best and not is_trained(runs, settings.model, named=config.node.run)
+) -> "tuple[LocalPolicy, str, Config]":
+    """Returns the policy of the newest (or the best) checkpoint, its name, and settings with room for a
+    prompt; the base model where `base` says so, or where nothing was trained yet."""
+    runs = runs_in(settings.paths.checkpoints)
+    untrained = not best and not is_trained(runs, settings.model, named=settings.config.node.run)
     local, checkpoint = load_checkpoint(settings, base=base or untrained, best=best, progress=progress)
+    config = with_room(settings.config, local, checkpoint)
     longest_sequence(config, local.base.name, local.base.max_positions)
     if checkpoint is not None:
-        return local, f"checkpoint {of_round(checkpoint)}"
-    return local, "base model" if base else "base model, for there is no checkpoint in this home"
+        return local, f"checkpoint {of_round(checkpoint)}", config
+    name = "base model" if base else "base model, for there is no checkpoint in this home"
+    return local, name, config
 
 
 def try_tasks(

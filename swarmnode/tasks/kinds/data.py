@@ -225,7 +225,7 @@ def _no_column(
     row: Columns,
     wanted: str,
     place: str,
-    otherwise: str = "FILE?prompt=COLUMN names that of the prompt",
+    otherwise: str = "FILE?prompt=COLUMN names that of the prompt; rows of a script have it as `prompt`",
 ) -> str:
     names = sorted(map(str, row))
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)

@@ -14,11 +14,12 @@ import asyncio
 import dataclasses
 import inspect
 import json
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from numbers import Real
 from typing import Any, Protocol, cast, get_type_hints
 
@@ -27,7 +28,9 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.arguments import accepted
 from swarmnode.tasks.play.tool_calls import ToolCall, read_turn
 from swarmnode.tasks.play.tools import Tool, parameters_of, tools_from
-from swarmnode.tasks.source_file import of_theirs
+from swarmnode.tasks.source_file import of_theirs, where
+
+logger = logging.getLogger(__name__)
 
 MAX_OBSERVED_CHARS = 8192
 """Longest answer of an environment, in characters; the policy reads the beginning of a longer one."""
@@ -99,6 +102,7 @@ class StepEpisode:
         try:
             result = waited(self.environment.step(action))
         except (Exception, SystemExit) as error:  # noqa: BLE001  what a step raises is for the policy to read
+            _tell_of_a_step(type(self.environment).__name__, f"{error!r:.300}", where(error))
             return _observed(f"error: {error}")
         observation, reward, self._over = step_result(result)
         if reward is not None:
@@ -137,6 +141,12 @@ def _methods(environment: Any) -> dict[str, Tool]:
     return tools_from(
         getattr(environment, name) for name in names if not name.startswith("_") and name not in special
     )
+
+
+@lru_cache(maxsize=256)
+def _tell_of_a_step(environment: str, error: str, place: str) -> None:
+    """Tells once of what a step raised: where it does each time, nothing is ever rewarded."""
+    logger.warning("step() of %s raised %s, which the policy reads: %s", environment, error, place)
 
 
 # ---- the user's code ----

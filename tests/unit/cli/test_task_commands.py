@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from swarmnode.cli.app import app, main
 from swarmnode.errors import StorageError, TaskError
+from swarmnode.model.demonstration.tiny import MAX_POSITIONS
 from swarmnode.tasks.workbench.check import check_task
 
 ODD = """
@@ -123,6 +124,15 @@ def test_a_task_is_played_against_the_base_model_where_nothing_was_trained(
     text = run("try", str(odd), *where, "--count", "1", "--greedy")
     assert "'0 0='" in text
     assert "brief unknown" in text
+
+
+def test_answers_too_long_for_the_model_are_cut_when_a_task_is_tried(
+    odd: Path, quick_model: Path, tmp_path: Path
+) -> None:
+    """A run that was told shorter ones is tried without being told again."""
+    where = ("--model", str(quick_model), "--home", str(tmp_path / "home"))
+    long = ("--set", f"rollout.max_tokens={MAX_POSITIONS}")
+    assert json.loads(run("try", str(odd), *where, *long, "--count", "1", "--json"))["examples"]
 
 
 def test_a_check_says_how_often_the_untrained_model_is_right_and_what_follows(

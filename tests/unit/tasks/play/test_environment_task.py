@@ -402,6 +402,19 @@ def test_an_environment_of_openenv_brings_its_own_questions() -> None:
     assert task.score(example, [tuple(turns)])[0][OWN_REWARD] == pytest.approx(1.0 - 0.125 * 1)
 
 
+def test_a_step_that_raises_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Where it does each time nothing is ever rewarded, and only the policy would know why."""
+
+    class Strict(Higher):
+        pass
+
+    task = as_task(None, environment=Strict)
+    for _ in range(2):
+        play(task, first(task), ['{"to": 99}'])
+    (told,) = (line for line in caplog.messages if "step() of Strict raised" in line)
+    assert "99 is forbidden" in told and "test_environment_task.py line" in told
+
+
 def test_one_that_is_installed_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "import random\nclass Coin:\n    def reset(self, seed):\n        return f'Toss {seed}.', {}\n"
     source += "    def step(self, said):\n        return '', float(said == 'heads'), True, {}\n"
