@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from swarmnode.chat import Message, Turn, turns_of
+from swarmnode.extensions.workbench.tryout import try_tasks
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.node.commands.tryout import try_tasks
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.decode.embedded import EmbeddedEngine

@@ -86,7 +86,7 @@ def test_any_training_example_is_found_again_from_its_key(task):
 
 
 def test_another_process_draws_the_same_examples():
-    command = [sys.executable, "-RP", "-m", "swarmnode.tasks.workbench.check", "bitop"]
+    command = [sys.executable, "-RP", "-m", "swarmnode.extensions.workbench.check", "bitop"]
     digests = {subprocess.run(command, capture_output=True, check=True).stdout for _ in range(2)}
     assert len(digests) == 1
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.extensions.workbench.check import check_task
 from swarmnode.tasks.kinds.puzzles import PUZZLES, reaches_target, solves
 from swarmnode.tasks.loader import load_task, load_tasks, spec_of
 from swarmnode.tasks.processes.isolated_task import isolate
-from swarmnode.tasks.workbench.check import check_task
 
 COUNTDOWN, SUDOKU = PUZZLES
 

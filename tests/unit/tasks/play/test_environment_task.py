@@ -13,6 +13,10 @@ import pytest
 import swarmnode as sn
 from swarmnode.chat import Turn, messages_of, tools_of
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.extensions.workbench.check import check_task
+from swarmnode.extensions.workbench.rehearsal import Rehearsal, difference_of
+from swarmnode.extensions.workbench.task_description import description_of
+from swarmnode.extensions.workbench.template import write_template
 from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.play.conversation_scores import conversation
@@ -22,10 +26,6 @@ from swarmnode.tasks.play.live_episodes import MAX_LIVE, MAX_WAIT_S, LiveEpisode
 from swarmnode.tasks.processes.isolated_task import isolate
 from swarmnode.tasks.source_file import load_source
 from swarmnode.tasks.task import Environment, is_environment
-from swarmnode.tasks.workbench.check import check_task
-from swarmnode.tasks.workbench.rehearsal import Rehearsal, difference_of
-from swarmnode.tasks.workbench.task_description import description_of
-from swarmnode.tasks.workbench.template import write_template
 from swarmnode.types import Example
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
