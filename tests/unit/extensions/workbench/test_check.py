@@ -43,6 +43,14 @@ def warnings(report):
     return [f.what for f in report.findings if f.level == "warning"]
 
 
+@pytest.mark.parametrize("name", ["countdown", "sudoku"])
+def test_the_puzzles_are_ready_to_train_on(name: str) -> None:
+    report = check_task(name)
+    assert report.ok
+    assert report.lets_through is not None
+    assert not any(report.lets_through.values())
+
+
 def test_a_good_task_has_nothing_to_mend(check):
     report = check(GOOD)
     assert report.ok
