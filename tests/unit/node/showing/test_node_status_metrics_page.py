@@ -13,8 +13,7 @@ import swarmnode
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.node.showing.monitors import checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, measurements, summary_of
-from tests.monitored import run_in
-from tests.unit.node.showing.test_monitors import at_round
+from tests.monitored import at_round, run_in
 
 ROOT = Path(__file__).parents[4]
 
