@@ -36,7 +36,7 @@ class Seam:
     said_by: str
     """The setting, flag or word that names the part."""
     ours: Mapping[str, str]
-    """Import paths of these parts by name. Order counts for commands."""
+    """Import paths of these parts by name."""
 
 
 SEAMS: Mapping[Kind, Seam] = {
@@ -79,7 +79,7 @@ SEAMS: Mapping[Kind, Seam] = {
             "wandb": "swarmnode.node.showing.monitors:WandbMonitor",
         },
     ),
-    # As `--help` orders them. Each is a function, or an app with commands of its own.
+    # Each is a function, or an app with commands of its own.
     "command": Seam(
         "swarmnode",
         {
@@ -98,7 +98,6 @@ SEAMS: Mapping[Kind, Seam] = {
             "export": "swarmnode.cli.home.export:export",
             "runs": "swarmnode.cli.home.runs:app",
             "library": "swarmnode.cli.home.library:app",
-            "task": "swarmnode.cli.task_commands:app",
             "identity": "swarmnode.cli.home.identity:app",
             "config": "swarmnode.cli.config_commands:app",
             "version": "swarmnode.cli.app:version",

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from swarmnode import __version__
-from swarmnode.cli.app import app
+from swarmnode.cli.app import SUMMARIES, app
 
 SURFACE = {
     "join": "addresses --config --engine --fresh --home --hours --max-disk --max-download --max-memory"
@@ -125,6 +125,11 @@ def test_every_command_answers_to_both_spellings_of_help(command: str) -> None:
     short, long = (CliRunner().invoke(app, [*command.split(), flag]) for flag in ("-h", "--help"))
     assert (short.exit_code, short.output) == (0, long.output)
     assert "]...]" not in short.output
+
+
+def test_the_table_of_commands_is_ordered_for_a_reader_whoever_registers_them() -> None:
+    table = CliRunner().invoke(app, ["--help"]).output.partition("Commands:\n")[2]
+    assert re.findall(r"^  (\w+) ", table, re.MULTILINE) == list(SUMMARIES)
 
 
 def test_the_version_is_a_command_and_an_option() -> None:

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from benchmarks.house_counts import count_words
+from swarmnode.extensions.workbench.check import check_task
 from swarmnode.tasks.loader import load_task
-from swarmnode.tasks.workbench.check import check_task
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

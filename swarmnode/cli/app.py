@@ -54,7 +54,7 @@ SUMMARIES: Mapping[str, str] = {
     "config": "Show settings and where they come from.",
     "version": "Print the version.",
 }
-"""Our commands in a line each, so that `swarmnode --help` imports none of them."""
+"""Our commands in a line each, as `swarmnode --help` orders them, so that it imports none of them."""
 
 
 class LazyCommands(UserDict[str, Any]):
@@ -79,11 +79,14 @@ class LazyGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes the table of commands. A registered one is imported for it and speaks for itself."""
+        found = names("command")
+        ours = [name for name in SUMMARIES if name in found]
+        others = [name for name in found if name not in SUMMARIES]
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
-                    (name, SUMMARIES.get(name) or self.commands[name].get_short_help_str())
-                    for name in names("command")
+                    *((name, SUMMARIES[name]) for name in ours),
+                    *((name, self.commands[name].get_short_help_str()) for name in others),
                 ]
             )
 

@@ -1,6 +1,6 @@
 """One digest of what a task draws, by which two processes can tell that they draw the same.
 
-task -> [draw, draw_digest] -> check.py, worker.py
+task -> [draw, draw_digest] -> worker.py, extensions/workbench/check.py
 Example -> [written_down] -> worker_messages.py
 """
 

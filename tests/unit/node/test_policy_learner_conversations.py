@@ -9,11 +9,9 @@ import pytest
 from swarmnode.chat import Message, Turn, turns_of
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.node.commands.tryout import try_tasks
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.conversations import ConversationRules
 from swarmnode.settings.config_layers import load_config
@@ -105,14 +103,6 @@ def test_the_settings_bound_a_conversation_and_other_tasks_have_none() -> None:
     tasks = {"echo": echo, "sum": FakeTask()}
     assert conversation_rules(tasks, config) == ConversationRules({"echo": echo}, 5.0)
     assert not conversation_rules({"sum": FakeTask()}, config).environments
-
-
-def test_a_task_that_answers_can_be_tried(learner: PolicyLearner) -> None:
-    config = load_config(environ={}, assignments=SETTINGS).config
-    asked = {"echo": Echo()}, SamplingParams(64), config
-    played = try_tasks(learner.engine, learner._renderer, *asked, examples=2, samples=2, seed=0)
-    assert any("\n[tool] 1:" in answer.text for one in played for answer in one.answers)
-    learner.close()
 
 
 TEMPLATE = (

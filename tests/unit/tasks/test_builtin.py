@@ -2,13 +2,13 @@
 
 import math
 import re
-import subprocess
-import sys
 from itertools import islice
 
 import pytest
 
 from swarmnode.tasks.builtin import BUILTIN_TASKS, StableRandom
+from swarmnode.tasks.drawing.draw_digest import draw_digest
+from swarmnode.tasks.processes.isolated_task import isolate
 from swarmnode.tasks.task import MAX_INDEX, draw_held_out, draw_train, is_held_out, redraw, score_strictly
 
 each_task = pytest.mark.parametrize("task", BUILTIN_TASKS, ids=lambda task: task.name)
@@ -85,10 +85,10 @@ def test_any_training_example_is_found_again_from_its_key(task):
         assert redraw(task, example.key) == example
 
 
-def test_another_process_draws_the_same_examples():
-    command = [sys.executable, "-RP", "-m", "swarmnode.tasks.workbench.check", "bitop"]
-    digests = {subprocess.run(command, capture_output=True, check=True).stdout for _ in range(2)}
-    assert len(digests) == 1
+@each_task
+def test_another_process_draws_the_same_examples(task):
+    with isolate(task.name, 60.0, builtin=True, random_hashes=True) as there:
+        assert there.digest() == draw_digest(task)
 
 
 def test_stable_random_reaches_every_value_about_equally_often():

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from swarmnode.cli.app import app, main
 from swarmnode.errors import StorageError, TaskError
+from swarmnode.extensions.workbench.check import check_task
 from swarmnode.model.demonstration.tiny import MAX_POSITIONS
-from swarmnode.tasks.workbench.check import check_task
 
 ODD = """
 def examples(seed):
@@ -133,6 +133,32 @@ def test_answers_too_long_for_the_model_are_cut_when_a_task_is_tried(
     where = ("--model", str(quick_model), "--home", str(tmp_path / "home"))
     long = ("--set", f"rollout.max_tokens={MAX_POSITIONS}")
     assert json.loads(run("try", str(odd), *where, *long, "--count", "1", "--json"))["examples"]
+
+
+ECHO = """
+class Echo:
+    most_turns = 2
+
+    def reset(self, **columns):
+        pass
+
+    def step(self, said):
+        return f"heard:{said}", 1.0, False, {}
+
+def examples(seed):
+    for number in range(10):
+        yield f"Say {number}."
+
+environment = Echo
+"""
+
+
+def test_a_task_that_answers_back_is_played_turn_by_turn(quick_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "echo.py").write_text(ECHO)
+    where = ("--model", str(quick_model), "--home", str(tmp_path / "home"))
+    played = json.loads(run("try", str(tmp_path / "echo.py"), *where, "--json"))
+    answers = [answer["text"] for example in played["examples"] for answer in example["answers"]]
+    assert any("\n[user] heard:" in text for text in answers), answers
 
 
 def test_a_check_says_how_often_the_untrained_model_is_right_and_what_follows(

@@ -2,10 +2,10 @@
 
 import pytest
 
-import swarmnode.tasks.workbench.check
+import swarmnode.extensions.workbench.check
 from swarmnode.errors import JudgementOverran, TaskError
+from swarmnode.extensions.workbench.check import INDIFFERENT, READS_NO_QUESTION, check_task
 from swarmnode.settings.config import TasksConfig
-from swarmnode.tasks.workbench.check import INDIFFERENT, READS_NO_QUESTION, check_task
 
 GOOD = """
 import random
@@ -21,8 +21,8 @@ def examples(seed):
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch):
     """However busy this machine is, no task of these tests is too slow for it."""
-    monkeypatch.setattr(swarmnode.tasks.workbench.check, "SLOW_DRAWS_PER_S", 0.0)
-    monkeypatch.setattr(swarmnode.tasks.workbench.check, "SLOW_SCORES_PER_S", 0.0)
+    monkeypatch.setattr(swarmnode.extensions.workbench.check, "SLOW_DRAWS_PER_S", 0.0)
+    monkeypatch.setattr(swarmnode.extensions.workbench.check, "SLOW_SCORES_PER_S", 0.0)
 
 
 @pytest.fixture
@@ -41,6 +41,14 @@ def errors(report):
 
 def warnings(report):
     return [f.what for f in report.findings if f.level == "warning"]
+
+
+@pytest.mark.parametrize("name", ["countdown", "sudoku"])
+def test_the_puzzles_are_ready_to_train_on(name: str) -> None:
+    report = check_task(name)
+    assert report.ok
+    assert report.lets_through is not None
+    assert not any(report.lets_through.values())
 
 
 def test_a_good_task_has_nothing_to_mend(check):
@@ -63,7 +71,7 @@ def test_the_builtin_tasks_pass():
 
 
 def test_draws_that_take_long_are_noticed(check, monkeypatch):
-    monkeypatch.setattr(swarmnode.tasks.workbench.check, "SLOW_DRAWS_PER_S", 1e9)
+    monkeypatch.setattr(swarmnode.extensions.workbench.check, "SLOW_DRAWS_PER_S", 1e9)
     (told,) = warnings(check(GOOD))
     assert told.startswith("drawing takes") and told.endswith("ms per example")
 

@@ -18,6 +18,15 @@ from typing import Any, Literal
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.extensions.workbench.probes import (
+    INJECTIONS,
+    WRONG_ANSWERS,
+    answer_of,
+    find_right,
+    passed_with,
+    rewards_of,
+)
+from swarmnode.extensions.workbench.rehearsal import difference_of, rehearse
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.drawing.demonstrations import COLUMN, Demonstrations
 from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED, SEEDS, draw
@@ -30,15 +39,6 @@ from swarmnode.tasks.task import (
     judges_groups,
     score_strictly,
 )
-from swarmnode.tasks.workbench.probes import (
-    INJECTIONS,
-    WRONG_ANSWERS,
-    answer_of,
-    find_right,
-    passed_with,
-    rewards_of,
-)
-from swarmnode.tasks.workbench.rehearsal import difference_of, rehearse
 from swarmnode.types import FULL_MARGIN, Example, Scores, total_reward
 
 SCORED_EXAMPLES = 32

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from swarmnode.node.commands.tryout import TriedExample
+from swarmnode.extensions.workbench.tryout import TriedExample
 from swarmnode.node.drought import WHAT_HELPS
 from swarmnode.training.evaluation import pass_at_k, powers_of_two
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarmnode.node.commands.tryout import TriedAnswer, TriedExample
-from swarmnode.node.first_answers import first_answers
+from swarmnode.extensions.workbench.first_answers import first_answers
+from swarmnode.extensions.workbench.tryout import TriedAnswer, TriedExample
 
 
 def tried(*rewards: float | None) -> TriedExample:

@@ -23,15 +23,15 @@ from swarmnode.cli.settings import (
     RunName,
     settings_of_trained,
 )
-from swarmnode.node.commands.tryout import TriedExample, playing
-from swarmnode.node.first_answers import FirstAnswers, first_answers
+from swarmnode.extensions.workbench.catalogue import TaskForm, builtin_tasks, task_forms
+from swarmnode.extensions.workbench.check import TaskReport, check_task
+from swarmnode.extensions.workbench.first_answers import FirstAnswers, first_answers
+from swarmnode.extensions.workbench.task_description import ShownExample, TaskDescription, descriptions_of
+from swarmnode.extensions.workbench.template import write_template
+from swarmnode.extensions.workbench.tryout import TriedExample, playing
 from swarmnode.printable import printable
 from swarmnode.settings.config_layers import load_settings
-from swarmnode.tasks.catalogue import TaskForm, builtin_tasks, task_forms
 from swarmnode.tasks.data_settings import specs_of
-from swarmnode.tasks.workbench.check import TaskReport, check_task
-from swarmnode.tasks.workbench.task_description import ShownExample, TaskDescription, descriptions_of
-from swarmnode.tasks.workbench.template import write_template
 from swarmnode.types import Example
 
 app = typer.Typer(help="List, look at, check, try and begin tasks.", no_args_is_help=True)

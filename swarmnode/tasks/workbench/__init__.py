@@ -1,1 +1,0 @@
-"""Trying a task before it is trained on: checks, probes, rehearsals."""
