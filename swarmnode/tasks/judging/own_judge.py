@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
+from typing import Any
 
 from swarmnode.chat import Message, Said, Turn
 from swarmnode.errors import (
@@ -175,7 +176,8 @@ class JudgedTask:
         if isinstance(self.task, BuiltinTask | Isolated):
             return draw()
         drawn = in_daemon_thread(draw)
-        wait((drawn, self._judge.stopped), return_when=FIRST_COMPLETED)
+        either: tuple[Future[Any], ...] = drawn, self._judge.stopped
+        wait(either, return_when=FIRST_COMPLETED)
         if not drawn.done():
             leave_behind(drawn.thread)
         self._judge.goes_on()
