@@ -176,7 +176,7 @@ class JudgedTask:
         if isinstance(self.task, BuiltinTask | Isolated):
             return draw()
         drawn = in_daemon_thread(draw)
-        either: tuple[Future[Any], ...] = drawn, self._judge.stopped
+        either: list[Future[Any]] = [drawn, self._judge.stopped]
         wait(either, return_when=FIRST_COMPLETED)
         if not drawn.done():
             leave_behind(drawn.thread)
