@@ -117,7 +117,23 @@ def absolute(spec: TaskSpec) -> TaskSpec:
     options = dict(spec.options)
     if measured := options.get("evaluation"):
         options["evaluation"] = tuple(str(absolute(parse_spec(one))) for one in measured)
+    if rewards := options.get("reward"):
+        options["reward"] = tuple(map(absolute_reward, rewards))
     return TaskSpec(spec.kind, name, options)
+
+
+def absolute_reward(reward: str) -> str:
+    """Returns the name of a reward that means the same in any folder; `verl:` and the like may stand before a
+    file.
+
+    >>> absolute_reward("numeric_match"), absolute_reward("verl:/a/rw.py:f")
+    ('numeric_match', 'verl:/a/rw.py:f')
+    """
+    before, colon, function = reward.rpartition(":")
+    convention, between, path = before.rpartition(":")
+    if not before.endswith(".py") or "://" in before:
+        return reward
+    return f"{convention}{between}{Path(path).expanduser().absolute()}{colon}{function}"
 
 
 def with_defaults(spec: TaskSpec, options: Mapping[str, Iterable[str]]) -> TaskSpec:

@@ -12,9 +12,10 @@ and ends the run at once; one that overran may have met a bad answer.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
+from typing import Any
 
 from swarmnode.chat import Message, Said, Turn
 from swarmnode.errors import (
@@ -26,6 +27,8 @@ from swarmnode.errors import (
     notes_of,
 )
 from swarmnode.tasks.builtin import BuiltinTask
+from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
+from swarmnode.tasks.deadlines.task_lock import leave_behind
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
 from swarmnode.tasks.task import (
     Environment,
@@ -58,6 +61,8 @@ class OwnJudge:
         """Groups that have no reward because their judge failed."""
         self.stopped: Future[None] = Future()
         self.threads = TimedThreads(timeout_s, self.stopped)
+        self.asking: set[threading.Thread] = set()
+        """Threads in which an environment is asked now: one that hangs keeps all others from the tasks."""
         self._max_failures = max_failures
         self._in_a_row: Counter[str] = Counter()
         self._has_judged: set[str] = set()
@@ -75,8 +80,15 @@ class OwnJudge:
         """Makes every judgement return at once, for good. Thread-safe."""
         if not self.stopped.done():
             self.stopped.set_result(None)
+        for thread in list(self.asking):
+            leave_behind(thread)
         for task in self._isolated:
             task.interrupt()
+
+    def goes_on(self) -> None:
+        """Raises JudgementLost once the judge is stopped."""
+        if self.stopped.done():
+            raise JudgementLost("the node is stopping")
 
     def was_judged(self, name: str) -> None:
         with self._lock:
@@ -142,9 +154,8 @@ class JudgedTask:
     def examples(self, seed: int) -> Iterator[Example]:
         """Yields the task's examples. Raises JudgementLost once the judge is stopped, since a round that
         draws may be told to end."""
-        for example in self.task.examples(seed):
-            if self._judge.stopped.done():
-                raise JudgementLost("the node is stopping")
+        draw = partial(next, iter(self.task.examples(seed)), None)
+        while (example := self._drawn(draw)) is not None:
             yield example
 
     def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
@@ -159,6 +170,18 @@ class JudgedTask:
             return unscored
         self._judge.was_judged(self.name)
         return list(scores)
+
+    def _drawn(self, draw: Callable[[], Example | None]) -> Example | None:
+        self._judge.goes_on()
+        if isinstance(self.task, BuiltinTask | Isolated):
+            return draw()
+        drawn = in_daemon_thread(draw)
+        either: list[Future[Any]] = [drawn, self._judge.stopped]
+        wait(either, return_when=FIRST_COMPLETED)
+        if not drawn.done():
+            leave_behind(drawn.thread)
+        self._judge.goes_on()
+        return drawn.result()
 
     def _scored(self, example: Example, completions: Sequence[Said]) -> tuple[Scores, ...]:
         judge = partial(score_strictly, self.task, example, completions)
@@ -191,9 +214,10 @@ class JudgedEnvironment(JudgedTask):
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
         """Returns the environment's answer. Raises JudgementLost if it fails or the judge is stopped, and
         TaskError if it fails before it ever judged anything."""
-        if self._judge.stopped.done():
-            raise JudgementLost("the node is stopping")
+        thread = threading.current_thread()
+        self._judge.asking.add(thread)
         try:
+            self._judge.goes_on()
             return self._observe(example, turns)
         except JudgementAbandoned:
             raise
@@ -202,6 +226,8 @@ class JudgedEnvironment(JudgedTask):
             if isinstance(error, JudgementLost) or not self._judge.has_judged(self.name):
                 raise
             raise JudgementLost(error.message, hint=error.hint) from error
+        finally:
+            self._judge.asking.discard(thread)
 
     def broke_off(self) -> None:
         """Counts an example whose conversations have all broken off. Raises TaskError after too many."""

@@ -39,3 +39,24 @@ def test_a_checkpoint_knows_what_to_load_again(tmp_path: Path) -> None:
         config = TasksConfig(names=(f"{path}?answer=gold",), system_prompt="Hm.")
         (task,) = start_tasks(stack, config).values()
         assert spec_of(task) == f"{path}?system=Hm.&answer=gold"
+
+
+def test_a_reward_is_found_again_from_another_folder_and_is_the_same_task_on_every_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions: set[str] = set()
+    config = TasksConfig(names=("q.jsonl",), reward=("rw.py:f",))
+    for machine in ("one", "other"):
+        folder = tmp_path / machine
+        folder.mkdir()
+        (folder / "q.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+        (folder / "rw.py").write_text("def f(completions, **_):\n    return [1.0 for _ in completions]\n")
+        monkeypatch.chdir(folder)
+        with ExitStack() as stack:
+            (task,) = start_tasks(stack, config).values()
+        monkeypatch.chdir(tmp_path)
+        with ExitStack() as stack:
+            (again,) = start_tasks(stack, TasksConfig(names=(str(spec_of(task)),))).values()
+            assert spec_of(again) == spec_of(task) == f"{folder}/q.jsonl?reward={folder}/rw.py:f"
+        versions |= {task.version, again.version}
+    assert len(versions) == 1

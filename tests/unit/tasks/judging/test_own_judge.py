@@ -1,13 +1,18 @@
 """How a node judges its own rollouts when a judge does not answer."""
 
 import threading
+from concurrent.futures import wait
+from functools import partial
+from itertools import islice
 
 import pytest
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
 from swarmnode.tasks.deadlines.timed_threads import MAX_STUCK
 from swarmnode.tasks.judging.own_judge import JudgedEnvironment, OwnJudge
+from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.testing import FakeTask
 from swarmnode.types import Example, ExampleKey
 
@@ -206,3 +211,52 @@ def test_an_environment_that_fails_before_it_ever_judged_ends_the_run_at_once():
     assert isinstance(environment, JudgedEnvironment)
     with pytest.raises(TaskError, match=r"^reward correct failed"):
         environment.observe(EXAMPLE, [Turn("raise")])
+
+
+def test_a_stop_lets_what_waits_for_an_environment_that_hangs_go_on_at_once():
+    """A step that hangs in this process keeps the lock of all tasks, and others wait for it one by one."""
+    release, entered = threading.Event(), threading.Event()
+
+    class Stuck:
+        def reset(self, **columns):
+            return "Go."
+
+        def step(self, said):
+            entered.set()
+            release.wait()
+            return "", 1.0, True, {}
+
+    task = as_task(None, environment=Stuck)
+    judge = OwnJudge({task.name: task}, timeout_s=30.0)
+    judged = judge.tasks[task.name]
+    example = next(judged.examples(0))
+    asked = [in_daemon_thread(partial(judged.observe, example, (Turn("left"),))) for _ in range(3)]
+    entered.wait()
+    drawn = in_daemon_thread(lambda: list(islice(judged.examples(1), 4)))
+    judge.stop()
+    with pytest.raises(JudgementLost, match="stopping"):
+        drawn.result(timeout=20.0)
+    release.set()
+    wait(asked)
+
+
+def test_a_stop_waits_for_no_draw_that_hangs():
+    entered, release = threading.Event(), threading.Event()
+
+    class Stuck:
+        def reset(self, **columns):
+            entered.set()
+            release.wait()
+            return "Go."
+
+        def step(self, said):
+            return "", 1.0, True, {}
+
+    task = as_task(None, environment=Stuck)
+    judge = OwnJudge({task.name: task}, timeout_s=30.0)
+    drawn = in_daemon_thread(lambda: list(islice(judge.tasks[task.name].examples(1), 4)))
+    entered.wait()
+    judge.stop()
+    with pytest.raises(JudgementLost, match="stopping"):
+        drawn.result(timeout=20.0)
+    release.set()

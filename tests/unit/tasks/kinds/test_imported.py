@@ -10,7 +10,7 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
-from swarmnode.tasks.specs import TaskKind, absolute, parse_spec, with_defaults
+from swarmnode.tasks.specs import TaskKind, TaskSpec, absolute, parse_spec, with_defaults
 from swarmnode.tasks.task import Task, is_exchangeable, redraw
 
 PACKAGE = '''
@@ -211,6 +211,9 @@ def test_a_spec_is_taken_apart_and_put_together_again() -> None:
     assert parse_spec("hf:openai/gsm8k:test").name == "openai/gsm8k:test"
     assert str(absolute(parse_spec("a.b:c"))) == "a.b:c"
     assert absolute(parse_spec("x.jsonl?answer=a")).name == str(Path.cwd() / "x.jsonl")
+    rewards = "exact_match", "a.b:c", "verl:rw.py:f", "http://a.b:80/rw.py:1"
+    whole = absolute(TaskSpec(TaskKind.DATA, "x.jsonl", {"reward": rewards})).options["reward"]
+    assert whole == ("exact_match", "a.b:c", f"verl:{Path.cwd()}/rw.py:f", "http://a.b:80/rw.py:1")
     assert with_defaults(spec, {"answer": ["other"], "prompt": ["q"], "split": []}).options == {
         "prompt": ("q",),
         **spec.options,
