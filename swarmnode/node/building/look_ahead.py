@@ -5,6 +5,7 @@ outline (base_model.py), settings -> [look_ahead] -> local_policy.py, before the
 
 from dataclasses import dataclass
 
+from swarmnode.families.family import longest_sequence_of
 from swarmnode.model.base_model import load_outline
 from swarmnode.model.policy import LoraTargets, find_targets
 from swarmnode.models import find_model
@@ -18,6 +19,8 @@ class LookAhead:
 
     engine: EngineChoice
     targets: LoraTargets
+    max_positions: int | None
+    """Longest sequence that the model is run with. None: it has no such bound."""
 
 
 def look_ahead(config: Config, source: str, *, policies: int = 1) -> LookAhead | None:
@@ -35,4 +38,5 @@ def look_ahead(config: Config, source: str, *, policies: int = 1) -> LookAhead |
         policies=policies,
         quantized=outline.is_quantized,
     )
-    return LookAhead(engine, find_targets(outline.model, config.policy.lora_targets))
+    targets = find_targets(outline.model, config.policy.lora_targets)
+    return LookAhead(engine, targets, longest_sequence_of(outline.model.config))

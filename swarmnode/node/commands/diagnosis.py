@@ -23,7 +23,7 @@ from swarmnode.machine.storage import Paths
 from swarmnode.models import folder_of
 from swarmnode.network.daemon.hivemind_wheel import find_daemon
 from swarmnode.network.private.swarm_record import record_of
-from swarmnode.node.building.machine_memory import PlannedMemory, plan_for
+from swarmnode.node.building.machine_memory import PlannedMemory, longest_sequence, plan_for
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_status
 from swarmnode.node.building.policies import check_policies, check_status_port, choose_port, config_of
@@ -99,8 +99,8 @@ def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
 
 
 def model_findings(config: Config, model: str) -> Iterator[Finding]:
-    """Yields findings on a model that is on this disk: the engine that will run it, and the layers that
-    LoRA will change."""
+    """Yields findings on a model that is on this disk: the engine that will run it, the layers that LoRA will
+    change, and answers that leave no room for a prompt."""
     folder = folder_of(model)
     if folder is None or any(_version(name) is None for name in ("torch", "transformers", "peft")):
         return
@@ -115,6 +115,10 @@ def model_findings(config: Config, model: str) -> Iterator[Finding]:
         record, reason = ahead.engine
         yield Finding("engine", "ok", f"{record.name}: {reason}")
         yield Finding("LoRA", "ok", ahead.targets.describe())
+        try:
+            longest_sequence(config, model, ahead.max_positions)
+        except ConfigError as error:
+            yield Finding("answers", "problem", error.message, error.hint)
 
 
 def memory_findings(planned: PlannedMemory) -> Iterator[Finding]:

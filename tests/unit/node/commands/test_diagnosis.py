@@ -11,6 +11,7 @@ from swarmnode.extensions.vllm import compat as vllm_compat
 from swarmnode.machine import hardware
 from swarmnode.machine.hardware import GIB, Card, Gpu, Machine, TorchCuda
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.model.demonstration.tiny import MAX_POSITIONS
 from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.building import machine_memory as memory_module
 from swarmnode.node.building.machine_memory import plan_for
@@ -113,12 +114,19 @@ def test_an_engine_that_is_not_installed_is_advised_where_it_would_be_the_fastes
 
 
 def test_engine_and_lora_layers_of_a_model_are_said_before_it_is_loaded(quick_model: Path) -> None:
-    engine, lora = model_findings(settings("policy.device=cpu"), str(quick_model))
+    room = "rollout.max_tokens=64"
+    engine, lora = model_findings(settings("policy.device=cpu", room), str(quick_model))
     assert engine.text.startswith("embedded: qwen3 runs in our own decode loop")
     assert lora.text == "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
     (refused,) = model_findings(settings("policy.lora_targets=nonsense"), str(quick_model))
     assert refused.verdict == "problem" and "policy.lora_targets" in refused.text
     assert list(model_findings(settings(), "nobody/has-this")) == []
+
+
+def test_answers_as_long_as_the_model_leave_no_room_for_a_prompt(quick_model: Path) -> None:
+    *_, answers = model_findings(settings(f"rollout.max_tokens={MAX_POSITIONS}"), str(quick_model))
+    assert answers.verdict == "problem" and "leaves no room for a prompt" in answers.text
+    assert answers.advice == f"try --set rollout.max_tokens={MAX_POSITIONS // 2}"
 
 
 def test_a_model_that_is_not_here_is_unknown_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
