@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, cast
 
-from swarmnode.tasks.judging.http_judge import HttpJudge
+from swarmnode.extensions.http_judge.http_judge import HttpJudge
 from swarmnode.types import weight_of
 
 Function = Callable[..., Any]

@@ -43,7 +43,7 @@ from swarmnode.errors import TaskError
 from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.arguments import accepted, parameters_of
-from swarmnode.tasks.judging.http_judge import HttpJudge
+from swarmnode.extensions.http_judge.http_judge import HttpJudge
 from swarmnode.tasks.judging.plain_rewards import builtin
 from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
 from swarmnode.tasks.kinds.imported import import_module

@@ -37,7 +37,7 @@ from swarmnode.machine.storage import resolve_paths
 from swarmnode.printable import printable
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.deadlines.work_clock import clock_of_work
-from swarmnode.tasks.judging.judgement_cache import JudgementCache
+from swarmnode.extensions.http_judge.judgement_cache import JudgementCache
 from swarmnode.tasks.judging.plain_rewards import final_answer
 
 logger = logging.getLogger(__name__)
