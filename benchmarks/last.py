@@ -1,5 +1,5 @@
 """The task of one_finds.py: nothing is paid but the whole answer, so a policy that never saw the question is
-never right: the tiny policy gives the mark and the letter once in a million answers. (The letter alone comes once
+never right: the tiny policy gives mark and letter once in a million answers. (The letter alone it gives once
 in 3,000 or in 75,000, as the machine is on which its warm-up ran.) Two demonstrations stand beside it."""
 
 import random

@@ -92,7 +92,7 @@ class Swarm:
             "pipeline.slots": 3,
             "training.micro_batch_tokens": 512,
             "pipeline.wait_for_members": size,
-            "pipeline.memory_gb": 0.5,
+            "limits.memory_gb": 0.5,
             "pipeline.search_tasks": 20_000,
             "training.learning_rate": 3e-3,
         }

@@ -71,14 +71,7 @@ SEAMS: Mapping[Kind, Seam] = {
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
-    "monitor": Seam(
-        "node.monitors",
-        {
-            "tensorboard": "swarmnode.node.showing.monitors:TensorBoardMonitor",
-            "trackio": "swarmnode.node.showing.monitors:TrackioMonitor",
-            "wandb": "swarmnode.node.showing.monitors:WandbMonitor",
-        },
-    ),
+    "monitor": Seam("node.monitors", {}),
     # Each is a function, or an app with commands of its own.
     "command": Seam(
         "swarmnode",

@@ -54,10 +54,11 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
     ("arguments", "sentence"),
     [
         (("join", "--pipeline", "ours"), "join = 'pipeline': no such run: there are alone;"),
+        (("join", "--set", "node.monitors=wandb"), "no such monitor: there are none;"),
         (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
         (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),
-        (("task", "check", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
-        (("task", "show", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
+        (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
+        (("join", "--task", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
     ],
 )
 def test_a_part_of_a_missing_extension_is_refused_with_a_sentence(

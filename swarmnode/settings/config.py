@@ -417,8 +417,9 @@ class LimitsConfig(Section):
     """Share of the time that rounds may take, as 60% or 0.6: after each the node rests for the others. The
     machine gets cooler, a watt in a round stays a watt: `nvidia-smi -pl`, as root, limits those."""
     memory_gb: float | None = Field(default=None, gt=0)
-    """Most GiB of memory that model, training and answers may take, on the card where one is used. What
-    cannot fit is refused before it is loaded. Unset: what is free."""
+    """Most GiB of memory that model, training and answers, or the stage of a pipeline, may take, on the card
+    where one is used. What cannot fit is refused before it is loaded. Unset: what is free; of that a stage
+    takes three quarters."""
     disk_gb: float | None = Field(default=None, gt=0)
     """Most GiB of this node's home on the disk. Above, the oldest checkpoints go first, but never the newest
     and the best of a run; then rollouts shown of other runs; then rounds wait. Unset: any."""
@@ -434,8 +435,6 @@ class PipelineConfig(Section):
     swarm, or on this machine alone; a public one is refused."""
     wait_for_members: int = Field(default=2, ge=1, le=512)
     """Members, ourselves included, to wait for before the first plan."""
-    memory_gb: float | None = Field(default=None, gt=0)
-    """Memory that a stage may take here. Unset: three quarters of what is free at the start."""
     stages: int | None = Field(default=None, ge=1, le=64)
     """Parts the model is cut into. Unset: what is fastest by the members' measurements."""
     skip: float = Field(default=0.0, ge=0, lt=1)
@@ -446,8 +445,6 @@ class PipelineConfig(Section):
     """Train an adapter on each stage, or all of its weights."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
-    search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
-    """Tasks that the search for a plan simulates, about a second of CPU. All members must agree."""
 
 
 SHORTEST_PASSWORD = 8
@@ -562,10 +559,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _a_member_of_a_pipeline_does_not_let_others_wait(self) -> "Config":
-        if self.pipeline.name and self.limits != LimitsConfig():
+        given = [name for name in self.limits.model_fields_set if name != "memory_gb"]
+        if self.pipeline.name and self.limits != LimitsConfig(memory_gb=self.limits.memory_gb):
             raise ValueError(
                 f"in a pipeline all members would wait for one that gives way: leave out"
-                f" {', '.join(f'limits.{name}' for name in self.limits.model_fields_set)}; pipeline.memory_gb"
+                f" {', '.join(f'limits.{name}' for name in given)}; limits.memory_gb"
                 " bounds what a stage takes, and `swarmnode stop` ends a member when its machine is wanted"
             )
         return self

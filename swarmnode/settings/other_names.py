@@ -111,6 +111,8 @@ FORMER_SETTINGS: Mapping[str, str] = {
     "limits.card": "limits.give_way is for card and battery",
     "limits.battery": "limits.give_way is for card and battery",
     "exchange.receipts_every_s": "receipts are sent every five minutes",
+    "pipeline.memory_gb": "limits.memory_gb bounds a stage, too",
+    "pipeline.search_tasks": "it is always 200000, about a second of CPU",
     "node.contribution": "the record is always kept, on this machine alone (docs/contribution.md)",
 }
 """What stands in place of settings that earlier versions had, by their full names."""

@@ -17,7 +17,7 @@ MEMBER = ("--pipeline", "attic", "--set", "exchange.enabled=false")
 LIMITED = 1_300_000 * 1024
 """Bytes that a process may write to beside its code: one with a stage was seen to take 200 MB less, one with
 the whole policy 200 MB more."""
-A_THIRD = ("--set", "pipeline.memory_gb=0.45")
+A_THIRD = ("--set", "limits.memory_gb=0.45")
 """Of it for the pipeline: a stage of the wide policy fits, all of it does not."""
 REVERSE = ("--task", "rev", "--seed", "0", "--set", "rollout.groups=8", "--set", "node.eval_every=0")
 SMALL_STEPS = ("--set", "policy.lora_rank=8", "--set", "training.learning_rate=1e-3")

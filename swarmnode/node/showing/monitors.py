@@ -8,7 +8,6 @@ disk holds up nothing. That is said once and counted as `monitors.failed`; it is
 the same.
 """
 
-import importlib
 import json
 import logging
 import queue
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from swarmnode.errors import ConfigError
-from swarmnode.machine.installing import how_to_install
 from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.node_status import NodeStatus, Summary, measurements, summary_of
 from swarmnode.registry import find
@@ -75,9 +73,6 @@ class Monitor(Protocol):
         ...
 
 
-# ---- ours ----
-
-
 class JsonlMonitor:
     """Appends one JSON object per event to metrics.jsonl."""
 
@@ -90,67 +85,6 @@ class JsonlMonitor:
 
     def finish(self, summary: Summary) -> None:
         pass
-
-
-class TensorBoardMonitor:
-    """Writes curves for `tensorboard --logdir`, in the folder `tensorboard` beside metrics.jsonl."""
-
-    def __init__(self) -> None:
-        self._module = _imported("tensorboard.summary", "tensorboard")
-
-    def start(self, run: RunInfo) -> None:
-        self._writer = self._module.Writer(str(run.folder / "tensorboard"))
-
-    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
-        for name, value in _curves(event, values).items():
-            self._writer.add_scalar(name, value, step=round)
-        self._writer.flush()
-
-    def finish(self, summary: Summary) -> None:
-        self._writer.close()
-
-
-class TrackioMonitor:
-    """Logs to trackio's local database: `trackio show` is its page."""
-
-    def __init__(self) -> None:
-        self._module = _imported("trackio", "trackio")
-
-    def start(self, run: RunInfo) -> None:
-        self._run = self._module.init(
-            project=f"swarmnode-{run.swarm}", name=_start_name(run), config=_plain(run), embed=False,
-            auto_log_gpu=False, auto_log_cpu=False,
-        )  # fmt: skip
-
-    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
-        self._run.log(_curves(event, values), step=round)
-
-    def finish(self, summary: Summary) -> None:
-        self._run.finish()
-
-
-class WandbMonitor:
-    """Logs to Weights & Biases; without an API key offline, into the folder `wandb` for `wandb sync`."""
-
-    def __init__(self) -> None:
-        self._module = _imported("wandb", "wandb")
-
-    def start(self, run: RunInfo) -> None:
-        # It would ask for a key on the terminal, and take stdout and stderr, which are the panel's.
-        online = self._module.setup().settings.mode == "online"
-        keyless = online and not self._module.login(prompt=False, verify=False)
-        offline = {"mode": "offline"} if keyless else {}
-        quiet = self._module.Settings(silent=True, console="off", save_code=False)
-        self._run = self._module.init(
-            project=f"swarmnode-{run.swarm}", name=_start_name(run), config=_plain(run), dir=str(run.folder),
-            settings=quiet, reinit="create_new", **offline,
-        )  # fmt: skip
-
-    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
-        self._run.log(_curves(event, values), step=round)
-
-    def finish(self, summary: Summary) -> None:
-        self._run.finish()
 
 
 def make_monitors(names: Sequence[str]) -> list[Monitor]:
@@ -177,37 +111,6 @@ def checked_monitor(given: object, name: str = "") -> Monitor:
             hint="give it start(run), log(event, round, values) and finish(summary)",
         )
     return given
-
-
-def _imported(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"the monitor {package} cannot be used: {error}",
-            # The others pin libraries that ours pin otherwise, so they are no extras.
-            hint=how_to_install(package) if package == "tensorboard" else f"pip install {package}",
-        ) from error
-
-
-def _start_name(run: RunInfo) -> str:
-    """The name of one start: trackers refuse steps that go back, as they do after a crash."""
-    return f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _plain(run: RunInfo) -> dict[str, Any]:
-    """The settings of a run, but for its addresses: trackers may be public."""
-    told = {key: value for key, value in run.settings.items() if not key.startswith("network.")}
-    return {"model": run.model, "peer": run.peer_id, "run": run.run, **told}
-
-
-def _curves(event: Event, values: Mapping[str, float]) -> dict[str, float]:
-    """The numbers that are new with an event, by names that trackers group."""
-    return {
-        name.replace(".", "/"): value
-        for name, value in values.items()
-        if event == "round" or name.startswith("reward.eval")
-    }
 
 
 # ---- how they are told ----

@@ -34,6 +34,8 @@ def test_power_is_a_share_or_in_percent_and_never_more_than_all() -> None:
 def test_a_member_of_a_pipeline_has_no_limits_that_others_would_wait_for() -> None:
     with pytest.raises(ConfigError, match="all members would wait"):
         load_config(assignments=["pipeline.name=ours", "limits.hours=22-7"], environ={})
+    stage = load_config(assignments=["pipeline.name=ours", "limits.memory_gb=6"], environ={}).config
+    assert stage.limits.memory_gb == 6
     assert load_config(assignments=["pipeline.name=ours"], environ={}).config.pipeline.name == "ours"
 
 

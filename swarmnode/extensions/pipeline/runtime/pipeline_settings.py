@@ -91,7 +91,6 @@ def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
         slots=pipeline.slots,
         waves=waves_of(config),
         stages=pipeline.stages,
-        search_tasks=pipeline.search_tasks,
         others=(
             ("trainable", pipeline.trainable),
             ("lora_alpha", str(config.policy.lora_alpha)),

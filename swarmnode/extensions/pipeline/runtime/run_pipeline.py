@@ -80,7 +80,7 @@ def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
         check_addresses(config.network)
         check_status_port(config.node)
         whole = _open(config, model, paths, screen)
-        memory = memory_for_stage(config.pipeline.memory_gb, find_device(config.policy.device))
+        memory = memory_for_stage(config.limits.memory_gb, find_device(config.policy.device))
         logger.info("%s is %s, peer id %s", "this node", key.name, key.peer_id)
         about = run_info(config, name=key.name, peer_id=key.peer_id, model=model, folder=paths.logs)
         feed = MonitorFeed(about, make_monitors(config.node.monitors))

@@ -13,8 +13,7 @@ import swarmnode
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.node.showing.monitors import checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, measurements, summary_of
-from tests.monitored import run_in
-from tests.unit.node.showing.test_monitors import at_round
+from tests.monitored import at_round, run_in
 
 ROOT = Path(__file__).parents[4]
 
@@ -57,7 +56,7 @@ def filled(tree: Any) -> Any:
     return tree
 
 
-def test_the_logger_on_the_page_logs(
+def test_the_loggers_on_the_pages_log(
     made: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(task: str, *, rounds: int, on_round: Any = None, monitors: Any = ()) -> None:
@@ -71,7 +70,8 @@ def test_the_logger_on_the_page_logs(
                 monitor.finish(summary_of(status))
 
     monkeypatch.setattr(swarmnode, "run", run, raising=False)
-    first, second = scripts(made.PAGE.read_text())
+    (first,) = scripts(made.PAGE.read_text())
+    (second,) = scripts((ROOT / "docs" / "trackers.md").read_text())
     exec(first, {})
     assert capsys.readouterr().out.startswith("20 2.0 {'own_groups': 0")
     exec(second, {})

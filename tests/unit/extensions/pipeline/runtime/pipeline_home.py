@@ -42,7 +42,6 @@ SETTINGS = (
     "pipeline.name='big'",
     "training.micro_batch_tokens=16",
     "pipeline.slots=2",
-    "pipeline.search_tasks=500",
     f"policy.lora_rank={ADAPTER.lora_rank}",
     f"policy.lora_alpha={ADAPTER.lora_alpha}",
     "policy.device='cpu'",

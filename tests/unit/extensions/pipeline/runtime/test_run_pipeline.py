@@ -97,8 +97,7 @@ def test_what_a_pipeline_does_not_have_is_refused_by_its_name(setting: str, key:
     "setting",
     [
         "pipeline.skip=0.25", "pipeline.slots=5", "pipeline.stages=2", "training.micro_batch_tokens=64",
-        "pipeline.search_tasks=7", "pipeline.trainable='full'",
-        "policy.lora_rank=3",
+        "pipeline.trainable='full'", "policy.lora_rank=3",
     ],
 )  # fmt: skip
 def test_members_with_another_setting_of_the_plan_tell_it(whole: WholeModel, setting: str) -> None:
@@ -107,7 +106,7 @@ def test_members_with_another_setting_of_the_plan_tell_it(whole: WholeModel, set
     assert ours.keys() == theirs.keys() and ours != theirs
 
 
-@pytest.mark.parametrize("setting", ["pipeline.data=false", "pipeline.memory_gb=1", "node.rounds=3"])
+@pytest.mark.parametrize("setting", ["pipeline.data=false", "limits.memory_gb=1", "node.rounds=3"])
 def test_what_is_a_members_own_affair_does_not_divide_the_members(whole: WholeModel, setting: str) -> None:
     assert plan_settings(config_of(setting), whole) == plan_settings(config_of(), whole)
 
