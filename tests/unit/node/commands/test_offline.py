@@ -9,8 +9,8 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from swarmnode.cli.evaluate import _lines
 from swarmnode.api import Node
+from swarmnode.cli.evaluate import _lines
 from swarmnode.cli.settings import settings_of_trained
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
