@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, cast, overload
 
 from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.policies import with_trained_model
 from swarmnode.node.building.run import Company, prepared, serve
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline, load_checkpoint, with_room
@@ -39,7 +40,6 @@ from swarmnode.tasks.kinds.script_objects import RewardSpec, Rows, as_task, meas
 from swarmnode.tasks.rows import user_prompt
 from swarmnode.tasks.specs import judged_elsewhere
 from swarmnode.tasks.task import Task
-from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
 from swarmnode.training.evaluation import collect
 from swarmnode.types import Example, ExampleKey
 
@@ -130,7 +130,7 @@ class Node:
                 f"on_round={on_round!r:.80} cannot be called", hint="pass a function of the status"
             )
         self._monitors = [checked_monitor(one) for one in monitors if not isinstance(one, str)]
-        self._settings = settings_of(
+        self._settings = _settings_of_trained(
             home, preset, model, _names(task), {**flags, **(settings or {})}, tokenizer
         )
         refuse_untrained(task)
@@ -433,14 +433,10 @@ def _settings_of_trained(
     settings: Mapping[str, Any],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> Settings:
-    """Returns settings as `settings_of` does; without a named model, that of the model trained here, as for
-    `swarmnode eval`."""
-    found = settings_of(home, preset, model, names, settings, tokenizer)
-    if found.config.policy.model != "auto":
-        return found
-    known = runs_in(found.paths.checkpoints)
-    trained = trained_model(known, found.model, named=found.config.node.run)
-    return found if trained == found.model else settings_of(home, preset, trained, names, settings)
+    """Returns settings as `settings_of` does; without a named model, those of the model trained here."""
+    return with_trained_model(
+        lambda trained: settings_of(home, preset, trained or model, names, settings, tokenizer)
+    )
 
 
 def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec]:

@@ -6,8 +6,9 @@ import typer
 
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset
+from swarmnode.node.building.policies import with_trained_model
 from swarmnode.node.commands.diagnosis import Finding, examine
-from swarmnode.settings.config_layers import load_settings
+from swarmnode.settings.config_layers import Settings, load_settings
 
 
 def doctor(
@@ -18,8 +19,12 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Check machine, memory, disk, ports, clock and versions. Exits with 1 when a node could not run."""
-    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
-    findings = examine(settings)
+
+    def loaded(trained: str | None) -> Settings:
+        flags = {"policy.model": trained}
+        return load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+
+    findings = examine(with_trained_model(loaded))
     tell(json, findings, _lines(findings))
     if any(finding.verdict == "problem" for finding in findings):
         raise typer.Exit(1)

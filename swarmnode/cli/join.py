@@ -19,9 +19,9 @@ from swarmnode.cli.settings import (
     TaskSpecs,
     invited,
 )
-from swarmnode.node.building.policies import Ending
+from swarmnode.node.building.policies import Ending, with_trained_model
 from swarmnode.registry import find
-from swarmnode.settings.config_layers import load_settings
+from swarmnode.settings.config_layers import Settings, load_settings
 
 OPTIONS = {
     "port": "network.port",
@@ -119,19 +119,19 @@ def join(
     policies, a list of these and their totals.
     """
     swarm, addresses = invited(home, swarm, addresses)
-    settings = load_settings(
-        home=home,
-        preset=preset,
-        config_file=config,
-        assignments=set_,
-        flags={
-            "swarm.name": swarm,
-            "network.seeds": tuple(addresses) if addresses else None,
-            "rollout.overlap": None if overlap is None else "on" if overlap else "off",
-            "tasks.names": tuple(task) if task else None,
-            **options_given(context.params),
-        },
-    )
+    flags = {
+        "swarm.name": swarm,
+        "network.seeds": tuple(addresses) if addresses else None,
+        "rollout.overlap": None if overlap is None else "on" if overlap else "off",
+        "tasks.names": tuple(task) if task else None,
+        **options_given(context.params),
+    }
+
+    def loaded(trained: str | None) -> Settings:
+        given = {**flags, "policy.model": trained or model}
+        return load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=given)
+
+    settings = with_trained_model(loaded)
     run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
     leave(run_it(settings, fresh=fresh))
 

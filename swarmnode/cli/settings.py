@@ -11,9 +11,8 @@ from swarmnode.errors import ConfigError, NetworkError
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.network.finding.invitation import is_invitation, read_invitation
 from swarmnode.network.private.swarm_record import accept
-from swarmnode.node.building.policies import config_of
+from swarmnode.node.building.policies import config_of, with_trained_model
 from swarmnode.settings.config_layers import Settings, load_settings
-from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
 
 Home = Annotated[
     Path | None, typer.Option("--home", help="Keep identity, checkpoints, logs and cache under this folder.")
@@ -98,26 +97,19 @@ def settings_of_trained(
     """Returns the settings of a command about what one policy has learnt here. `named`: what else its options
     say. Raises ConfigError for a policy that never ran here."""
 
-    def loaded(model: str | None) -> Settings:
-        flags = {"policy.model": model, "node.run": run, **(named or {})}
+    def loaded(trained: str | None) -> Settings:
+        flags = {"policy.model": trained or model, "node.run": run, **(named or {})}
         return load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
 
-    settings = loaded(model)
-    found = of_policy(settings, policy)
-    # Another model than a node would train here has another preset, or none.
-    return found if found.model == settings.model else of_policy(loaded(found.model), policy)
+    return of_policy(with_trained_model(loaded, policy), policy)
 
 
 def of_policy(settings: Settings, number: int) -> Settings:
-    """Returns the settings as one of several policies has them. Without a named model it is the one that was
-    trained here, if there is one alone. Raises ConfigError for a policy that never ran here."""
+    """Returns the settings as one of several policies has them. Raises ConfigError for one that never ran."""
     paths = settings.paths.policy(number)
     if number and paths not in settings.paths.policies():
         raise ConfigError(
             f"there is no policy {number} in {settings.paths.data}",
             hint=f"it has {len(settings.paths.policies())} of them, counted from 0; see --policy and --home",
         )
-    config, model = config_of(settings.config, number), settings.model
-    if config.policy.model == "auto":
-        model = trained_model(runs_in(paths.checkpoints), model, named=config.node.run)
-    return replace(settings, config=config, model=model, paths=paths)
+    return replace(settings, config=config_of(settings.config, number), paths=paths)

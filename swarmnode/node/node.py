@@ -483,8 +483,8 @@ class NodeLoop:
         if unmeasured:
             self._unmeasured |= unmeasured
             logger.warning(
-                "no prompt of %s fell into the fifth that is held out: its held-out reward stays unknown;"
-                " rows of its own measure it (eval_dataset=, or FILE?evaluation=FILE)",
+                "no prompt of %s fell into the fifth that is held out, as where all are alike: its held-out"
+                " reward stays unknown; rows of its own measure it (eval_dataset=, or FILE?evaluation=FILE)",
                 ", ".join(sorted(unmeasured)),
             )
 

@@ -14,12 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, Self, TypeGuard, cast
 
-from swarmnode.chat import Message, Prompt, Said, Turn, written_prompt
+from swarmnode.chat import Message, Prompt, Said, Turn, asked_of, written_prompt
 from swarmnode.errors import TaskError
 from swarmnode.types import Completion, Example, ExampleKey, Scores
 
 MAX_INDEX = 4096
 """Examples per seed. Bounds what redrawing one costs, so that a peer cannot name an expensive one."""
+
+MOST_HELD_OUT = 256
+"""Examples at the beginning of a seed that cannot all be held out unless their prompts are alike."""
 
 MAX_SEED = 2**63 - 1
 
@@ -199,8 +202,20 @@ def holds_out(task: Task, example: Example) -> bool:
 
 
 def draw_train(task: Task, seed: int) -> Iterator[Example]:
-    """Yields training examples of one seed: those within MAX_INDEX that are not held out."""
-    return (e for e in islice(task.examples(seed), MAX_INDEX) if not holds_out(task, e))
+    """Yields training examples of one seed: those within MAX_INDEX that are not held out. Raises TaskError
+    where a whole beginning is, as prompts that are all alike may be."""
+    trains = False
+    for number, example in enumerate(islice(task.examples(seed), MAX_INDEX), 1):
+        if not holds_out(task, example):
+            trains = True
+            yield example
+        elif not trains and number == MOST_HELD_OUT:
+            raise TaskError(
+                f"the first {number} examples of {task.name} are all held out for evaluation, as their"
+                f" prompts are alike: {asked_of(example.prompt)!r:.80}",
+                hint="a prompt's text decides it: let each say what it is about (for an environment, what"
+                " reset() returns), or measure on others (eval_dataset=, or FILE?evaluation=FILE)",
+            )
 
 
 def draw_held_out(task: Task, seed: int) -> Iterator[Example]:

@@ -23,7 +23,9 @@ from swarmnode.machine.storage import Paths
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.showing.node_status import Summary
 from swarmnode.settings.config import Config, NetworkConfig, NodeConfig
+from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoints.run_folders import runs_in, trained_model
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,19 @@ def config_of(config: Config, number: int) -> Config:
         seed = None if node.seed is None else (node.seed + number) % SEEDS
         node = node.model_copy(update={"seed": seed, "http_port": ports[1]})
     return config.model_copy(update={"network": network, "node": node, "tasks": tasks})
+
+
+def with_trained_model(load: Callable[[str | None], Settings], number: int = 0) -> Settings:
+    """Returns settings with the model that was trained here, where they name none. `load`: gives the settings
+    for a model, which brings its own preset; None: for the one that they name. `number`: of the policy."""
+    settings = load(None)
+    if settings.config.policy.model != "auto":
+        return settings
+    runs = runs_in(settings.paths.policy(number).checkpoints)
+    trained = trained_model(runs, settings.model, named=settings.config.node.run)
+    if trained == settings.model:
+        return settings
+    return replace(load(trained), model_reason="trained in this home before; --model takes another")
 
 
 def check_policies(config: Config) -> None:

@@ -9,12 +9,14 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from swarmnode.api import Node
 from swarmnode.cli.evaluate import _lines
-from swarmnode.cli.settings import of_policy, settings_of_trained
+from swarmnode.cli.settings import settings_of_trained
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.local_policy import load_policy
+from swarmnode.node.building.policies import with_trained_model
 from swarmnode.node.commands.offline import evaluate_offline, export_offline, for_merging
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings, load_config, load_settings
@@ -85,10 +87,16 @@ def test_the_only_model_that_was_trained_here_need_not_be_named(
     save(config, str(tmp_path / "mine"), tmp_path, [None])
 
     def model(*assignments: str) -> str:
-        return of_policy(load_settings(home=tmp_path, assignments=assignments), 0).model
+        def loaded(trained: str | None) -> Settings:
+            flags = {"policy.model": trained}
+            return load_settings(home=tmp_path, assignments=assignments, flags=flags)
+
+        return with_trained_model(loaded).model
 
     assert model() == str(tmp_path / "mine")
     assert model("policy.model=tiny") == "tiny"
+    node = Node("rev", home=tmp_path)
+    assert node.config.policy.model == str(tmp_path / "mine"), "a node goes on with it, too"
 
 
 def test_a_command_without_a_model_has_no_preset_of_the_model_that_a_node_would_train_here(

@@ -91,6 +91,13 @@ def test_a_task_without_training_examples_is_an_error_and_not_an_endless_search(
         draw_round([FiniteTask(prompts_with(held_out=False, count=1))], 0, 0, MAX_SEEDS_PER_ROUND + 1)
 
 
+def test_one_prompt_for_all_that_is_held_out_is_an_error_that_names_it():
+    (prompt,) = prompts_with(held_out=True, count=1)
+    with pytest.raises(TaskError, match=f"all held out .* alike: '{prompt}'") as caught:
+        draw_round([FiniteTask([prompt] * 10_000)], 0, 0, 1)
+    assert "reset()" in caught.value.hint and "eval_dataset=" in caught.value.hint
+
+
 def test_seeds_of_rounds_do_not_repeat_over_nodes_rounds_and_attempts():
     seeds = {round_seed(n, r, a) for n in range(20) for r in range(20) for a in range(3)}
     assert len(seeds) == 1200
