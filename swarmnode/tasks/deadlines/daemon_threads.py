@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
+from queue import SimpleQueue
 from typing import TypeVar
 
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
@@ -41,18 +42,49 @@ def in_daemon_thread(
     """
     judged = ThreadWork[T](WorkClock(limit_s, now))
     judged.set_running_or_notify_cancel()
-
-    def judge() -> None:
-        on_the_clock(judged.clock)
-        try:
-            value = work()
-        except BaseException as error:  # noqa: BLE001  carried to whoever waits, who logs it
-            # An asyncio.Future cannot hold a StopIteration.
-            ours = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            judged.set_exception(error if ours else RuntimeError(f"the judge raised {error!r}"))
-        else:
-            judged.set_result(value)
-
-    judged.thread = threading.Thread(target=copy_context().run, args=(judge,), name="judge", daemon=True)
-    judged.thread.start()
+    judged.thread = _daemon(lambda: _settle(judged, work))
     return judged
+
+
+class DaemonThread:
+    """A thread that does one piece of work after the other, for objects that want to stay in the thread that
+    made them, as connections of sqlite3 do. It keeps nobody from leaving."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.thread = _daemon(self._serve)
+
+    def do(self, work: Callable[[], T]) -> ThreadWork[T]:
+        """Lets the thread do `work` behind what it was asked before, as `in_daemon_thread` would."""
+        wanted = ThreadWork[T]()
+        wanted.set_running_or_notify_cancel()
+        wanted.thread = self.thread
+        self._asked.put(lambda: _settle(wanted, work))
+        return wanted
+
+    def end(self) -> None:
+        """Ends the thread behind its last piece of work."""
+        self._asked.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._asked.get()) is not None:
+            work()
+
+
+def _daemon(target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=copy_context().run, args=(target,), name="judge", daemon=True)
+    thread.start()
+    return thread
+
+
+def _settle(wanted: ThreadWork[T], work: Callable[[], T]) -> None:
+    """Does the work, on the clock of its future, which then has its value or its error."""
+    on_the_clock(wanted.clock)
+    try:
+        value = work()
+    except BaseException as error:  # noqa: BLE001  carried to whoever waits, who logs it
+        # An asyncio.Future cannot hold a StopIteration.
+        ours = isinstance(error, Exception) and not isinstance(error, StopIteration)
+        wanted.set_exception(error if ours else RuntimeError(f"the judge raised {error!r}"))
+    else:
+        wanted.set_result(value)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from swarmnode.chat import Message, Said, Turn
 from swarmnode.errors import (
@@ -27,7 +27,7 @@ from swarmnode.errors import (
     notes_of,
 )
 from swarmnode.tasks.builtin import BuiltinTask
-from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
+from swarmnode.tasks.deadlines.daemon_threads import DaemonThread
 from swarmnode.tasks.deadlines.task_lock import leave_behind
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
 from swarmnode.tasks.task import (
@@ -42,6 +42,8 @@ from swarmnode.tasks.task import (
     score_strictly,
 )
 from swarmnode.types import Example, Scores
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -154,9 +156,18 @@ class JudgedTask:
     def examples(self, seed: int) -> Iterator[Example]:
         """Yields the task's examples. Raises JudgementLost once the judge is stopped, since a round that
         draws may be told to end."""
-        draw = partial(next, iter(self.task.examples(seed)), None)
-        while (example := self._drawn(draw)) is not None:
-            yield example
+        if isinstance(self.task, BuiltinTask | Isolated):
+            for example in self.task.examples(seed):
+                self._judge.goes_on()
+                yield example
+            return
+        thread = DaemonThread()
+        try:
+            examples = self._done(thread, lambda: iter(self.task.examples(seed)))
+            while (example := self._done(thread, partial(next, examples, None))) is not None:
+                yield example
+        finally:
+            thread.end()
 
     def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
         """Returns the scores. Raises TaskError if the task is broken."""
@@ -171,17 +182,16 @@ class JudgedTask:
         self._judge.was_judged(self.name)
         return list(scores)
 
-    def _drawn(self, draw: Callable[[], Example | None]) -> Example | None:
+    def _done(self, thread: DaemonThread, work: Callable[[], T]) -> T:
+        """Returns what the thread makes of the work. Raises JudgementLost once the judge is stopped."""
         self._judge.goes_on()
-        if isinstance(self.task, BuiltinTask | Isolated):
-            return draw()
-        drawn = in_daemon_thread(draw)
-        either: list[Future[Any]] = [drawn, self._judge.stopped]
+        done = thread.do(work)
+        either: list[Future[Any]] = [done, self._judge.stopped]
         wait(either, return_when=FIRST_COMPLETED)
-        if not drawn.done():
-            leave_behind(drawn.thread)
+        if not done.done():
+            leave_behind(thread.thread)
         self._judge.goes_on()
-        return drawn.result()
+        return done.result()
 
     def _scored(self, example: Example, completions: Sequence[Said]) -> tuple[Scores, ...]:
         judge = partial(score_strictly, self.task, example, completions)

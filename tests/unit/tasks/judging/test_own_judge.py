@@ -260,3 +260,21 @@ def test_a_stop_waits_for_no_draw_that_hangs():
     with pytest.raises(JudgementLost, match="stopping"):
         drawn.result(timeout=20.0)
     release.set()
+
+
+def test_a_tasks_examples_are_drawn_in_one_thread_which_ends_with_them():
+    """A generator may hold what wants to stay in its thread, as a connection of sqlite3 does."""
+    threads = []
+
+    class Drawn(Hanging):
+        def examples(self, seed):
+            threads.append(threading.current_thread())
+            for example in super().examples(seed):
+                threads.append(threading.current_thread())
+                yield example
+
+    judge = judge_of(Drawn("drawn"))
+    assert len(list(islice(judge.tasks["drawn"].examples(1), 3))) == 3
+    assert len(threads) == 4 and len(set(threads)) == 1 and threads[0] is not threading.current_thread()
+    threads[0].join(20.0)
+    assert not threads[0].is_alive()
