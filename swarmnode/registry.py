@@ -19,7 +19,7 @@ from typing import Any, Literal
 from swarmnode.errors import ConfigError
 
 Kind = Literal[
-    "engine", "transport", "learner", "loss", "rule", "task", "reward", "monitor", "command",
+    "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
     "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
@@ -71,6 +71,7 @@ SEAMS: Mapping[Kind, Seam] = {
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
+    "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),
     # Each is a function, or an app with commands of its own.
     "command": Seam(

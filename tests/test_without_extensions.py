@@ -54,6 +54,7 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
     ("arguments", "sentence"),
     [
         (("join", "--pipeline", "ours"), "join = 'pipeline': no such run: there are alone;"),
+        (("join", "--task", "rows.jsonl?reward=http://127.0.0.1:9"), "no such judge: there are none;"),
         (("join", "--set", "node.monitors=wandb"), "no such monitor: there are none;"),
         (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
         (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),

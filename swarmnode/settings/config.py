@@ -172,7 +172,7 @@ class PolicyConfig(Section):
 
 
 class JudgeConfig(Section):
-    """A judge behind a URL (tasks/judging/http_judge.py), as the table [tasks.judge]."""
+    """A judge behind a URL (docs/http_judge.md), as the table [tasks.judge]."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 

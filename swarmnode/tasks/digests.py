@@ -12,7 +12,6 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, cast
 
-from swarmnode.tasks.judging.http_judge import HttpJudge
 from swarmnode.types import weight_of
 
 Function = Callable[..., Any]
@@ -20,8 +19,9 @@ Function = Callable[..., Any]
 
 def judged_version(version: str, rewards: Mapping[str, Function]) -> str:
     """Returns the version of a task's examples with these judges. It does not depend on where the judges were
-    named, nor on their order; another weight gives another version."""
-    texts = [(source_of(reward), weight_of(name)) for name, reward in rewards.items()]
+    named, nor on their order; another weight gives another version. A judge that states its
+    `identity` (judging/rewards.py) is believed."""
+    texts = [(_identity_of(reward), weight_of(name)) for name, reward in rewards.items()]
     return digest_of_texts(
         [version, *sorted(text if weight == 1 else f"{weight!r} {text}" for text, weight in texts)]
     )
@@ -36,6 +36,11 @@ def digest_of_texts(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def _identity_of(reward: Function) -> str:
+    stated = getattr(reward, "identity", None)
+    return stated if isinstance(stated, str) else source_of(reward)
+
+
 def source_of(function: Function) -> str:
     """Returns a text that identifies a function's behaviour: its source, the source of the names that it uses
     of its module, and the values that it closes over. Without a source its byte code is taken, which differs
@@ -44,8 +49,6 @@ def source_of(function: Function) -> str:
     >>> source_of(source_of) == source_of(digest_of_texts)
     False
     """
-    if isinstance(function, HttpJudge):
-        return function.version
     found: dict[int, str] = {}
     waiting: list[Any] = list(_carried(function))
     while waiting:

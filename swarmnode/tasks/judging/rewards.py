@@ -43,7 +43,6 @@ from swarmnode.errors import TaskError
 from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.arguments import accepted, parameters_of
-from swarmnode.tasks.judging.http_judge import HttpJudge
 from swarmnode.tasks.judging.plain_rewards import builtin
 from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
 from swarmnode.tasks.kinds.imported import import_module
@@ -67,14 +66,19 @@ def pieces_of(text: str) -> list[int]:
 
 
 Reward = Callable[..., Any]
-"""`fn(prompts, completions, completion_ids=None, **columns) -> list[float | None]`, or a coroutine of it."""
+"""`fn(prompts, completions, completion_ids=None, **columns) -> list[float | None]`, or a coroutine of it.
+
+It may have attributes: `of_group`, True if it compares the answers to one example; `exchangeable`, False if
+other nodes would not get the same scores of it; `identity`, a text that tells it from every other reward
+where its source does not."""
 
 
 def are_exchangeable(rewards: Mapping[str, Reward]) -> bool:
     """Returns True if other nodes would get the same scores of all these rewards, also for a part of a
     group."""
-    elsewhere = [reward for reward in rewards.values() if isinstance(reward, HttpJudge)]
-    return not judge_groups(rewards) and all(reward.exchangeable for reward in elsewhere)
+    return not judge_groups(rewards) and all(
+        getattr(reward, "exchangeable", True) for reward in rewards.values()
+    )
 
 
 MAX_WEIGHT = 1000.0
@@ -116,8 +120,8 @@ class TrainerState:
 
 def load_reward(spec: str) -> Reward:
     """Finds a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function`,
-    `installed.module:function` or the URL of a judge (http_judge.py). One of another trainer is adapted, by
-    its arguments or as `verl:path/file.py:function` says (conventions.py).
+    `installed.module:function` or the URL of a judge. One of another trainer is adapted, by its
+    arguments or as `verl:path/file.py:function` says (conventions.py).
 
     >>> load_reward("exact_match")(["2+2="], ["4"], answer=["4"])
     [1.0]
@@ -189,14 +193,15 @@ def with_weights(rewards: Mapping[str, Reward], weights: object) -> dict[str, Re
 
 def judge_of(settings: str) -> Reward:
     """Returns the judge behind a URL with these settings in JSON. Raises TaskError, which quotes no value:
-    one may hold a password."""
+    one may hold a password; and ConfigError if nothing installed asks judges."""
     try:
-        return HttpJudge(JudgeConfig.model_validate_json(settings))
+        config = JudgeConfig.model_validate_json(settings)
     except ValidationError as error:
         first = error.errors()[0]
         setting = ".".join(("tasks.judge", *map(str, first["loc"])))
         why = first["msg"].removeprefix("Value error, ")
         raise TaskError(f"{setting}: {why}", hint="`swarmnode config show --explain` explains it") from None
+    return find("judge", "http")(config)
 
 
 def _unknown(spec: str, there: Sequence[str] | None = None) -> TaskError:

@@ -24,6 +24,8 @@ from swarmnode.tasks.judging.rewards import (
     pieces_of,
     score_with,
 )
+from swarmnode.tasks.kinds.script_objects import as_task
+from swarmnode.tasks.task import is_exchangeable
 from swarmnode.types import Example, ExampleKey, by_reward, total_reward
 
 
@@ -371,3 +373,30 @@ def test_a_reward_that_is_misspelt_is_answered_with_what_was_meant(tmp_path: Pat
         with pytest.raises(TaskError, match="there is no reward") as caught:
             load_reward(spec)
         assert caught.value.hint == meant
+
+
+class AskedElsewhere:
+    """A reward of a package of one's own, whose scores nobody else can check."""
+
+    exchangeable = False
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+
+    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+
+def test_a_reward_of_anybody_that_says_so_keeps_its_rollouts_at_home() -> None:
+    def by_mood(completions: list[str], **columns: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    assert is_exchangeable(as_task([("1+1=", "2")], [by_mood]))
+    by_mood.exchangeable = False  # type: ignore[attr-defined]
+    for reward in (by_mood, AskedElsewhere("one")):
+        assert not is_exchangeable(as_task([("1+1=", "2")], [reward, "exact_match"]))
+
+
+def test_a_reward_that_says_what_it_is_is_taken_at_its_word() -> None:
+    one, other, again = (as_task([("1+1=", "2")], [AskedElsewhere(name)]) for name in ("one", "two", "one"))
+    assert one.version == again.version != other.version

@@ -33,11 +33,11 @@ from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_o
 import msgspec
 
 from swarmnode.errors import TaskError
+from swarmnode.extensions.http_judge.judgement_cache import JudgementCache
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.printable import printable
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.deadlines.work_clock import clock_of_work
-from swarmnode.tasks.judging.judgement_cache import JudgementCache
 from swarmnode.tasks.judging.plain_rewards import final_answer
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class HttpJudge:
         return self.config.exchangeable
 
     @property
-    def version(self) -> str:
+    def identity(self) -> str:
         """Digest of everything that the scores depend on, which tells this judge from another."""
         config = self.config
         parts = (config.url, config.model, config.prompt, config.read, config.lowest, config.highest)
@@ -222,7 +222,7 @@ class HttpJudge:
     ) -> list[float | None] | None:
         """Returns the judge's scores of this request, from the cache or by asking. None: it could not be
         had."""
-        key = hashlib.blake2b(self.version.encode() + body, digest_size=16).digest()
+        key = hashlib.blake2b(self.identity.encode() + body, digest_size=16).digest()
         if (kept := self._cache.get(key)) is not None:
             return msgspec.json.decode(kept, type=list[float | None])
         for attempt in range(TRIES):

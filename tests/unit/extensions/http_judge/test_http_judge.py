@@ -18,12 +18,12 @@ import pytest
 from pydantic import ValidationError
 
 from swarmnode.errors import ConfigError, TaskError
+from swarmnode.extensions.http_judge.http_judge import MAX_REPLY_BYTES, TRIES, HttpJudge, filled_in
+from swarmnode.extensions.http_judge.judgement_cache import AGAIN_S, JudgementCache
 from swarmnode.settings.config import JudgeConfig, TasksConfig
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
-from swarmnode.tasks.judging.http_judge import MAX_REPLY_BYTES, TRIES, HttpJudge, filled_in
-from swarmnode.tasks.judging.judgement_cache import AGAIN_S, JudgementCache
 from swarmnode.tasks.judging.rewards import load_reward
 from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
