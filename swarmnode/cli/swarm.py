@@ -27,7 +27,7 @@ from swarmnode.network.private.swarm_record import (
     save,
 )
 from swarmnode.node.building.node_process import read_running
-from swarmnode.node.commands.local_swarm import SwarmPlan, run_local_swarm
+from swarmnode.extensions.trial_swarm.local_swarm import SwarmPlan, run_local_swarm
 from swarmnode.node.showing.panel import age
 from swarmnode.settings.config_layers import load_config
 

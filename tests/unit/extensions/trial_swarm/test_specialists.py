@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swarmnode.model.demonstration import warmup
-from swarmnode.model.demonstration.specialists import (
+from swarmnode.extensions.trial_swarm.specialists import (
     OWN_PERCENT,
     UNSURE_PERCENT,
     build_specialists,
