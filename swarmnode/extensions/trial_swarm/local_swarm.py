@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.errors import ConfigError, SwarmnodeError
+from swarmnode.extensions.trial_swarm.nat_lab import Lab, stop
+from swarmnode.extensions.trial_swarm.swarm_story import lines_of, read_story
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.extensions.trial_swarm.nat_lab import Lab, stop
-from swarmnode.extensions.trial_swarm.swarm_story import lines_of, read_story
 from swarmnode.settings.config_layers import load_config
 
 PROGRAM = (sys.executable, "-P", "-m", "swarmnode")

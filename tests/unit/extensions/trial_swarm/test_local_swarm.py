@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.identity.node_key import NodeKey
-from swarmnode.network import nat_lab
+from swarmnode.extensions.trial_swarm import nat_lab
 from swarmnode.extensions.trial_swarm.local_swarm import (
     ALONE,
     LocalNode,
@@ -17,6 +16,7 @@ from swarmnode.extensions.trial_swarm.local_swarm import (
     run_local_swarm,
 )
 from swarmnode.extensions.trial_swarm.swarm_story import NodeStory, curves_of, lines_of, read_story, story_of
+from swarmnode.identity.node_key import NodeKey
 
 PLAN = SwarmPlan(nodes=2, rounds=60, seed=7, assignments=("training.learning_rate=0.001",))
 FIRST = {"rev": 0.6, "sort": 0.4, "next": 0.02, "gcd": 0.1}
