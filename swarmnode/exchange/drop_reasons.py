@@ -81,7 +81,7 @@ class Reason(StrEnum):
     NO_TOKENS = "no_tokens"
     """All of its answers are empty."""
     TOO_LONG = "too_long"
-    """Half of its answers or more are longer than rollout.max_tokens in our tokens."""
+    """Half of its answers or more have more tokens in our tokenizer than our rollout.max_tokens."""
     UNPLAYABLE = "unplayable"
     """Our copy of the environment ends half of its episodes or more elsewhere."""
     UNFINISHED = "unfinished"

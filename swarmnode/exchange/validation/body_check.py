@@ -152,7 +152,10 @@ def _look_at(
     completions = tuple(completion for completion in read if completion is not None)
     unfit = len(read) - len(completions)
     if unfit >= len(completions):
-        longest = f"have more than {rules.max_tokens} tokens of ours (rollout.max_tokens)"
+        longest = (
+            f"have more tokens in our tokenizer than we allow (our rollout.max_tokens = {rules.max_tokens});"
+            " a peer with another tokenizer may need fewer for them"
+        )
         fault = longest if reader.refusal == Reason.TOO_LONG else "have another end when we play them"
         raise Rejected(reader.refusal, f"{unfit} of {len(read)} answers {fault}")
     scores = _score(task, example, completions)

@@ -11,7 +11,7 @@ WORDS: dict[str, str] = {
     Reason.RATE_LIMITED: "too many from one peer",
     Reason.OVER_CAPACITY: "more than we can hear",
     Reason.OTHER_TASK: "of tasks that we do not have",
-    Reason.TOO_LONG: "answers longer than we take",
+    Reason.TOO_LONG: "answers longer in our tokenizer than we take",
     Reason.LONG_PROMPT: "questions longer than we take",
     Reason.NO_SPREAD: "claimed equal rewards",
     Reason.OVERSIZED: "larger than we take",

@@ -151,7 +151,10 @@ def test_a_refusal_for_length_says_how_many_were_too_long_and_which_setting_boun
     data = encode_body(body_of(group, answers=(Answer("x" * 65, "stop"), Answer("7", "stop"))))
     with pytest.raises(Rejected) as caught:
         check_body(data, announce(composed, key, group_size=2), rules)
-    assert caught.value.detail == "1 of 2 answers have more than 64 tokens of ours (rollout.max_tokens)"
+    assert caught.value.detail == (
+        "1 of 2 answers have more tokens in our tokenizer than we allow (our rollout.max_tokens = 64);"
+        " a peer with another tokenizer may need fewer for them"
+    )
 
 
 def test_a_rare_answer_that_is_longer_in_our_tokens_is_left_out_of_its_group(
