@@ -113,7 +113,7 @@ class CompletionRequest(_Common, frozen=True, forbid_unknown_fields=True, kw_onl
 
     prompt: str | Annotated[list[str | TokenId], Meta(min_length=1)]
     """A text, a list of one text, or token ids."""
-    logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=1)] | None = None
     echo: Literal[False] | None = None
     suffix: Annotated[str, Meta(max_length=0)] | None = None
@@ -142,6 +142,9 @@ def read_chat(content: bytes) -> Asked:
 def read_completion(content: bytes) -> Asked:
     """Returns a request for a completion of a text or of token ids. Raises QuestionRefused."""
     request = _read(content, CompletionRequest)
+    if request.logprobs:
+        why = "only tokens that were sampled have their logprobs told: ask for logprobs=0"
+        raise QuestionRefused(NoAnswer(400, why, "unsupported_value", "logprobs"))
     match request.prompt:
         case str() as text:
             question = request.question(text=text)

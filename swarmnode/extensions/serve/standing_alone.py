@@ -4,9 +4,10 @@ serve_command.py, chat_command.py -> [answering] -> answering_socket.py of the n
 """
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from swarmnode.extensions.serve.answering_socket import AnsweringSocket, find_service
 from swarmnode.node.commands.offline import load_checkpoint, of_round
@@ -25,6 +26,14 @@ class Answering:
     about: str
 
 
+def longest_answer(settings: Settings, noted: Mapping[str, Any]) -> int:
+    """Returns the most tokens of an answer: as set; where nobody set it, as the run had them (`noted`: the
+    settings of its checkpoint)."""
+    tokens, said = noted.get("rollout.max_tokens"), settings.origins.get("rollout.max_tokens", "default")
+    by_nobody = said.startswith(("default", "preset"))
+    return tokens if by_nobody and isinstance(tokens, int) else settings.config.rollout.max_tokens
+
+
 @contextmanager
 def answering(settings: Settings, *, base: bool, best: bool) -> Generator[Answering]:
     """Finds the node that runs in this home; without one, loads a checkpoint, or the base model where `base`
@@ -41,7 +50,8 @@ def answering(settings: Settings, *, base: bool, best: bool) -> Generator[Answer
     from swarmnode.node.building.callers import CallerSource
     from swarmnode.node.building.policies import label_of
 
-    longest = settings.config.rollout.max_tokens
+    noted = {} if checkpoint is None else checkpoint.state.settings
+    longest = longest_answer(settings, noted)
     source = CallerSource(local.shared, [label_of(0)], local.renderer, longest, state)
     about = "the base model" if checkpoint is None else f"the checkpoint {of_round(checkpoint)}"
     try:

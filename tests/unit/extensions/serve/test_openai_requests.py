@@ -61,6 +61,12 @@ def test_values_that_change_nothing_are_taken() -> None:
     read_completion(completion(best_of=1, echo=False, suffix="", logprobs=0))
 
 
+def test_logprobs_of_tokens_that_were_not_sampled_are_refused_with_what_can_be_asked_for() -> None:
+    with pytest.raises(QuestionRefused, match="logprobs=0") as refusal:
+        read_completion(completion(logprobs=1))
+    assert refusal.value.refused.param == "logprobs"
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
