@@ -3,8 +3,8 @@
 python benchmarks/holders.py [--quick] [--json FILE]
 
 Members without a policy (tests/homes/member.py), each in a home of its own that nobody can dial
-(swarmnode/network/nat_lab.py), whose groups have bodies of some 25 KiB as those of real models have. Needs
-root, `ip` and `nft`.
+(swarmnode/extensions/trial_swarm/nat_lab.py), whose groups have bodies of some 25 KiB as those of real models
+have. Needs root, `ip` and `nft`.
 
 - `seed_mb_per_1000_groups_N`: megabytes on the wire of a `swarmnode seed`, both directions and everything
   included, for each 1000 groups that N homes took in of each other.
@@ -31,9 +31,9 @@ from typing import Any
 import psutil
 from common import arguments, report
 
+from swarmnode.extensions.trial_swarm.nat_lab import Lab, LabMachine, stop, why_not
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.model.demonstration.tiny import build_tiny
-from swarmnode.network.nat_lab import Lab, LabMachine, stop, why_not
 from swarmnode.node.building.node_process import read_running
 
 ROOT = Path(__file__).parent.parent

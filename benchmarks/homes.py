@@ -3,8 +3,8 @@
 python benchmarks/homes.py [--quick] [--json FILE]
 
 Real `swarmnode join` processes, each on a machine of its own in network namespaces
-(swarmnode/network/nat_lab.py): two specialists that know different things and a `swarmnode seed` between
-them. Needs root, `ip` and `nft`.
+(swarmnode/extensions/trial_swarm/nat_lab.py): two specialists that know different things and a
+`swarmnode seed` between them. Needs root, `ip` and `nft`.
 
 - `groups_share`: groups of the other that a round trained on, over the same where all are on one machine and
   dial each other; the worst of four kinds of routers. Counted over a time that begins when both have begun
@@ -29,8 +29,8 @@ from typing import Any
 
 from common import arguments, report
 
-from swarmnode.model.demonstration.specialists import build_specialists
-from swarmnode.network.nat_lab import Lab, LabMachine, stop, why_not
+from swarmnode.extensions.trial_swarm.nat_lab import Lab, LabMachine, stop, why_not
+from swarmnode.extensions.trial_swarm.specialists import build_specialists
 
 PROGRAM = [sys.executable, "-P", "-m", "swarmnode"]
 PATIENCE_S = 240.0

@@ -1,6 +1,6 @@
 """The policies that swarms start from, built once into the folder where nodes keep theirs.
 
-[models_of] -> model/demonstration/tiny.py, model/demonstration/specialists.py -> one folder per node ->
+[models_of] -> model/demonstration/tiny.py, extensions/trial_swarm/specialists.py -> one folder per node ->
     sapo_run.py
 """
 
@@ -14,9 +14,9 @@ from sapo_plan import Swarm
 from sapo_worlds import tasks_of
 from torch import Tensor
 
+from swarmnode.extensions.trial_swarm.specialists import OWN_PERCENT, OWN_TASKS, build_specialists, own_tasks
 from swarmnode.machine.hardware import cpu_has_bf16
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.model.demonstration.specialists import OWN_PERCENT, OWN_TASKS, build_specialists, own_tasks
 from swarmnode.model.demonstration.tiny import RECIPE, Recipe, build_tiny
 
 WIDE = replace(RECIPE, hidden=96, intermediate=240, heads=3)

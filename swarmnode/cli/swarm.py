@@ -1,16 +1,16 @@
-"""`swarmnode swarm`: several real nodes on this machine; and private swarms, for invited nodes only."""
+"""`swarmnode swarm COMMAND`: private swarms, for invited nodes only.
+
+An extension may put what `swarmnode swarm` does without a command in front of these."""
 
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from swarmnode.cli.output import Json, tell
-from swarmnode.cli.settings import Assignments, Home, Model, TaskSpecs
+from swarmnode.cli.settings import Home
 from swarmnode.errors import ConfigError, NetworkError
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.memorable_name import memorable_name
@@ -27,11 +27,10 @@ from swarmnode.network.private.swarm_record import (
     save,
 )
 from swarmnode.node.building.node_process import read_running
-from swarmnode.node.commands.local_swarm import SwarmPlan, run_local_swarm
 from swarmnode.node.showing.panel import age
 from swarmnode.settings.config_layers import load_config
 
-app = typer.Typer(invoke_without_command=True)
+app = typer.Typer(help="Found and keep a private swarm.", no_args_is_help=True)
 
 Swarm = Annotated[
     str | None, typer.Option("--swarm", help="Which private swarm, where this home is in several.")
@@ -40,59 +39,6 @@ Seeds = Annotated[
     list[str] | None,
     typer.Option("--seed", metavar="ADDRESS", help="An address to put into invitations; may be repeated."),
 ]
-
-
-@app.callback()
-def swarm(
-    context: typer.Context,
-    nodes: Annotated[int, typer.Option("--nodes", min=2, max=64, help="How many nodes.")] = 3,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of each node.")] = 30,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the first node; the others count up.")] = 0,
-    model: Model = None,
-    task: TaskSpecs = None,
-    home: Annotated[
-        Path | None, typer.Option("--home", help="Keep the nodes' folders here; a temporary one otherwise.")
-    ] = None,
-    compare_alone: Annotated[
-        bool, typer.Option("--compare-alone", help="Run each node once more without the others.")
-    ] = False,
-    homes: Annotated[
-        int | None,
-        typer.Option(
-            "--homes",
-            min=2,
-            max=16,
-            help="So many nodes, each in a home of its own behind a router, with a seed between; each is run "
-            "once more alone. Needs Linux and root.",
-        ),
-    ] = None,
-    set_: Assignments = None,
-) -> None:
-    """Run a small swarm on loopback and print what each node knew and what it learnt from the others. With a
-    command: found and keep a private swarm.
-
-    The nodes know different things, unless a model or tasks are named. The last line printed is JSON: peer,
-    first and last reward, trained groups per peer, tasks known and learnt, and right answers of others of
-    every node; with --compare-alone or --homes also alone_reward_last, of the same node with
-    exchange.enabled=false.
-    """
-    if context.invoked_subcommand is not None:
-        return
-    plan = SwarmPlan(
-        nodes=homes or nodes,
-        rounds=rounds,
-        seed=seed,
-        model=model,
-        tasks=tuple(task or ()),
-        assignments=tuple(set_ or ()),
-        compare_alone=compare_alone or homes is not None,
-        homes=homes is not None,
-    )
-    results = run_local_swarm(plan, home, show=lambda line: print(line, file=sys.stderr, flush=True))
-    print(msgspec.json.encode({"nodes": results}).decode())
-
-
-# ---- private swarms ----
 
 
 @app.command()

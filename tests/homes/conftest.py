@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from swarmnode.extensions.trial_swarm.nat_lab import Lab, LabMachine, stop, why_not
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.network.nat_lab import Lab, LabMachine, stop, why_not
 from swarmnode.network.private.swarm_record import SwarmRecord, file_of, save
 
 PATIENCE_S = 90.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmnode.network.nat_lab import Lab
+from swarmnode.extensions.trial_swarm.nat_lab import Lab
 from tests.homes.conftest import until
 from tests.homes.test_homes import Start
 

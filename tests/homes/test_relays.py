@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from swarmnode.extensions.trial_swarm.nat_lab import Lab
 from swarmnode.network.multiaddr import is_relayed
-from swarmnode.network.nat_lab import Lab
 from tests.homes.conftest import Running, until
 
 Start = Callable[..., Running]

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from swarmnode.cli.app import app
 from swarmnode.cli.settings import of_policy
 from swarmnode.errors import ConfigError
+from swarmnode.extensions.trial_swarm.local_swarm import SwarmPlan, run_local_swarm
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import RunningNode, write_running
-from swarmnode.node.commands.local_swarm import SwarmPlan, run_local_swarm
 from swarmnode.node.showing.node_status import NodeStatus, Phase
 from swarmnode.settings.config_layers import load_settings
 from tests.shown_page import shown_page

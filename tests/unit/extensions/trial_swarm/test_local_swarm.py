@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.identity.node_key import NodeKey
-from swarmnode.network import nat_lab
-from swarmnode.node.commands.local_swarm import (
+from swarmnode.extensions.trial_swarm import nat_lab
+from swarmnode.extensions.trial_swarm.local_swarm import (
     ALONE,
     LocalNode,
     SwarmPlan,
@@ -16,7 +15,8 @@ from swarmnode.node.commands.local_swarm import (
     arguments_alone,
     run_local_swarm,
 )
-from swarmnode.node.commands.swarm_story import NodeStory, curves_of, lines_of, read_story, story_of
+from swarmnode.extensions.trial_swarm.swarm_story import NodeStory, curves_of, lines_of, read_story, story_of
+from swarmnode.identity.node_key import NodeKey
 
 PLAN = SwarmPlan(nodes=2, rounds=60, seed=7, assignments=("training.learning_rate=0.001",))
 FIRST = {"rev": 0.6, "sort": 0.4, "next": 0.02, "gcd": 0.1}

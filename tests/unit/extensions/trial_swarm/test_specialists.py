@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from swarmnode.model.demonstration import warmup
-from swarmnode.model.demonstration.specialists import (
+from swarmnode.extensions.trial_swarm.specialists import (
     OWN_PERCENT,
     UNSURE_PERCENT,
     build_specialists,
     own_tasks,
     specialist_recipe,
 )
+from swarmnode.model.demonstration import warmup
 from swarmnode.model.demonstration.tiny import QUICK_RECIPE, build_tiny
 from swarmnode.model.demonstration.warmup import TrainingPhase
 from swarmnode.tasks.builtin import BUILTIN_TASKS

@@ -4,9 +4,9 @@ cli swarm -> [run_local_swarm] -> N processes -> their last lines and metrics ->
 
 Keys and ports are made beforehand, so that every node knows the first one's address before it is up. Unless a
 model or tasks are named, the nodes are specialists: each knows other things
-(model/demonstration/specialists.py). They are built once, into the folder where nodes keep their models.
+(extensions/trial_swarm/specialists.py). They are built once, into the folder where nodes keep their models.
 
-With `homes` each node runs behind a router of its own (network/nat_lab.py) and knows only a seed between.
+With `homes` each node runs behind a router of its own (nat_lab.py) and knows only a seed between.
 """
 
 import json
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.errors import ConfigError, SwarmnodeError
+from swarmnode.extensions.trial_swarm.nat_lab import Lab, stop
+from swarmnode.extensions.trial_swarm.swarm_story import lines_of, read_story
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.network.nat_lab import Lab, stop
-from swarmnode.node.commands.swarm_story import lines_of, read_story
 from swarmnode.settings.config_layers import load_config
 
 PROGRAM = (sys.executable, "-P", "-m", "swarmnode")
@@ -215,7 +215,7 @@ def _models(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> 
         return [plan.model] * plan.nodes
     folder = resolve_paths(None if home is None else home / "shared").models
     if plan.specialists:
-        from swarmnode.model.demonstration.specialists import build_specialists
+        from swarmnode.extensions.trial_swarm.specialists import build_specialists
 
         show("building policies that know different things, unless they are there from the last time")
         return [str(path) for path in build_specialists(folder, plan.nodes)]
