@@ -93,7 +93,6 @@ class Swarm:
             "training.micro_batch_tokens": 512,
             "pipeline.wait_for_members": size,
             "limits.memory_gb": 0.5,
-            "pipeline.search_tasks": 20_000,
             "training.learning_rate": 3e-3,
         }
 

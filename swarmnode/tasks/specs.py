@@ -38,6 +38,9 @@ WITHOUT_PREFIX = (*OWN_KINDS, TaskKind.DATA)
 OWN_NAMES = frozenset({"builtin", *(task.name for task in (*BUILTIN_TASKS, *PUZZLES))})
 """Names of built-in tasks."""
 
+OTHER_TRAINERS = ("verl", "slime", "nanochat", "verifiers", "genrl")
+"""Trainers whose rewards conventions.py adapts; the name may stand before a reward's."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
@@ -129,11 +132,23 @@ def absolute_reward(reward: str) -> str:
     >>> absolute_reward("numeric_match"), absolute_reward("verl:/a/rw.py:f")
     ('numeric_match', 'verl:/a/rw.py:f')
     """
-    before, colon, function = reward.rpartition(":")
-    convention, between, path = before.rpartition(":")
-    if not before.endswith(".py") or "://" in before:
+    convention, path = split_convention(reward)
+    file, colon, function = path.rpartition(":")
+    if not file.endswith(".py") or "://" in file:
         return reward
-    return f"{convention}{between}{Path(path).expanduser().absolute()}{colon}{function}"
+    whole = f"{Path(file).expanduser().absolute()}{colon}{function}"
+    return f"{convention}:{whole}" if convention else whole
+
+
+def split_convention(reward: str) -> tuple[str | None, str]:
+    """Returns which trainer the function of a reward was written for, and its name without that.
+    `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
+
+    >>> split_convention("verl:rw.py:f"), split_convention("verl:f"), split_convention("a:b/rw.py:f")
+    (('verl', 'rw.py:f'), (None, 'verl:f'), (None, 'a:b/rw.py:f'))
+    """
+    first, _, rest = reward.partition(":")
+    return (first, rest) if first in OTHER_TRAINERS and ":" in rest else (None, reward)
 
 
 def with_defaults(spec: TaskSpec, options: Mapping[str, Iterable[str]]) -> TaskSpec:

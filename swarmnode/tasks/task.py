@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, Self, TypeGuard, cast
 
-from swarmnode.chat import Message, Prompt, Said, Turn, asked_of, written_prompt
+from swarmnode.chat import Message, Prompt, Said, Turn, written_prompt
 from swarmnode.errors import TaskError
 from swarmnode.types import Completion, Example, ExampleKey, Scores
 
@@ -202,20 +202,15 @@ def holds_out(task: Task, example: Example) -> bool:
 
 
 def draw_train(task: Task, seed: int) -> Iterator[Example]:
-    """Yields training examples of one seed: those within MAX_INDEX that are not held out. Raises TaskError
-    where a whole beginning is, as prompts that are all alike may be."""
+    """Yields training examples of one seed: those within MAX_INDEX that are not held out. None where all of a
+    beginning is, as prompts that are all alike may be."""
     trains = False
     for number, example in enumerate(islice(task.examples(seed), MAX_INDEX), 1):
         if not holds_out(task, example):
             trains = True
             yield example
         elif not trains and number == MOST_HELD_OUT:
-            raise TaskError(
-                f"the first {number} examples of {task.name} are all held out for evaluation, as their"
-                f" prompts are alike: {asked_of(example.prompt)!r:.80}",
-                hint="a prompt's text decides it: let each say what it is about (for an environment, what"
-                " reset() returns), or measure on others (eval_dataset=, or FILE?evaluation=FILE)",
-            )
+            return
 
 
 def draw_held_out(task: Task, seed: int) -> Iterator[Example]:

@@ -86,7 +86,9 @@ def started_with(arguments: Sequence[str]) -> Started:
         flags={"tasks.names": tuple(given["task"] or ()) or None, **options_given(given)},
     )
     on_card = settings.config.policy.device != "cpu" and shutil.which("nvidia-smi") is not None
-    memory_gb = None if on_card else settings.config.limits.memory_gb
+    # Of a member it bounds the stage alone, beside which the process takes what it takes.
+    whole = not on_card and not settings.config.pipeline.name
+    memory_gb = settings.config.limits.memory_gb if whole else None
     home = settings.paths.home if given["home"] is None else None
     named = () if home is None else ("--home", str(home))
     command = (sys.executable, "-m", "swarmnode", "join", *arguments, *named)

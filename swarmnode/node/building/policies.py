@@ -120,7 +120,8 @@ def with_trained_model(load: Callable[[str | None], Settings], number: int = 0) 
         return settings
     runs = runs_in(settings.paths.policy(number).checkpoints)
     trained = trained_model(runs, settings.model, named=settings.config.node.run)
-    if trained == settings.model:
+    gone = Path(trained).is_absolute() and not Path(trained).is_dir()
+    if trained == settings.model or gone:
         return settings
     return replace(load(trained), model_reason="trained in this home before; --model takes another")
 

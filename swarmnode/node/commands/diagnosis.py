@@ -64,7 +64,8 @@ def examine(settings: Settings) -> list[Finding]:
         *engine_findings(used),
         Finding("model", "ok", f"{model} ({settings.model_reason})"),
         *model_findings(config, model),
-        *memory_findings(plan_for(config, model)),
+        # A member of a pipeline holds a part of the model.
+        *(() if config.pipeline.name else memory_findings(plan_for(config, model))),
         *_folders(paths),
         *([tried("daemon", lambda: str(find_daemon()))] if config.network.transport == "p2pd" else []),
         tried("swarm", partial(_swarm, config, paths)),

@@ -116,7 +116,8 @@ def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
     if len(examples) < count:
         raise TaskError(
             f"{task.name} has too few training examples for one round",
-            hint="a fifth of the prompts is held out for evaluation: ask more different questions, or measure"
+            hint="a fifth of the prompts is held out for evaluation, by their text, so those that are all"
+            " alike may be: ask more different questions (an environment: what reset() returns), or measure"
             " on others (eval_dataset=, or FILE?evaluation=FILE)",
         )
     return examples

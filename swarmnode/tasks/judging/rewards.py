@@ -44,9 +44,10 @@ from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.arguments import accepted, parameters_of
 from swarmnode.tasks.judging.plain_rewards import builtin
-from swarmnode.tasks.kinds.conventions import CONVENTIONS, adapted
+from swarmnode.tasks.kinds.conventions import adapted
 from swarmnode.tasks.kinds.imported import import_module
 from swarmnode.tasks.source_file import load_source, of_theirs, traceback_of, where
+from swarmnode.tasks.specs import split_convention
 from swarmnode.tasks.task import MAX_ABS_REWARD, is_held_out
 from swarmnode.types import WEIGHT_MARK, Example
 
@@ -136,9 +137,7 @@ def load_reward(spec: str) -> Reward:
         if name not in names("reward"):
             raise _unknown(spec)
         return find("reward", name)
-    # `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
-    first, _, rest = spec.partition(":")
-    convention, path = (first, rest) if first in CONVENTIONS and ":" in rest else (None, spec)
+    convention, path = split_convention(spec)
     origin, _, name = path.rpartition(":")
     module = _module(origin)
     reward = _attribute(module, name)

@@ -21,6 +21,8 @@ from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.training.records import STATE, State, read_state
 
 PREFIX = "round-"
+TINY_FOLDER = re.compile(r"tiny-[0-9a-f]{12}")
+
 ASIDE = re.compile(r".*\.\d{8}-\d{6}")
 """Names of runs that `--fresh` put aside."""
 MOST_IN_NAME = 3
@@ -133,9 +135,11 @@ def newest_run(known: Sequence[TrainingRun], fingerprint: str, *, named: str = "
 
 
 def only_model(known: Sequence[TrainingRun]) -> str | None:
-    """The base model of these runs, where all are of one."""
+    """Returns the base model of these runs as somebody would name it, where all are of one."""
     bases = {run.state.base_model for run in known if run.state is not None and not run.put_aside}
-    return bases.pop() if len(bases) == 1 else None
+    # The tiny policy's folder has its digest in its name; by its own name it brings its preset.
+    named = {"tiny" if TINY_FOLDER.fullmatch(Path(base).name) else base for base in bases}
+    return named.pop() if len(named) == 1 else None
 
 
 def trained_model(known: Sequence[TrainingRun], model: str, *, named: str = "") -> str:

@@ -60,6 +60,11 @@ def test_a_service_is_written_enabled_and_started_with_the_settings_given(system
     assert called == ["--user daemon-reload", "--user enable swarmnode", "--user restart swarmnode"]
 
 
+def test_what_bounds_the_stage_of_a_member_is_not_what_its_process_may_take(systemctl: Path) -> None:
+    given = ("--pipeline", "attic", "--model", "tiny", "--max-memory", "2", "--set", "policy.device=cpu")
+    assert "MemoryMax" not in run("--print", "--", *given)
+
+
 def test_a_home_of_the_environment_goes_into_the_unit(
     systemctl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

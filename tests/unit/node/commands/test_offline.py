@@ -97,6 +97,8 @@ def test_the_only_model_that_was_trained_here_need_not_be_named(
     assert model("policy.model=tiny") == "tiny"
     node = Node("rev", home=tmp_path)
     assert node.config.policy.model == str(tmp_path / "mine"), "a node goes on with it, too"
+    (tmp_path / "mine").unlink()
+    assert model() == "tiny", "what is gone cannot be gone on with"
 
 
 def test_a_command_without_a_model_has_no_preset_of_the_model_that_a_node_would_train_here(

@@ -1,6 +1,7 @@
 """Which examples a round trains on."""
 
 from collections import Counter
+from itertools import count
 
 import pytest
 
@@ -91,11 +92,24 @@ def test_a_task_without_training_examples_is_an_error_and_not_an_endless_search(
         draw_round([FiniteTask(prompts_with(held_out=False, count=1))], 0, 0, MAX_SEEDS_PER_ROUND + 1)
 
 
-def test_one_prompt_for_all_that_is_held_out_is_an_error_that_names_it():
-    (prompt,) = prompts_with(held_out=True, count=1)
-    with pytest.raises(TaskError, match=f"all held out .* alike: '{prompt}'") as caught:
-        draw_round([FiniteTask([prompt] * 10_000)], 0, 0, 1)
-    assert "reset()" in caught.value.hint and "eval_dataset=" in caught.value.hint
+class Endless(FiniteTask):
+    """Asks one question of each seed for ever."""
+
+    def examples(self, seed):
+        prompt = self._prompts[seed % len(self._prompts)]
+        return (Example(ExampleKey(self.name, self.version, seed, index), prompt, {}) for index in count())
+
+
+def test_one_prompt_for_all_that_is_held_out_is_an_error_that_says_why():
+    with pytest.raises(TaskError, match="too few training examples") as caught:
+        draw_round([Endless(prompts_with(held_out=True, count=1))], 0, 0, 1)
+    assert "alike" in caught.value.hint and "reset()" in caught.value.hint
+
+
+def test_a_seed_whose_only_prompt_is_held_out_is_passed_over():
+    prompts = [*prompts_with(held_out=True, count=4), *prompts_with(held_out=False, count=1)]
+    drawn = draw_round([Endless(prompts)], 0, 0, 3)
+    assert [example.prompt for example in drawn] == [prompts[-1]] * 3
 
 
 def test_seeds_of_rounds_do_not_repeat_over_nodes_rounds_and_attempts():

@@ -211,9 +211,12 @@ def test_a_spec_is_taken_apart_and_put_together_again() -> None:
     assert parse_spec("hf:openai/gsm8k:test").name == "openai/gsm8k:test"
     assert str(absolute(parse_spec("a.b:c"))) == "a.b:c"
     assert absolute(parse_spec("x.jsonl?answer=a")).name == str(Path.cwd() / "x.jsonl")
-    rewards = "exact_match", "a.b:c", "verl:rw.py:f", "http://a.b:80/rw.py:1"
+    rewards = "exact_match", "a.b:c", "verl:rw.py:f", "http://a.b:80/rw.py:1", "a:b/rw.py:f"
     whole = absolute(TaskSpec(TaskKind.DATA, "x.jsonl", {"reward": rewards})).options["reward"]
-    assert whole == ("exact_match", "a.b:c", f"verl:{Path.cwd()}/rw.py:f", "http://a.b:80/rw.py:1")
+    here = Path.cwd()
+    assert whole[:2] == ("exact_match", "a.b:c") and whole[3] == "http://a.b:80/rw.py:1"
+    assert (whole[2], whole[4]) == (f"verl:{here}/rw.py:f", f"{here}/a:b/rw.py:f")
+    assert absolute(TaskSpec(TaskKind.DATA, "x.jsonl", {"reward": whole})).options["reward"] == whole
     assert with_defaults(spec, {"answer": ["other"], "prompt": ["q"], "split": []}).options == {
         "prompt": ("q",),
         **spec.options,

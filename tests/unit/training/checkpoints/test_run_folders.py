@@ -194,6 +194,8 @@ def test_the_only_model_is_that_of_all_runs_but_of_those_put_aside() -> None:
     assert only_model([mine, other]) is None
     aside = replace(other, folder=Path("rev.20260101-000000"))
     assert aside.put_aside and only_model([mine, aside]) == "/models/model"
+    tiny = msgspec.structs.replace(theirs.state, base_model="/cache/models/tiny-e0f9931f736b")
+    assert only_model([replace(theirs, state=tiny)]) == "tiny", "by its name it brings its preset"
 
 
 def test_a_command_or_script_without_a_model_takes_that_of_the_runs() -> None:
