@@ -136,7 +136,7 @@ def arguments_alone(plan: SwarmPlan, twins: list[LocalNode], number: int) -> lis
 def _arguments(plan: SwarmPlan, node: LocalNode, number: int, settings: Sequence[str]) -> list[str]:
     return [
         *("--home", str(node.home), "--port", str(node.port), "--model", node.model),
-        *([] if plan.model else ["--preset", "tiny"]),
+        *(["--preset", "tiny"] if plan.model in (None, "tiny") else []),
         *("--rounds", str(plan.rounds), "--seed", str(plan.seed + number)),
         *[part for task in plan.tasks for part in ("--task", task)],
         *[part for setting in settings for part in ("--set", setting)],

@@ -74,6 +74,12 @@ def test_each_node_has_a_model_and_a_seed_of_its_own_and_all_know_the_first() ->
     assert "network.wait_for_peers=1" in settings_of(second)
 
 
+@pytest.mark.parametrize(("model", "brings"), [(None, True), ("tiny", True), ("/a/model", False)])
+def test_policies_that_are_built_have_their_preset(model: str | None, brings: bool) -> None:
+    options = arguments(SwarmPlan(2, 60, 7, model=model), nodes(), 0)
+    assert ("--preset" in options) is brings
+
+
 def test_a_node_alone_differs_from_the_one_in_the_swarm_in_the_exchange_only() -> None:
     together, alone = arguments(PLAN, nodes(), 1), arguments_alone(PLAN, nodes(), 1)
     assert nodes()[0].address not in alone
