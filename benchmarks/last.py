@@ -1,6 +1,7 @@
 """The task of one_finds.py: nothing is paid but the whole answer, so a policy that never saw the question is
-never right: the tiny policy gives mark and letter once in a million answers. (The letter alone it gives once
-in 3,000 or in 75,000, as the machine is on which its warm-up ran.) Two demonstrations stand beside it."""
+never right: the tiny policy gives mark and letter once in a million answers (by its own probabilities, on an
+EPYC without AMX), where it gives the letter alone once in 3,000. Elsewhere its warm-up ends in other weights,
+and the letter came once in 75,000. Two demonstrations stand beside it."""
 
 import random
 

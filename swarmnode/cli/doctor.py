@@ -5,10 +5,8 @@ from collections.abc import Iterator, Sequence
 import typer
 
 from swarmnode.cli.output import Json, tell
-from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset
-from swarmnode.node.building.policies import with_trained_model
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset, settings_here
 from swarmnode.node.commands.diagnosis import Finding, examine
-from swarmnode.settings.config_layers import Settings, load_settings
 
 
 def doctor(
@@ -19,12 +17,7 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Check machine, memory, disk, ports, clock and versions. Exits with 1 when a node could not run."""
-
-    def loaded(trained: str | None) -> Settings:
-        flags = {"policy.model": trained}
-        return load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
-
-    findings = examine(with_trained_model(loaded))
+    findings = examine(settings_here(home=home, preset=preset, config=config, set_=set_, flags={}))
     tell(json, findings, _lines(findings))
     if any(finding.verdict == "problem" for finding in findings):
         raise typer.Exit(1)

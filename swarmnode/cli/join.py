@@ -18,10 +18,10 @@ from swarmnode.cli.settings import (
     RunName,
     TaskSpecs,
     invited,
+    settings_here,
 )
-from swarmnode.node.building.policies import Ending, with_trained_model
+from swarmnode.node.building.policies import Ending
 from swarmnode.registry import find
-from swarmnode.settings.config_layers import Settings, load_settings
 
 OPTIONS = {
     "port": "network.port",
@@ -126,12 +126,7 @@ def join(
         "tasks.names": tuple(task) if task else None,
         **options_given(context.params),
     }
-
-    def loaded(trained: str | None) -> Settings:
-        given = {**flags, "policy.model": trained or model}
-        return load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=given)
-
-    settings = with_trained_model(loaded)
+    settings = settings_here(home=home, preset=preset, config=config, set_=set_, flags=flags)
     run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
     leave(run_it(settings, fresh=fresh))
 

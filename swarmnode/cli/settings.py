@@ -96,12 +96,28 @@ def settings_of_trained(
 ) -> Settings:
     """Returns the settings of a command about what one policy has learnt here. `named`: what else its options
     say. Raises ConfigError for a policy that never ran here."""
+    flags = {"policy.model": model, "node.run": run, **(named or {})}
+    found = settings_here(home=home, preset=preset, config=config, set_=set_, flags=flags, policy=policy)
+    return of_policy(found, policy)
+
+
+def settings_here(
+    *,
+    home: Path | None,
+    preset: str | None,
+    config: Path | None,
+    set_: list[str] | None,
+    flags: Mapping[str, Any],
+    policy: int = 0,
+) -> Settings:
+    """Returns the settings of a command line, whose other options are `flags`. Without a named model it is
+    the one that this policy was trained with in this home."""
 
     def loaded(trained: str | None) -> Settings:
-        flags = {"policy.model": trained or model, "node.run": run, **(named or {})}
-        return load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+        given = flags if trained is None else {**flags, "policy.model": trained}
+        return load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=given)
 
-    return of_policy(with_trained_model(loaded, policy), policy)
+    return with_trained_model(loaded, policy)
 
 
 def of_policy(settings: Settings, number: int) -> Settings:

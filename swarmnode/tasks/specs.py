@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, quote
 from swarmnode.errors import TaskError
 from swarmnode.registry import IMPORT_PATH, names
 from swarmnode.tasks.builtin import BUILTIN_TASKS
+from swarmnode.tasks.kinds.conventions import split_convention
 from swarmnode.tasks.kinds.puzzles import PUZZLES
 
 DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -37,9 +38,6 @@ WITHOUT_PREFIX = (*OWN_KINDS, TaskKind.DATA)
 
 OWN_NAMES = frozenset({"builtin", *(task.name for task in (*BUILTIN_TASKS, *PUZZLES))})
 """Names of built-in tasks."""
-
-OTHER_TRAINERS = ("verl", "slime", "nanochat", "verifiers", "genrl")
-"""Trainers whose rewards conventions.py adapts; the name may stand before a reward's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +136,6 @@ def absolute_reward(reward: str) -> str:
         return reward
     whole = f"{Path(file).expanduser().absolute()}{colon}{function}"
     return f"{convention}:{whole}" if convention else whole
-
-
-def split_convention(reward: str) -> tuple[str | None, str]:
-    """Returns which trainer the function of a reward was written for, and its name without that.
-    `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
-
-    >>> split_convention("verl:rw.py:f"), split_convention("verl:f"), split_convention("a:b/rw.py:f")
-    (('verl', 'rw.py:f'), (None, 'verl:f'), (None, 'a:b/rw.py:f'))
-    """
-    first, _, rest = reward.partition(":")
-    return (first, rest) if first in OTHER_TRAINERS and ":" in rest else (None, reward)
 
 
 def with_defaults(spec: TaskSpec, options: Mapping[str, Iterable[str]]) -> TaskSpec:

@@ -11,6 +11,7 @@ from swarmnode.node.showing.panel import age
 from swarmnode.printable import printable
 from swarmnode.settings.config import Config
 from swarmnode.training.checkpoints.learning_settings import learning_settings
+from swarmnode.training.checkpoints.run_folders import spoken_name
 
 ALWAYS_SHOWN = (
     *("training.loss", "training.learning_rate", "policy.lora_rank", "exchange.rule"),
@@ -20,11 +21,9 @@ ALWAYS_SHOWN = (
 
 
 def base_name(name: str) -> str:
-    """Returns the name of a base model for somebody else: of one in a folder, the folder's name alone; the
-    tiny policy's has a digest behind it."""
-    if Path(name).is_absolute() or Path(name).is_dir():
-        name = Path(name).name
-    return "tiny" if name.startswith("tiny-") else name
+    """Returns the name of a base model for somebody else: of one in a folder, the folder's name alone."""
+    name = spoken_name(name)
+    return Path(name).name if Path(name).is_absolute() or Path(name).is_dir() else name
 
 
 def model_card(exported: Exported, repo: str) -> str:

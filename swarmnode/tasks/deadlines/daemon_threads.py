@@ -52,13 +52,13 @@ class DaemonThread:
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.thread = _daemon(self._serve)
+        self._thread = _daemon(self._serve)
 
     def do(self, work: Callable[[], T]) -> ThreadWork[T]:
         """Lets the thread do `work` behind what it was asked before, as `in_daemon_thread` would."""
         wanted = ThreadWork[T]()
         wanted.set_running_or_notify_cancel()
-        wanted.thread = self.thread
+        wanted.thread = self._thread
         self._asked.put(lambda: _settle(wanted, work))
         return wanted
 

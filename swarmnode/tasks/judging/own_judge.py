@@ -189,7 +189,7 @@ class JudgedTask:
         either: list[Future[Any]] = [done, self._judge.stopped]
         wait(either, return_when=FIRST_COMPLETED)
         if not done.done():
-            leave_behind(thread.thread)
+            leave_behind(done.thread)
         self._judge.goes_on()
         return done.result()
 

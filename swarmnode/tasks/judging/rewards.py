@@ -44,10 +44,9 @@ from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.arguments import accepted, parameters_of
 from swarmnode.tasks.judging.plain_rewards import builtin
-from swarmnode.tasks.kinds.conventions import adapted
+from swarmnode.tasks.kinds.conventions import adapted, split_convention
 from swarmnode.tasks.kinds.imported import import_module
 from swarmnode.tasks.source_file import load_source, of_theirs, traceback_of, where
-from swarmnode.tasks.specs import split_convention
 from swarmnode.tasks.task import MAX_ABS_REWARD, is_held_out
 from swarmnode.types import WEIGHT_MARK, Example
 

@@ -184,6 +184,17 @@ CONVENTIONS: Mapping[str, Callable[[Any], tuple[Any, Judged]]] = {
 }
 
 
+def split_convention(reward: str) -> tuple[str | None, str]:
+    """Returns which trainer the function of a reward was written for, and its name without that.
+    `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
+
+    >>> split_convention("verl:rw.py:f"), split_convention("verl:f"), split_convention("a:b/rw.py:f")
+    (('verl', 'rw.py:f'), (None, 'verl:f'), (None, 'a:b/rw.py:f'))
+    """
+    first, _, rest = reward.partition(":")
+    return (first, rest) if first in CONVENTIONS and ":" in rest else (None, reward)
+
+
 def _waits(results: object) -> bool:
     return isinstance(results, list) and any(map(inspect.isawaitable, cast(list[Any], results)))
 

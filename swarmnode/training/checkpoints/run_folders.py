@@ -22,7 +22,7 @@ from swarmnode.training.records import STATE, State, read_state
 
 PREFIX = "round-"
 TINY_FOLDER = re.compile(r"tiny-[0-9a-f]{12}")
-
+"""Names of folders of the tiny policy, which have its digest in them."""
 ASIDE = re.compile(r".*\.\d{8}-\d{6}")
 """Names of runs that `--fresh` put aside."""
 MOST_IN_NAME = 3
@@ -137,9 +137,18 @@ def newest_run(known: Sequence[TrainingRun], fingerprint: str, *, named: str = "
 def only_model(known: Sequence[TrainingRun]) -> str | None:
     """Returns the base model of these runs as somebody would name it, where all are of one."""
     bases = {run.state.base_model for run in known if run.state is not None and not run.put_aside}
-    # The tiny policy's folder has its digest in its name; by its own name it brings its preset.
-    named = {"tiny" if TINY_FOLDER.fullmatch(Path(base).name) else base for base in bases}
+    named = set(map(spoken_name, bases))
     return named.pop() if len(named) == 1 else None
+
+
+def spoken_name(base_model: str) -> str:
+    """Returns the name by which somebody would ask for a base model: the tiny policy, which brings its preset
+    by its name alone, is `tiny`.
+
+    >>> spoken_name("/cache/models/tiny-e0f9931f736b"), spoken_name("/models/tiny-gpt2")
+    ('tiny', '/models/tiny-gpt2')
+    """
+    return "tiny" if TINY_FOLDER.fullmatch(Path(base_model).name) else base_model
 
 
 def trained_model(known: Sequence[TrainingRun], model: str, *, named: str = "") -> str:
