@@ -71,6 +71,16 @@ def test_a_part_of_a_missing_extension_is_refused_with_a_sentence(
     assert sentence in done.stderr
 
 
+def test_a_terminal_shows_the_lines_of_the_log_where_no_panel_is_installed(heart: Run) -> None:
+    shown = (
+        "from swarmnode.node.showing.screen import Screen, logger\n"
+        "with Screen(terminal=True) as screen:\n"
+        "    screen.start_watcher()\n"
+        "    logger.info('a round is done')"
+    )
+    assert heart("-c", shown).stderr.endswith(" a round is done\n")
+
+
 def test_the_doctor_says_nothing_of_what_is_not_here(heart: Run) -> None:
     findings = json.loads(heart("-m", "swarmnode", "doctor", "--json").stdout)
     subjects = {finding["subject"] for finding in findings}

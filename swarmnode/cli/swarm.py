@@ -27,7 +27,7 @@ from swarmnode.network.private.swarm_record import (
     save,
 )
 from swarmnode.node.building.node_process import read_running
-from swarmnode.node.showing.panel import age
+from swarmnode.node.showing.figures import age
 from swarmnode.settings.config_layers import load_config
 
 app = typer.Typer(help="Found and keep a private swarm.", no_args_is_help=True)
