@@ -91,7 +91,6 @@ SEAMS: Mapping[Kind, Seam] = {
             "eval": "swarmnode.cli.evaluate:evaluate",
             "export": "swarmnode.cli.home.export:export",
             "runs": "swarmnode.cli.home.runs:app",
-            "library": "swarmnode.cli.home.library:app",
             "identity": "swarmnode.cli.home.identity:app",
             "config": "swarmnode.cli.config_commands:app",
             "version": "swarmnode.cli.app:version",
