@@ -20,8 +20,8 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "panel", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
-    "admission",
+    "run", "page", "panel", "reach", "caller", "guard", "evaluation", "check", "kernels", "contribution",
+    "push", "admission",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -99,6 +99,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
     "page": Seam("node.page", {}),
     "panel": Seam("join", {}),
+    "reach": Seam("join", {}),
     "contribution": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
@@ -155,6 +156,12 @@ def find(kind: Kind, name: str) -> Any:
     if path is None:
         raise ConfigError(f"{said}: {_unknown(kind, names(kind))}")
     return _imported(said, path)
+
+
+def first(kind: Kind) -> Any | None:
+    """Imports the first part of this kind. None: nothing here has one."""
+    name = next(iter(names(kind)), None)
+    return None if name is None else find(kind, name)
 
 
 def _unknown(kind: Kind, names: tuple[str, ...]) -> str:

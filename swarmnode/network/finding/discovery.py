@@ -19,7 +19,7 @@ from swarmnode.network.finding.peer_book import KnownAddress, PeerBook, Source, 
 from swarmnode.network.finding.seed_addresses import Resolve, ask_dns, look_up
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_of
-from swarmnode.network.reach.reachability import Reach, Reachability
+from swarmnode.network.reach import Reach, find_reach
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +90,12 @@ class Discovery:
         self._attached = asyncio.Event()
         self._said_attached: bool | None = None
         self._news = asyncio.Event()
-        self._reachability = Reachability(host, self._dialled, asks_router=asks_router)
+        self._reach = find_reach(host, self._dialled, asks_router=asks_router)
 
     @property
     def reach(self) -> Reach:
         """Reachability of this node from outside, as far as peers have found out."""
-        return self._reachability.reach
+        return Reach() if self._reach is None else self._reach.reach
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -103,7 +103,8 @@ class Discovery:
             tasks.create_task(self._dial_forever())
             tasks.create_task(self._advertise_forever())
             tasks.create_task(self._find_forever())
-            tasks.create_task(self._reachability.run())
+            if self._reach is not None:
+                tasks.create_task(self._reach.run())
             if self._names:
                 tasks.create_task(self._look_up_forever())
             if self._mdns:

@@ -19,7 +19,7 @@ from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, PeerFigure
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
 from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
-from swarmnode.network.reach.reachability import Reach
+from swarmnode.network.reach import Reach
 from swarmnode.node.learner import Generation
 from swarmnode.printable import printable
 from swarmnode.training.records import TrainReport
