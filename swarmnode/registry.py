@@ -20,8 +20,8 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "panel", "reach", "rollouts", "caller", "guard", "evaluation", "check", "kernels",
-    "contribution", "push", "admission",
+    "run", "page", "panel", "reach", "rollouts", "local_peers", "caller", "guard", "evaluation", "check",
+    "kernels", "contribution", "push", "admission",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -101,6 +101,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "panel": Seam("join", {}),
     "reach": Seam("join", {}),
     "rollouts": Seam("join", {}),
+    "local_peers": Seam("network.mdns", {}),
     "contribution": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
