@@ -21,7 +21,7 @@ from swarmnode.errors import ConfigError
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
     "run", "page", "panel", "reach", "rollouts", "local_peers", "caller", "guard", "evaluation", "check",
-    "kernels", "contribution", "push", "admission",
+    "kernels", "contribution", "receipts", "push", "admission",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -98,6 +98,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "rollouts": Seam("join", {}),
     "local_peers": Seam("network.mdns", {}),
     "contribution": Seam("join", {}),
+    "receipts": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
     "evaluation": Seam("eval --suite", {}),

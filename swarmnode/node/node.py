@@ -392,13 +392,14 @@ class NodeLoop:
     def _thank(self, before: Mapping[Origin, int], external: Sequence[RolloutGroup]) -> None:
         """Note whose groups were learnt from: those whose answers came into the book; without a library all
         of the round's."""
-        if self._network is None:
+        receipts = None if self._network is None else self._network.exchange.receipts
+        if receipts is None:
             return
         taught = [(group.author, group.example.key.task, len(group.completions)) for group in external]
         if self._library is not None:
             new = self._origins.keys() - before.keys()
             taught = [(author, key.task, self._origins[author, key]) for author, key in new]
-        self._network.exchange.receipts.learnt(taught)
+        receipts.learnt(taught)
 
     @property
     def _gauge(self) -> SharingGauge:
