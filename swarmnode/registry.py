@@ -19,8 +19,8 @@ from typing import Any, Literal
 from swarmnode.errors import ConfigError
 
 Kind = Literal[
-    "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
+    "engine", "transport", "learner", "loss", "rule", "task", "environment", "reward", "judge", "monitor",
+    "command", "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -70,6 +70,7 @@ SEAMS: Mapping[Kind, Seam] = {
         },
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
+    "environment": Seam("tools, environment", {}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),
