@@ -19,8 +19,10 @@ from typing import Any, Literal
 from swarmnode.errors import ConfigError
 
 Kind = Literal[
-    "engine", "transport", "learner", "loss", "rule", "task", "environment", "reward", "judge", "monitor",
-    "command", "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
+    "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
+    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
+    "admission",
+    "environment",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -79,7 +81,6 @@ SEAMS: Mapping[Kind, Seam] = {
         "swarmnode",
         {
             "join": "swarmnode.cli.join:join",
-            "swarm": "swarmnode.cli.swarm:app",
             "seed": "swarmnode.cli.seed:seed",
             "status": "swarmnode.cli.status:status",
             "pause": "swarmnode.cli.control:pause",
@@ -107,6 +108,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
     "push": Seam("export --push", {}),
+    "admission": Seam("swarm", {}),
 }
 
 
