@@ -42,13 +42,7 @@ class Seam:
 
 
 SEAMS: Mapping[Kind, Seam] = {
-    "engine": Seam(
-        "rollout.engine",
-        {
-            "embedded": "swarmnode.rollout.decode.own_engines:EMBEDDED",
-            "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
-        },
-    ),
+    "engine": Seam("rollout.engine", {"embedded": "swarmnode.rollout.decode.embedded_record:EMBEDDED"}),
     "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd_host:P2pdHost"}),
     "learner": Seam("node.learner", {"local": "swarmnode.node.policy_learner:PolicyLearner"}),
     "loss": Seam(

@@ -61,7 +61,7 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
         (("join", "--pipeline", "ours"), "join = 'pipeline': no such run: there are alone;"),
         (("join", "--task", "rows.jsonl?reward=http://127.0.0.1:9"), "no such judge: there are none;"),
         (("join", "--set", "node.monitors=wandb"), "no such monitor: there are none;"),
-        (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
+        (("join", "--engine", "vllm"), "no such engine: there are auto, embedded;"),
         (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),
         (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
         (("join", "--task", "tools.py"), "'turns': no such environment: there are none;"),
