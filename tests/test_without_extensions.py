@@ -64,6 +64,7 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
         (("join", "--engine", "vllm"), "no such engine: there are auto, embedded;"),
         (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),
         (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
+        (("join", "--model", "tiny"), "policy.model = 'tiny': no such model: there are none;"),
         (("join", "--task", "tools.py"), "'turns': no such environment: there are none;"),
         (("join", "--task", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
     ],

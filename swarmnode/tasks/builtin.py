@@ -3,8 +3,8 @@
 [rev sort next bitop pop max bin gcd] -> draw_train -> rollout -> the answer and nothing else
 
 Every prompt reads `<task> <query>=`; every answer has at most nine characters, short enough for the tiny
-policy (`model/demonstration/tiny.py`). An example depends on nothing but the task's name and version, the
-seed and the index: the draw comes from BLAKE2b and not from `random`, whose `randint` and `choice` may
+policy (`extensions/demonstration/tiny.py`). An example depends on nothing but the task's name and version,
+the seed and the index: the draw comes from BLAKE2b and not from `random`, whose `randint` and `choice` may
 differ between Python versions, so two nodes draw the same example on any platform, now and in ten years.
 """
 
