@@ -79,6 +79,16 @@ def test_a_part_of_a_missing_extension_is_refused_with_a_sentence(
     assert sentence in done.stderr
 
 
+def test_a_terminal_shows_the_lines_of_the_log_where_no_panel_is_installed(heart: Run) -> None:
+    shown = (
+        "from swarmnode.node.showing.screen import Screen, logger\n"
+        "with Screen(terminal=True) as screen:\n"
+        "    screen.start_watcher()\n"
+        "    logger.info('a round is done')"
+    )
+    assert heart("-c", shown).stderr.endswith(" a round is done\n")
+
+
 @pytest.mark.parametrize("named", [("--swarm", "friends"), (FRIENDS.text(),)])
 def test_a_private_swarm_is_never_joined_as_a_public_one(
     named: tuple[str, ...], heart: Run, tmp_path: Path
