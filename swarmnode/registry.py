@@ -24,6 +24,7 @@ Kind = Literal[
     "admission",
     "environment",
     "model",
+    "convention", "names",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -68,6 +69,8 @@ SEAMS: Mapping[Kind, Seam] = {
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
     "model": Seam("policy.model", {}),
+    "convention": Seam("tasks.reward", {}),
+    "names": Seam("settings", {}),
     "environment": Seam("tools, environment", {}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),

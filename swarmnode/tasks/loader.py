@@ -48,8 +48,8 @@ from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
 from swarmnode.tasks.digests import digest_of_texts, sources_beside
 from swarmnode.tasks.environment_maker import environments, listed
 from swarmnode.tasks.file_task import Draw, FileTask, require_seed
+from swarmnode.tasks.judging.conventions import adapted
 from swarmnode.tasks.judging.rewards import Reward, load_reward, with_weights
-from swarmnode.tasks.kinds.conventions import adapted
 from swarmnode.tasks.kinds.imported import find_attribute, task_of
 from swarmnode.tasks.kinds.puzzles import PUZZLES
 from swarmnode.tasks.source_file import load_source, of_theirs

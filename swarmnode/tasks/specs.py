@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote
 from swarmnode.errors import TaskError
 from swarmnode.registry import IMPORT_PATH, names
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.kinds.conventions import split_convention
+from swarmnode.tasks.judging.conventions import split_convention
 from swarmnode.tasks.kinds.puzzles import PUZZLES
 
 DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
