@@ -13,7 +13,7 @@ from swarmnode.registry import find, names
 
 @dataclass(frozen=True, slots=True)
 class OtherNames:
-    """What another trainer calls settings and arguments."""
+    """Another trainer's names of settings and arguments."""
 
     trainer: str
     settings: Mapping[str, tuple[str, str]]

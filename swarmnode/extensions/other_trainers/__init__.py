@@ -1,4 +1,4 @@
-"""What people bring along from other trainers: rewards written for them, and names that they know."""
+"""Coming from another trainer: rewards that were written for it, and its names of settings."""
 
 from swarmnode.registry import Parts
 

@@ -1,4 +1,4 @@
-"""What TRL calls settings, options and arguments, and what they are called here.
+"""TRL's names of settings, options and arguments, and ours.
 
 registry.py -> [TRL] -> settings/other_names.py
 """

@@ -13,7 +13,7 @@ from swarmnode.registry import find, names
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """How the rewards of a trainer are called."""
+    """The calls of a trainer's rewards."""
 
     adapted: Callable[[Any], Any]
     """Returns a function of that trainer on TRL's contract."""
