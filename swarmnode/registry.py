@@ -24,7 +24,7 @@ Kind = Literal[
     "admission",
     "environment",
     "model",
-    "convention", "names",
+    "convention", "names", "builtin",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -69,6 +69,7 @@ SEAMS: Mapping[Kind, Seam] = {
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
     "model": Seam("policy.model", {}),
+    "builtin": Seam("--task", {}),
     "convention": Seam("tasks.reward", {}),
     "names": Seam("settings", {}),
     "environment": Seam("tools, environment", {}),

@@ -12,9 +12,11 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from typing import Any
 
+from swarmnode.registry import find, ours
 from swarmnode.types import Example, ExampleKey
 
 VERSION = "1"
@@ -147,3 +149,10 @@ BUILTIN_TASKS = tuple(
         "gcd": _greatest_common_divisor,
     }.items()
 )
+
+
+@cache
+def builtin_by_name() -> Mapping[str, BuiltinTask]:
+    """Returns all tasks that need nothing but their name: these eight, and those of extensions."""
+    further = {name: find("builtin", name) for name in ours("builtin")}
+    return {task.name: task for task in BUILTIN_TASKS} | further
