@@ -5,9 +5,9 @@ from itertools import islice
 
 import pytest
 import torch
-from swarmnode.model.demonstration import warmup
 from transformers import AutoModelForCausalLM
 
+from swarmnode.extensions.demonstration import warmup
 from swarmnode.extensions.demonstration.tiny import QUICK_RECIPE, build_tiny
 from swarmnode.extensions.demonstration.warmup import TrainingPhase
 from swarmnode.extensions.trial_swarm.specialists import (
