@@ -20,8 +20,7 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
-    "admission",
+    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "admission",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -79,7 +78,6 @@ SEAMS: Mapping[Kind, Seam] = {
         "swarmnode",
         {
             "join": "swarmnode.cli.join:join",
-            "seed": "swarmnode.cli.seed:seed",
             "status": "swarmnode.cli.status:status",
             "pause": "swarmnode.cli.control:pause",
             "resume": "swarmnode.cli.control:resume",
@@ -87,9 +85,7 @@ SEAMS: Mapping[Kind, Seam] = {
             "stop": "swarmnode.cli.control:stop",
             "logs": "swarmnode.cli.logs:logs",
             "peers": "swarmnode.cli.peers:peers",
-            "doctor": "swarmnode.cli.doctor:doctor",
             "eval": "swarmnode.cli.evaluate:evaluate",
-            "export": "swarmnode.cli.home.export:export",
             "runs": "swarmnode.cli.home.runs:app",
             "library": "swarmnode.cli.home.library:app",
             "identity": "swarmnode.cli.home.identity:app",
@@ -105,7 +101,6 @@ SEAMS: Mapping[Kind, Seam] = {
     "evaluation": Seam("eval --suite", {}),
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
-    "push": Seam("export --push", {}),
     "admission": Seam("swarm", {}),
 }
 

@@ -89,10 +89,12 @@ def test_a_private_swarm_is_never_joined_as_a_public_one(
     assert "swarmnode.extensions.private_swarms" in done.stderr
 
 
-def test_the_doctor_says_nothing_of_what_is_not_here(heart: Run) -> None:
-    findings = json.loads(heart("-m", "swarmnode", "doctor", "--json").stdout)
-    subjects = {finding["subject"] for finding in findings}
-    assert "memory" in subjects and not {"vllm", "C compiler", "sandbox"} & subjects
+@pytest.mark.parametrize("command", ["seed", "doctor", "export"])
+def test_a_command_of_a_missing_extension_is_told_from_a_mistyped_one(command: str, heart: Run) -> None:
+    missing, mistyped = heart("-m", "swarmnode", command), heart("-m", "swarmnode", f"{command}s")
+    assert missing.returncode == mistyped.returncode == 2
+    assert f"`swarmnode {command}` comes with swarmnode.extensions, which are not installed" in missing.stderr
+    assert f"No such command '{command}s'" in mistyped.stderr
 
 
 def test_every_extension_has_a_page_and_says_what_it_registers() -> None:

@@ -1,11 +1,11 @@
-"""The results of a run: a report to hand on, and the way to a hub and back."""
+"""The results of a run: its adapter or the merged model, a report to hand on, the way to a hub and back."""
 
 from swarmnode.registry import Parts
 
 PARTS: Parts = {
     "command": {
+        "export": "swarmnode.extensions.results.export_command:export",
         "report": "swarmnode.extensions.results.report_command:report",
         "pull": "swarmnode.extensions.results.pull_command:pull",
     },
-    "push": {"hub": "swarmnode.extensions.results.hub:pusher"},
 }

@@ -7,6 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.extensions.doctor.diagnosis import (
+    Finding,
+    engine_findings,
+    gpu_finding,
+    memory_findings,
+    model_findings,
+    policy_findings,
+    reach_findings,
+)
 from swarmnode.extensions.vllm import compat as vllm_compat
 from swarmnode.machine import hardware
 from swarmnode.machine.hardware import GIB, Card, Gpu, Machine, TorchCuda
@@ -16,15 +25,6 @@ from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.building import machine_memory as memory_module
 from swarmnode.node.building.machine_memory import plan_for
 from swarmnode.node.building.node_process import RunningNode, write_running
-from swarmnode.node.commands.diagnosis import (
-    Finding,
-    engine_findings,
-    gpu_finding,
-    memory_findings,
-    model_findings,
-    policy_findings,
-    reach_findings,
-)
 from swarmnode.node.showing.node_status import Network, NodeStatus, Phase
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
