@@ -21,6 +21,7 @@ from swarmnode.errors import ConfigError
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
     "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "admission",
+    "advice",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -83,13 +84,7 @@ SEAMS: Mapping[Kind, Seam] = {
             "resume": "swarmnode.cli.control:resume",
             "finish": "swarmnode.cli.control:finish",
             "stop": "swarmnode.cli.control:stop",
-            "logs": "swarmnode.cli.logs:logs",
-            "peers": "swarmnode.cli.peers:peers",
             "eval": "swarmnode.cli.evaluate:evaluate",
-            "runs": "swarmnode.cli.home.runs:app",
-            "library": "swarmnode.cli.home.library:app",
-            "identity": "swarmnode.cli.home.identity:app",
-            "config": "swarmnode.cli.config_commands:app",
             "version": "swarmnode.cli.app:version",
         },
     ),
@@ -102,6 +97,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
     "admission": Seam("swarm", {}),
+    "advice": Seam("settings", {}),
 }
 
 

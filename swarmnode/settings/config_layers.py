@@ -19,13 +19,8 @@ from pydantic import ValidationError
 from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import Paths, builtin_folder, resolve_paths
 from swarmnode.models import resolve_model
+from swarmnode.registry import find, names
 from swarmnode.settings.config import KEYS, SECRET, SECTIONS, Config
-from swarmnode.settings.other_names import (
-    ARGUMENTS_OF_TRL,
-    FORMER_SETTINGS,
-    NAMES_OF_TRL,
-    WITHOUT_A_NAME_HERE,
-)
 
 ENV_PREFIX = "SWARMNODE_"
 NOT_SETTINGS = frozenset(
@@ -202,19 +197,12 @@ def _parse_value(text: str) -> Any:
 
 
 def _closest(key: str) -> str:
-    """Returns advice for an unknown key: what became of a former setting, or the nearest known key: a slip of
-    one letter, TRL's name, the name in another section, then the nearest by whole name and by last part."""
-    if key in FORMER_SETTINGS:
-        return f"There is no such setting any more: {FORMER_SETTINGS[key]}"
+    """Returns advice for an unknown key: the nearest known one: a slip of one letter, what a part `advice`
+    says, the name in another section, then the nearest by whole name and by last part."""
     tail = key.rpartition(".")[2]
     slips = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.94)
-    if tail in NAMES_OF_TRL and not slips:
-        ours, note = NAMES_OF_TRL[tail]
-        return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
-    if tail in WITHOUT_A_NAME_HERE and not slips:
-        return f"TRL's {tail} has no setting here: {WITHOUT_A_NAME_HERE[tail]}"
-    if tail in ARGUMENTS_OF_TRL and not slips:
-        return f"TRL's {tail} is here {ARGUMENTS_OF_TRL[tail]}"
+    if not slips and (told := _advice(key)) is not None:
+        return told
     matches = (
         slips
         or [full for full in KEYS if full.endswith(f".{tail}")]
@@ -232,16 +220,20 @@ def advice_for_argument(name: str, known: Collection[str]) -> str:
     >>> advice_for_argument("roundz", ["rounds", "home"])
     "Did you mean 'rounds'?"
     """
-    if name in ARGUMENTS_OF_TRL:
-        return f"TRL's {name} is here {ARGUMENTS_OF_TRL[name]}"
-    if name in WITHOUT_A_NAME_HERE:
-        return _closest(name)
+    if (told := _advice(name, argument=True)) is not None:
+        return told
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    if close and name not in NAMES_OF_TRL:
+    if close and _advice(name) is None:
         return f"Did you mean {close[0]!r}?"
     advice = _closest(name)
     stop = "" if advice.endswith(("?", ")", ".")) else "."
     return f"{advice}{stop} Settings go into one dictionary: settings={{'section.name': value}}"
+
+
+def _advice(name: str, *, argument: bool = False) -> str | None:
+    """Returns what a part knows of a name that is no setting, or no argument of a Node. None: nothing."""
+    told = (find("advice", part)(name, argument=argument) for part in names("advice"))
+    return next(filter(None, told), None)
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:

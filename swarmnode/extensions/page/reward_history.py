@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.machine.growing_file import GrowingFile
+from swarmnode.extensions.page.growing_file import GrowingFile
 from swarmnode.node.showing.rollout_log import thinned
 from swarmnode.types import mean_or_none
 

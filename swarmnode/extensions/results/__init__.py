@@ -1,10 +1,12 @@
-"""The results of a run: its adapter or the merged model, a report to hand on, the way to a hub and back."""
+"""Results of a run: its log, its peers, a report, its adapter or the merged model, and the way to a hub."""
 
 from swarmnode.registry import Parts
 
 PARTS: Parts = {
     "command": {
         "export": "swarmnode.extensions.results.export_command:export",
+        "logs": "swarmnode.extensions.results.logs_command:logs",
+        "peers": "swarmnode.extensions.results.peers_command:peers",
         "report": "swarmnode.extensions.results.report_command:report",
         "pull": "swarmnode.extensions.results.pull_command:pull",
     },

@@ -10,9 +10,7 @@ from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import builtin_folder
 from swarmnode.settings.config import KEYS, Config, explain_setting
-from swarmnode.settings.config_layers import advice_for_argument, load_config, presets
-from swarmnode.settings.other_names import NAMES_OF_TRL
-from swarmnode.settings.settings_page import reference_page
+from swarmnode.settings.config_layers import load_config, presets
 
 VARIABLE = re.compile(r'"(SWARMNODE_[A-Z]+(?:_[A-Z]+)*)"')
 """A variable that is no setting: those have two underscores."""
@@ -83,60 +81,12 @@ def test_an_unknown_key_names_the_closest_one(assignment: str, closest: str) -> 
     assert repr(closest) in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["", "training.", "rollout."])
-def test_a_name_that_trl_has_is_answered_with_ours(name: str) -> None:
-    for theirs, (ours, _) in NAMES_OF_TRL.items():
-        assert ours in KEYS
-        if f"{name}{theirs}" not in KEYS:
-            with pytest.raises(ConfigError) as caught:
-                load_config(environ={}, assignments=[f"{name}{theirs}=1"])
-            assert repr(ours) in caught.value.hint, theirs
-
-
-@pytest.mark.parametrize(
-    ("theirs", "told"),
-    [
-        ("lora_dropout", "the adapter has none"),
-        ("weight_decay", "training.kl_coef"),
-        ("log_completions", "rollouts.jsonl"),
-        ("output_dir", "swarmnode export"),
-        ("logging_steps", "every round is logged"),
-    ],
-)
-def test_what_trl_has_and_we_have_not_is_told_and_nothing_else_is_guessed(theirs: str, told: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(environ={}, assignments=[f"{theirs}=1"])
-    assert told in caught.value.hint and "Did you mean" not in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("former", "told"),
-    [
-        ("training.clip_low", "its own clip"),
-        ("policy.threads", "OMP_NUM_THREADS"),
-        ("rollout.max_lag", 'rollout.mode="sync"'),
-        ("limits.battery", "limits.give_way"),
-    ],
-)
-def test_a_setting_that_there_was_is_answered_with_what_stands_in_its_place(former: str, told: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(environ={}, assignments=[f"{former}=1"])
-    assert told in caught.value.hint and "Did you mean" not in caught.value.hint
-    assert former not in KEYS
-
-
 def test_a_section_of_a_script_may_be_a_dictionary() -> None:
     given = {"training": {"learning_rate": 0.5, "loss": "grpo"}, "node.seed": 3}
     config = load_config(environ={}, flags=given, flags_from="the script").config
     assert (config.training.learning_rate, config.training.loss, config.node.seed) == (0.5, "grpo", 3)
     with pytest.raises(ConfigError, match=r"unknown setting 'training\.lr' \(the script\)"):
         load_config(environ={}, flags={"training": {"lr": 0.5}}, flags_from="the script")
-
-
-def test_the_page_of_settings_is_what_the_code_says() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "settings.md").read_text()
-    assert page == reference_page(), "make it again: swarmnode config reference > docs/settings.md"
-    assert all(f"`{key}`" in page for key in KEYS)
 
 
 def test_an_unknown_key_far_from_all_points_to_the_list() -> None:
@@ -231,16 +181,6 @@ def test_a_learning_rate_that_falls_needs_to_know_until_when(schedule: str) -> N
         load_config(environ={}, assignments=[f"training.schedule={schedule}"])
     loaded = load_config(environ={}, assignments=[f"training.schedule={schedule}", "node.rounds=10"])
     assert loaded.config.training.schedule == schedule
-
-
-@pytest.mark.parametrize("name", ["deepspeed", "delta", "vllm_mode", "repetition_penalty", "top_k"])
-def test_what_trl_has_and_we_do_not_is_answered_and_not_guessed(name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(environ={}, flags={name: 1})
-    assert caught.value.hint.startswith(f"TRL's {name} has no setting here")
-    assert "resume" in advice_for_argument("resume_from_checkpoint", ["rounds"])
-    assert "node.run" in advice_for_argument("run_name", ["run"])
-    assert "monitors=" in advice_for_argument("trackers", ["tools"])
 
 
 @pytest.mark.parametrize("key", ["node.run", "swarm.name", "pipeline.name"])

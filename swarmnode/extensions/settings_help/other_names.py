@@ -1,9 +1,7 @@
 """Names that people bring along: what TRL calls something, and what it is called here.
 
-[NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
-[WITHOUT_A_NAME_HERE] -> config_layers.py
-[ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
-[FORMER_SETTINGS] -> config_layers.py (advice for a setting that there was)
+name of no setting, of no argument of sn.Node -> config_layers.py -> registry.py -> [advice]
+[NAMES_OF_TRL] -> settings_page.py (docs/settings.md)
 """
 
 from collections.abc import Mapping
@@ -116,3 +114,23 @@ FORMER_SETTINGS: Mapping[str, str] = {
     "node.contribution": "the record is always kept, on this machine alone (docs/contribution.md)",
 }
 """What stands in place of settings that earlier versions had, by their full names."""
+
+
+def advice(name: str, *, argument: bool = False) -> str | None:
+    """Returns what to write instead of a setting, or of an argument of sn.Node, that there is not. None: it
+    is none of these names.
+
+    >>> advice("rollout.num_generations")
+    "Did you mean 'rollout.group_size'?"
+    """
+    if name in FORMER_SETTINGS:
+        return f"There is no such setting any more: {FORMER_SETTINGS[name]}"
+    tail = name.rpartition(".")[2]
+    if tail in NAMES_OF_TRL and not argument:
+        ours, note = NAMES_OF_TRL[tail]
+        return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
+    if tail in ARGUMENTS_OF_TRL:
+        return f"TRL's {tail} is here {ARGUMENTS_OF_TRL[tail]}"
+    if tail in WITHOUT_A_NAME_HERE:
+        return f"TRL's {tail} has no setting here: {WITHOUT_A_NAME_HERE[tail]}"
+    return None

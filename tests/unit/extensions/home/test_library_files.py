@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from swarmnode.cli.app import app
 from swarmnode.errors import Rejected, StorageError
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
-from swarmnode.exchange.library.library_files import Judging, add_verified, copy_verified, look_through
 from swarmnode.exchange.library.signed_group import (
     MAX_LINE_BYTES,
     SignedGroup,
@@ -20,6 +19,7 @@ from swarmnode.exchange.library.signed_group import (
     read_line,
     signed_group,
 )
+from swarmnode.extensions.home.library_files import Judging, add_verified, copy_verified, look_through
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
 

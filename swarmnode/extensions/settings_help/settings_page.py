@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from swarmnode.extensions.settings_help.other_names import NAMES_OF_TRL
 from swarmnode.settings.config import SECTIONS, Section
-from swarmnode.settings.other_names import NAMES_OF_TRL
 
 HEAD = """# Every setting
 
