@@ -20,7 +20,7 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "admission",
+    "run", "page", "panel", "caller", "guard", "evaluation", "check", "kernels", "contribution", "admission",
     "advice",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
@@ -90,6 +90,7 @@ SEAMS: Mapping[Kind, Seam] = {
     ),
     "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
     "page": Seam("node.page", {}),
+    "panel": Seam("join", {}),
     "contribution": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),

@@ -61,6 +61,7 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
         (("join", "--pipeline", "ours"), "join = 'pipeline': no such run: there are alone;"),
         (("join", "--task", "rows.jsonl?reward=http://127.0.0.1:9"), "no such judge: there are none;"),
         (("join", "--set", "node.monitors=wandb"), "no such monitor: there are none;"),
+        (("join", "--set", "num_generations=8"), "unknown setting 'num_generations' (--set)"),
         (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
         (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),
         (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
@@ -76,6 +77,16 @@ def test_a_part_of_a_missing_extension_is_refused_with_a_sentence(
     assert sentence in done.stderr
 
 
+def test_a_terminal_shows_the_lines_of_the_log_where_no_panel_is_installed(heart: Run) -> None:
+    shown = (
+        "from swarmnode.node.showing.screen import Screen, logger\n"
+        "with Screen(terminal=True) as screen:\n"
+        "    screen.start_watcher()\n"
+        "    logger.info('a round is done')"
+    )
+    assert heart("-c", shown).stderr.endswith(" a round is done\n")
+
+
 @pytest.mark.parametrize("named", [("--swarm", "friends"), (FRIENDS.text(),)])
 def test_a_private_swarm_is_never_joined_as_a_public_one(
     named: tuple[str, ...], heart: Run, tmp_path: Path
@@ -89,7 +100,7 @@ def test_a_private_swarm_is_never_joined_as_a_public_one(
     assert "swarmnode.extensions.private_swarms" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["seed", "doctor", "export"])
+@pytest.mark.parametrize("command", ["seed", "doctor", "export", "logs", "runs", "config"])
 def test_a_command_of_a_missing_extension_is_told_from_a_mistyped_one(command: str, heart: Run) -> None:
     missing, mistyped = heart("-m", "swarmnode", command), heart("-m", "swarmnode", f"{command}s")
     assert missing.returncode == mistyped.returncode == 2
