@@ -20,8 +20,7 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "panel", "caller", "guard", "evaluation", "check", "kernels", "contribution", "admission",
-    "advice",
+    "run", "page", "panel", "caller", "guard", "check", "kernels", "contribution", "admission", "advice",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -84,7 +83,6 @@ SEAMS: Mapping[Kind, Seam] = {
             "resume": "swarmnode.cli.control:resume",
             "finish": "swarmnode.cli.control:finish",
             "stop": "swarmnode.cli.control:stop",
-            "eval": "swarmnode.cli.evaluate:evaluate",
             "version": "swarmnode.cli.app:version",
         },
     ),
@@ -94,7 +92,6 @@ SEAMS: Mapping[Kind, Seam] = {
     "contribution": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
-    "evaluation": Seam("eval --suite", {}),
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
     "admission": Seam("swarm", {}),

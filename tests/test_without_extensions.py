@@ -63,7 +63,6 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
         (("join", "--set", "node.monitors=wandb"), "no such monitor: there are none;"),
         (("join", "--set", "num_generations=8"), "unknown setting 'num_generations' (--set)"),
         (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
-        (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),
         (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
         (("join", "--task", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
     ],
@@ -100,7 +99,7 @@ def test_a_private_swarm_is_never_joined_as_a_public_one(
     assert "swarmnode.extensions.private_swarms" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["seed", "doctor", "export", "logs", "runs", "config"])
+@pytest.mark.parametrize("command", ["seed", "doctor", "export", "eval", "logs", "runs", "config"])
 def test_a_command_of_a_missing_extension_is_told_from_a_mistyped_one(command: str, heart: Run) -> None:
     missing, mistyped = heart("-m", "swarmnode", command), heart("-m", "swarmnode", f"{command}s")
     assert missing.returncode == mistyped.returncode == 2

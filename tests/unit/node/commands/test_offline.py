@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from swarmnode.api import Node
-from swarmnode.cli.evaluate import _lines
 from swarmnode.cli.settings import settings_of_trained
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
+from swarmnode.extensions.suites.eval_command import _lines
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.local_policy import load_policy
 from swarmnode.node.building.policies import with_trained_model
