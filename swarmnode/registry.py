@@ -21,6 +21,7 @@ from swarmnode.errors import ConfigError
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
     "run", "page", "panel", "caller", "guard", "check", "kernels", "contribution", "admission", "advice",
+    "environment",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -70,6 +71,7 @@ SEAMS: Mapping[Kind, Seam] = {
         },
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
+    "environment": Seam("tools, environment", {}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),

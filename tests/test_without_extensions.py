@@ -64,6 +64,7 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
         (("join", "--set", "num_generations=8"), "unknown setting 'num_generations' (--set)"),
         (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
         (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
+        (("join", "--task", "tools.py"), "'turns': no such environment: there are none;"),
         (("join", "--task", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
     ],
 )
@@ -71,6 +72,7 @@ def test_a_part_of_a_missing_extension_is_refused_with_a_sentence(
     arguments: tuple[str, ...], sentence: str, heart: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "answer": "!"}\n' * 20)
+    (tmp_path / "tools.py").write_text("def examples(seed):\n    yield '?', '!'\ntools = [print]\n")
     done = heart("-m", "swarmnode", *arguments)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert sentence in done.stderr
