@@ -232,8 +232,11 @@ def advice_for_argument(name: str, known: Collection[str]) -> str:
 
 def _advice(name: str, *, argument: bool = False) -> str | None:
     """Returns what a part knows of a name that is no setting, or no argument of a Node. None: nothing."""
-    told = (find("advice", part)(name, argument=argument) for part in names("advice"))
-    return next(filter(None, told), None)
+    for part in names("advice"):
+        told: str | None = find("advice", part)(name, argument=argument)
+        if told is not None:
+            return told
+    return None
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:

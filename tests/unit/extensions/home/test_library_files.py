@@ -22,15 +22,16 @@ from swarmnode.exchange.library.signed_group import (
 from swarmnode.extensions.home.library_files import Judging, add_verified, copy_verified, look_through
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
+from tests.unit.exchange.conftest import make_group
 
 Signed = Callable[..., SignedGroup]
 
 
 @pytest.fixture
-def signed(groups_of) -> Signed:
+def signed() -> Signed:
     def make(number: int = 0, *, seed: int = 1) -> SignedGroup:
         key = NodeKey(bytes([seed]) * 32)
-        group = groups_of(key.peer_id, number=number)
+        group = make_group(key.peer_id, number=number)
         sent = compose(group, key, swarm="test", model=ModelLabel("tiny", 1000), now=1_700_000_000.0)
         return signed_group(sent.sealed, sent.body)
 
