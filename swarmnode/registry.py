@@ -20,8 +20,8 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "panel", "caller", "guard", "check", "kernels", "contribution", "admission", "advice",
-    "environment",
+    "run", "page", "panel", "caller", "guard", "check", "kernels", "contribution", "admission",
+    "environment", "model", "convention", "names", "builtin",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -41,13 +41,7 @@ class Seam:
 
 
 SEAMS: Mapping[Kind, Seam] = {
-    "engine": Seam(
-        "rollout.engine",
-        {
-            "embedded": "swarmnode.rollout.decode.own_engines:EMBEDDED",
-            "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
-        },
-    ),
+    "engine": Seam("rollout.engine", {"embedded": "swarmnode.rollout.decode.embedded_record:EMBEDDED"}),
     "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd_host:P2pdHost"}),
     "learner": Seam("node.learner", {"local": "swarmnode.node.policy_learner:PolicyLearner"}),
     "loss": Seam(
@@ -71,7 +65,11 @@ SEAMS: Mapping[Kind, Seam] = {
         },
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
-    "environment": Seam("tools, environment", {}),
+    "model": Seam("policy.model", {}),
+    "builtin": Seam("--task", {}),
+    "convention": Seam("tasks.reward", {}),
+    "names": Seam("settings", {}),
+    "environment": Seam("tools", {}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),
@@ -97,7 +95,6 @@ SEAMS: Mapping[Kind, Seam] = {
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
     "admission": Seam("swarm", {}),
-    "advice": Seam("settings", {}),
 }
 
 

@@ -17,10 +17,10 @@ from swarmnode.exchange.gossip.helping import help_topic_of
 from swarmnode.exchange.gossip.receipts import receipts_topic_of
 from swarmnode.exchange.library import library_pages
 from swarmnode.extensions.pipeline.wire import frames, member_streams
-from swarmnode.extensions.settings_help.other_names import FORMER_SETTINGS
 from swarmnode.network import host, stream_slots
 from swarmnode.network.reach import dialback
 from swarmnode.settings.config import KEYS
+from swarmnode.settings.other_names import FORMER_SETTINGS
 from swarmnode.training.records import FORMAT
 
 ROOT = Path(__file__).parent.parent

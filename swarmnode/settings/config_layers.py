@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import Paths, builtin_folder, resolve_paths
 from swarmnode.models import resolve_model
-from swarmnode.registry import find, names
 from swarmnode.settings.config import KEYS, SECRET, SECTIONS, Config
+from swarmnode.settings.other_names import FORMER_SETTINGS, other_names
 
 ENV_PREFIX = "SWARMNODE_"
 NOT_SETTINGS = frozenset(
@@ -197,12 +197,16 @@ def _parse_value(text: str) -> Any:
 
 
 def _closest(key: str) -> str:
-    """Returns advice for an unknown key: the nearest known one: a slip of one letter, what a part `advice`
-    says, the name in another section, then the nearest by whole name and by last part."""
+    """Returns advice for an unknown key: what became of a former setting, or the nearest known key: a slip of
+    one letter, another trainer's name, the name in another section, then the nearest by whole name and by
+    last part."""
+    if key in FORMER_SETTINGS:
+        return f"There is no such setting any more: {FORMER_SETTINGS[key]}"
     tail = key.rpartition(".")[2]
     slips = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.94)
-    if not slips and (told := _advice(key)) is not None:
-        return told
+    theirs = next((advice for one in other_names() if (advice := one.advice(tail))), None)
+    if theirs is not None and not slips:
+        return theirs
     matches = (
         slips
         or [full for full in KEYS if full.endswith(f".{tail}")]
@@ -220,23 +224,17 @@ def advice_for_argument(name: str, known: Collection[str]) -> str:
     >>> advice_for_argument("roundz", ["rounds", "home"])
     "Did you mean 'rounds'?"
     """
-    if (told := _advice(name, argument=True)) is not None:
-        return told
+    for one in other_names():
+        if (advice := one.advice_for_argument(name)) is not None:
+            return advice
+        if name in one.without:
+            return _closest(name)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    if close and _advice(name) is None:
+    if close and not any(name in one.settings for one in other_names()):
         return f"Did you mean {close[0]!r}?"
     advice = _closest(name)
     stop = "" if advice.endswith(("?", ")", ".")) else "."
     return f"{advice}{stop} Settings go into one dictionary: settings={{'section.name': value}}"
-
-
-def _advice(name: str, *, argument: bool = False) -> str | None:
-    """Returns what a part knows of a name that is no setting, or no argument of a Node. None: nothing."""
-    for part in names("advice"):
-        told: str | None = find("advice", part)(name, argument=argument)
-        if told is not None:
-            return told
-    return None
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:

@@ -66,7 +66,7 @@ def remove(
     # Whoever trains a run holds the lock.
     try:
         with IdentityLock(paths.identity) if paths.identity.exists() else nullcontext():
-            run = _removed(paths.checkpoints, name)
+            run = remove_run(paths.checkpoints, name)
     except IdentityInUse as error:
         raise IdentityInUse(error.message, hint="stop that node first: it may be training this run") from None
     round = None if run.state is None else run.state.counters.round
@@ -87,11 +87,11 @@ def _described(number: int, run: TrainingRun) -> dict[str, Any]:
         "reward_last": None if state is None else state.counters.reward_last,
         "evaluated_round": None if state is None else state.counters.evaluated_round,
         "written_at": run.written_at,
-        "size_bytes": _size_bytes(run.folder),
+        "size_bytes": size_bytes(run.folder),
     }
 
 
-def _removed(root: Path, name: str) -> TrainingRun:
+def remove_run(root: Path, name: str) -> TrainingRun:
     """Deletes a run with all of its checkpoints, and returns it. Raises CheckpointError, StorageError."""
     known = runs_in(root)
     run = next((run for run in known if run.name == name), None)
@@ -108,7 +108,7 @@ def _removed(root: Path, name: str) -> TrainingRun:
     return run
 
 
-def _size_bytes(folder: Path) -> int:
+def size_bytes(folder: Path) -> int:
     """Returns the bytes that a folder takes on the disk."""
     total = 0
     for file in folder.rglob("*"):

@@ -10,7 +10,8 @@ from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import builtin_folder
 from swarmnode.settings.config import KEYS, Config, explain_setting
-from swarmnode.settings.config_layers import load_config, presets
+from swarmnode.settings.config_layers import advice_for_argument, load_config, presets
+from swarmnode.settings.other_names import other_names
 
 VARIABLE = re.compile(r'"(SWARMNODE_[A-Z]+(?:_[A-Z]+)*)"')
 """A variable that is no setting: those have two underscores."""
@@ -79,6 +80,49 @@ def test_an_unknown_key_names_the_closest_one(assignment: str, closest: str) -> 
         load_config(environ={}, assignments=[assignment])
     assert "unknown setting" in caught.value.message
     assert repr(closest) in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["", "training.", "rollout."])
+def test_a_name_that_trl_has_is_answered_with_ours(name: str) -> None:
+    (trl,) = other_names()
+    for theirs, (ours, _) in trl.settings.items():
+        assert ours in KEYS
+        if f"{name}{theirs}" not in KEYS:
+            with pytest.raises(ConfigError) as caught:
+                load_config(environ={}, assignments=[f"{name}{theirs}=1"])
+            assert repr(ours) in caught.value.hint, theirs
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        ("lora_dropout", "the adapter has none"),
+        ("weight_decay", "training.kl_coef"),
+        ("log_completions", "rollouts.jsonl"),
+        ("output_dir", "swarmnode export"),
+        ("logging_steps", "every round is logged"),
+    ],
+)
+def test_what_trl_has_and_we_have_not_is_told_and_nothing_else_is_guessed(theirs: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, assignments=[f"{theirs}=1"])
+    assert told in caught.value.hint and "Did you mean" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("former", "told"),
+    [
+        ("training.clip_low", "its own clip"),
+        ("policy.threads", "OMP_NUM_THREADS"),
+        ("rollout.max_lag", 'rollout.mode="sync"'),
+        ("limits.battery", "limits.give_way"),
+    ],
+)
+def test_a_setting_that_there_was_is_answered_with_what_stands_in_its_place(former: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, assignments=[f"{former}=1"])
+    assert told in caught.value.hint and "Did you mean" not in caught.value.hint
+    assert former not in KEYS
 
 
 def test_a_section_of_a_script_may_be_a_dictionary() -> None:
@@ -181,6 +225,16 @@ def test_a_learning_rate_that_falls_needs_to_know_until_when(schedule: str) -> N
         load_config(environ={}, assignments=[f"training.schedule={schedule}"])
     loaded = load_config(environ={}, assignments=[f"training.schedule={schedule}", "node.rounds=10"])
     assert loaded.config.training.schedule == schedule
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "delta", "vllm_mode", "repetition_penalty", "top_k"])
+def test_what_trl_has_and_we_do_not_is_answered_and_not_guessed(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, flags={name: 1})
+    assert caught.value.hint.startswith(f"TRL's {name} has no setting here")
+    assert "resume" in advice_for_argument("resume_from_checkpoint", ["rounds"])
+    assert "node.run" in advice_for_argument("run_name", ["run"])
+    assert "monitors=" in advice_for_argument("trackers", ["tools"])
 
 
 @pytest.mark.parametrize("key", ["node.run", "swarm.name", "pipeline.name"])

@@ -1,12 +1,13 @@
-"""Names that people bring along: what TRL calls something, and what it is called here.
+"""TRL's names of settings, options and arguments, and ours.
 
-name of no setting, of no argument of sn.Node -> config_layers.py -> registry.py -> [advice]
-[NAMES_OF_TRL] -> settings_page.py (docs/settings.md)
+registry.py -> [TRL] -> settings/other_names.py
 """
 
 from collections.abc import Mapping
 
-NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
+from swarmnode.settings.other_names import OtherNames
+
+_SETTINGS: Mapping[str, tuple[str, str]] = {
     "num_generations": ("rollout.group_size", ""),
     "generation_batch_size": ("rollout.groups", "counted in groups: groups x group_size answers a round"),
     "steps_per_generation": ("rollout.groups", "a round's answers over training.sequences_per_step"),
@@ -51,9 +52,8 @@ NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "run_name": ("node.run", "run= of sn.Node, --run of join"),
     "dataset_name": ("tasks.names", "the first argument of sn.Node, --task of join: hf:OWNER/NAME"),
 }
-"""Our setting by TRL's name, with remarks."""
 
-WITHOUT_A_NAME_HERE: Mapping[str, str] = {
+_WITHOUT: Mapping[str, str] = {
     "log_completions": "rollouts.jsonl in the run's folder has some of every round",
     "weight_decay": "the adapter has none; training.kl_coef keeps it near the base",
     "lora_dropout": "the adapter has none",
@@ -75,9 +75,8 @@ WITHOUT_A_NAME_HERE: Mapping[str, str] = {
     "top_k": "none: rollout.top_p and rollout.temperature shape the sampling",
     "min_p": "none: rollout.top_p and rollout.temperature shape the sampling",
 }
-"""Remarks by TRL's name, for options without a setting here."""
 
-ARGUMENTS_OF_TRL: Mapping[str, str] = {
+_ARGUMENTS: Mapping[str, str] = {
     "train_dataset": "the first argument, task=: sn.Node(rows, reward=f)",
     "reward_funcs": "reward=, one function or a list of them",
     "args": "settings={'section.name': value}, and rounds=, home=, run=",
@@ -89,48 +88,18 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "trackers": "monitors=, such as monitors=['tensorboard']",
     "environment_factory": "environment=",
 }
-"""Equivalents in sn.Node, by argument of TRL's trainer or of its config."""
 
-_CLIP = (
-    "each training.loss has its own clip; replace(DAPO, clip=Clip(0.2, 0.4)) is a loss of your own"
-    " (configs/README.md)"
+TRL = OtherNames(
+    "TRL",
+    _SETTINGS,
+    _WITHOUT,
+    _ARGUMENTS,
+    page="""## Coming from TRL
+
+An unknown setting that has one of these names is answered with ours. The objects that a GRPOTrainer takes are
+arguments of `sn.Node`: [docs/library.md](library.md).
+
+| TRL | here | |
+|---|---|---|
+""",
 )
-
-FORMER_SETTINGS: Mapping[str, str] = {
-    "training.clip_low": _CLIP,
-    "training.clip_high": _CLIP,
-    "policy.threads": "OMP_NUM_THREADS says how many threads torch has; one where it is not set",
-    "tasks.prompt_column": "it stands behind a data set's name: questions.jsonl?prompt=COLUMN",
-    "tasks.answer_column": "it stands behind a data set's name: questions.jsonl?answer=COLUMN",
-    "tasks.evaluation": "it stands behind a data set's name: train.jsonl?evaluation=test.jsonl",
-    "tasks.max_turns": "an environment says it, most_turns = 16, and its methods may be your tools",
-    "rollout.max_turn_tokens": "rollout.max_tokens bounds the whole conversation",
-    "rollout.max_lag": 'it is 8; with rollout.mode="sync" and rollout.overlap="off" none is behind',
-    "limits.card": "limits.give_way is for card and battery",
-    "limits.battery": "limits.give_way is for card and battery",
-    "exchange.receipts_every_s": "receipts are sent every five minutes",
-    "pipeline.memory_gb": "limits.memory_gb bounds a stage, too",
-    "pipeline.search_tasks": "it is always 200000, about a second of CPU",
-    "node.contribution": "the record is always kept, on this machine alone (docs/contribution.md)",
-}
-"""What stands in place of settings that earlier versions had, by their full names."""
-
-
-def advice(name: str, *, argument: bool = False) -> str | None:
-    """Returns what to write instead of a setting, or of an argument of sn.Node, that there is not. None: it
-    is none of these names.
-
-    >>> advice("rollout.num_generations")
-    "Did you mean 'rollout.group_size'?"
-    """
-    if name in FORMER_SETTINGS:
-        return f"There is no such setting any more: {FORMER_SETTINGS[name]}"
-    tail = name.rpartition(".")[2]
-    if tail in NAMES_OF_TRL and not argument:
-        ours, note = NAMES_OF_TRL[tail]
-        return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
-    if tail in ARGUMENTS_OF_TRL:
-        return f"TRL's {tail} is here {ARGUMENTS_OF_TRL[tail]}"
-    if tail in WITHOUT_A_NAME_HERE:
-        return f"TRL's {tail} has no setting here: {WITHOUT_A_NAME_HERE[tail]}"
-    return None
