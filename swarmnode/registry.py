@@ -20,8 +20,8 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "panel", "caller", "guard", "check", "kernels", "contribution", "admission",
-    "environment", "model", "convention", "names", "builtin",
+    "run", "page", "panel", "reach", "rollouts", "local_peers", "caller", "guard", "check", "kernels",
+    "contribution", "receipts", "admission", "environment", "model", "convention", "names", "builtin",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -79,17 +79,17 @@ SEAMS: Mapping[Kind, Seam] = {
         {
             "join": "swarmnode.cli.join:join",
             "status": "swarmnode.cli.status:status",
-            "pause": "swarmnode.cli.control:pause",
-            "resume": "swarmnode.cli.control:resume",
-            "finish": "swarmnode.cli.control:finish",
-            "stop": "swarmnode.cli.control:stop",
             "version": "swarmnode.cli.app:version",
         },
     ),
     "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
     "page": Seam("node.page", {}),
     "panel": Seam("join", {}),
+    "reach": Seam("join", {}),
+    "rollouts": Seam("join", {}),
+    "local_peers": Seam("network.mdns", {}),
     "contribution": Seam("join", {}),
+    "receipts": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
     "check": Seam("doctor", {}),
@@ -143,6 +143,12 @@ def find(kind: Kind, name: str) -> Any:
     if path is None:
         raise ConfigError(f"{said}: {_unknown(kind, names(kind))}")
     return _imported(said, path)
+
+
+def first(kind: Kind) -> Any | None:
+    """Imports the first part of this kind. None: nothing here has one."""
+    name = next(iter(names(kind)), None)
+    return None if name is None else find(kind, name)
 
 
 def _unknown(kind: Kind, names: tuple[str, ...]) -> str:

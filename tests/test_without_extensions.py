@@ -111,6 +111,16 @@ def test_a_command_of_a_missing_extension_is_told_from_a_mistyped_one(command: s
     assert f"No such command '{command}s'" in mistyped.stderr
 
 
+def test_nobody_finds_out_who_can_reach_a_node(heart: Run) -> None:
+    asked = (
+        "from swarmnode.network.finding.discovery import Discovery\n"
+        "from swarmnode.network.finding.peer_book import PeerBook\n"
+        "from swarmnode.network.memory_network import MemoryNetwork\n"
+        "print(Discovery(MemoryNetwork().host(), PeerBook(), (), 'swarm').reach.verdict)"
+    )
+    assert heart("-c", asked).stdout == "unknown\n"
+
+
 def test_every_extension_has_a_page_and_says_what_it_registers() -> None:
     folders = [path.parent for path in (ROOT / "swarmnode" / "extensions").glob("*/__init__.py")]
     assert folders

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.extensions.page.growing_file import GrowingFile
-from swarmnode.node.showing.rollout_log import thinned
+from swarmnode.extensions.page.rollout_log import thinned
 from swarmnode.types import mean_or_none
 
 MOST_ROUNDS = 20_000

@@ -1,4 +1,4 @@
-"""Results of a run: its log, its peers, a report, its adapter or the merged model, and the way to a hub."""
+"""Results of a run: its log, a report, its adapter or the merged model, and the way to a hub."""
 
 from swarmnode.registry import Parts
 
@@ -6,7 +6,6 @@ PARTS: Parts = {
     "command": {
         "export": "swarmnode.extensions.results.export_command:export",
         "logs": "swarmnode.extensions.results.logs_command:logs",
-        "peers": "swarmnode.extensions.results.peers_command:peers",
         "report": "swarmnode.extensions.results.report_command:report",
         "pull": "swarmnode.extensions.results.pull_command:pull",
     },
