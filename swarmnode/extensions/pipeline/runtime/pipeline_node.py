@@ -1,6 +1,6 @@
 """A pipeline member as a whole: its network, its stage, and its role.
 
-run_pipeline.py -> [PipelineNode] -> membership_supervisor.py (which plan), stage_services.py (its stage)
+run_pipeline.py -> [PipelineNode] -> membership_supervisor.py (which plan), own_stage.py (its stage)
                         |
      stage 0: a NodeLoop with a PipelineLearner, or text; any other stage: serve until it ends
 
@@ -24,18 +24,18 @@ from swarmnode.extensions.pipeline.execution.member_records import IterationRepo
 from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, ProbeService
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.membership.slowdown_log import SlowdownLog
-from swarmnode.extensions.pipeline.own_stage.stage_services import StageServices
+from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.plans.member_costs import Observation
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.runtime.data_node import DataNode, RoleChanged
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
-from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts, rounds_are_done
+from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
-from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink, RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
 from swarmnode.extensions.pipeline.runtime.step_follower import StepFollower
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.node.showing.board import StatusBoard, Watcher
-from swarmnode.node.showing.node_status import NodeStatus, Phase, PipelineStatus, Summary, summary_of
+from swarmnode.node.showing.node_status import NodeStatus, Phase, Summary, summary_of
 from swarmnode.node.workers import supervise
 from swarmnode.training.records import TrainReport
 
@@ -89,9 +89,7 @@ class PipelineNode:
         if self.supervisor.trouble:
             phase = Phase("coming back to the pipeline", status.phase.since, self.supervisor.trouble)
             status = msgspec.structs.replace(status, phase=phase)
-        return msgspec.structs.replace(
-            status, pipeline=self.pipeline_status, network=self._board.status.network
-        )
+        return msgspec.structs.replace(status, pipeline=self._view.status, network=self._board.status.network)
 
     @property
     def membership(self) -> Membership:
@@ -99,16 +97,8 @@ class PipelineNode:
         return self.supervisor.membership
 
     @property
-    def watcher(self) -> Watcher:
-        return self._watcher
-
-    @property
-    def pipeline_status(self) -> PipelineStatus:
-        return self._view.status
-
-    @property
     def done(self) -> bool:
-        return rounds_are_done(self.parts.config, self.member)
+        return self.parts.rounds_are_done(self.member.iteration)
 
     def observed(self) -> dict[str, Observation]:
         """Return our observations of the members that our micro-batches passed, for announcements."""
@@ -133,12 +123,15 @@ class PipelineNode:
             await enter(parts.host)
             self.streams = await enter(MemberStreams(parts.host))
             ProbeService(self.streams).begin()
-            # Of the membership of the moment: after a rejoin there is another.
-            services = await enter(
-                StageServices(parts, self.streams, living=lambda: self.membership.members())
-            )
-            self.member, self.decode, self.states = services.member, services.decode, services.states
-            self.own_stage = services.own_stage
+            self.own_stage = OwnStage(
+                self.streams, parts.key, parts.whole, parts.own_stage, parts.checkpoints,
+                # Of the membership of the moment: after a rejoin there is another.
+                living=lambda: self.membership.members(),
+                execution=parts.member,
+                earlier=parts.earlier,
+            )  # fmt: skip
+            await enter(self.own_stage)
+            self.member, self.decode = self.own_stage.member, self.own_stage.decode
             self._prober = LinkProber(self.streams, rng=random.Random(parts.key.peer_id))
             self.supervisor = MembershipSupervisor(
                 self._new_membership,
@@ -161,7 +154,7 @@ class PipelineNode:
 
     async def run(self) -> Summary:
         """Hold the assigned stage and do its work until the node ends."""
-        steps = StepFollower(self.member, self.own_stage, self.supervisor)
+        steps = StepFollower(self.own_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
@@ -192,7 +185,13 @@ class PipelineNode:
             if not self._has_data():
                 await self._serve()
                 continue
-            self._role = self._data_role(self._data_node())
+            data_node = DataNode(
+                self.parts, self.supervisor, self.own_stage, self._watcher,
+                pipeline_status=lambda: self._view.status,
+                trained=self._trained,
+                after_step=self._after_step,
+            )  # fmt: skip
+            self._role = self._data_role(data_node)
             try:
                 return await self._role.run()
             except RoleChanged as error:
@@ -236,23 +235,6 @@ class PipelineNode:
             pass
 
     # What happens to it
-
-    def _data_node(self) -> DataNode:
-        link = PipelineLink(
-            self.peer_id, self.supervisor, self.member, self.own_stage, after_step=self._after_step
-        )
-        return DataNode(
-            parts=self.parts,
-            link=link,
-            member=self.member,
-            own_stage=self.own_stage,
-            decode=self.decode,
-            watcher=self._watcher,
-            # Of the membership of the moment: after a rejoin there is another.
-            lost=lambda peer_id, why: self.membership.lost(peer_id, why),
-            pipeline_status=lambda: self.pipeline_status,
-            trained=self._trained,
-        )
 
     def _new_membership(self) -> Membership:
         parts, settings = self.parts, self.parts.membership

@@ -8,7 +8,6 @@ import asyncio
 import logging
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 
@@ -19,9 +18,9 @@ class StepFollower:
     """Follows the optimizer steps of this member by two services, `follow` and `hand_on`, that run until
     cancelled."""
 
-    def __init__(self, member: PipelineMember, own_stage: OwnStage, supervisor: MembershipSupervisor) -> None:
-        self._member = member
+    def __init__(self, own_stage: OwnStage, supervisor: MembershipSupervisor) -> None:
         self._own_stage = own_stage
+        self._member = own_stage.member
         self._supervisor = supervisor
         self._taken = asyncio.Event()
 

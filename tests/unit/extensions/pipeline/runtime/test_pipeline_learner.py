@@ -12,8 +12,8 @@ from torch import Tensor
 from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
+from swarmnode.extensions.pipeline.runtime.data_node import IterationPlan
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
-from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.packed_state import unpack_states
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
