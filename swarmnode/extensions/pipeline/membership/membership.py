@@ -18,15 +18,11 @@ from statistics import median_low
 from types import TracebackType
 from typing import Self
 
-from swarmnode.errors import ModelError, NetworkError, Rejected
+from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.membership.convener import Convener
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.job_runner import JobRunner, OnAgreed
-from swarmnode.extensions.pipeline.membership.known_members import (
-    KnownMembers,
-    MemberClaim,
-    MembershipSettings,
-)
+from swarmnode.extensions.pipeline.membership.known_members import KnownMembers, MembershipSettings
 from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     Begin,
@@ -34,6 +30,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     Introduce,
     Leave,
     Ping,
+    Presence,
     Propose,
     Request,
     Status,
@@ -42,10 +39,9 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     topic_of,
 )
 from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence, ask
-from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
 from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.of_each import of_each
@@ -95,6 +91,7 @@ class Membership:
         self._host = host
         self._streams = streams
         self._settings = settings
+        self._plan = plan
         self._wall_s = wall_s
         named = plan_terms(plan, model)
         self._topic = topic_of(settings.swarm, settings.name)
@@ -112,7 +109,6 @@ class Membership:
             self._follower, self._members, self._news,
             look=self._liveness.look, prepare=prepare, on_agreed=on_agreed,
         )  # fmt: skip
-        self._proposals = ProposalChecker(self._members, self._own, plan, self._convener.turn, wall_s)
         self._group: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
         self._has_left = False
@@ -130,7 +126,8 @@ class Membership:
         await self._group.__aenter__()
         settings = self._settings
         announcing = self._own.publish(self._host, settings.announce_s, settings.ping_s, self._members.living)
-        work = (self._listen(heard), announcing, self._liveness.run(), self._jobs.run(), self._convene())
+        watching = self._liveness.ping_forever(), self._liveness.confirm_forever()
+        work = (self._listen(heard), announcing, *watching, self._jobs.run(), self._convene())
         self._running = [self._group.create_task(each) for each in work]
         return self
 
@@ -149,7 +146,8 @@ class Membership:
         finally:
             if self._heard is not None:
                 await self._heard.aclose()
-            await of_each(self._members.living(), self._tell_leaving)
+            answer_s = self._settings.answer_s
+            await of_each(self._members.living(), lambda peer: self._liveness.tell(peer, Leave(), answer_s))
 
     async def agreed(self, iteration: int) -> AgreedPlan:
         """Return the plan for this iteration, in which we are a data node. The iteration counts as running
@@ -196,9 +194,9 @@ class Membership:
         """Return the peer ids of living members, ours included; sorted."""
         return tuple(sorted((self._host.peer_id, *self._members.living())))
 
-    def claims(self) -> dict[str, MemberClaim]:
-        """Return the claims of the other living members."""
-        return self._members.claims()
+    def presences(self) -> dict[str, Presence]:
+        """Return the presences of the other living members."""
+        return self._members.presences()
 
     def status(self) -> Status:
         """Return our status, as it is sent to others."""
@@ -279,8 +277,14 @@ class Membership:
             self._news.tell()
 
     def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
-        members, follower = self._members, self._follower
-        inputs = self._proposals.checked(sender, proposal, now_s)
+        members, follower, convener = self._members, self._follower, self._convener.turn()
+        if sender > convener or not members.may_convene(sender, now_s):
+            raise Rejected(Refusal.NOT_CONVENER, f"{convener} lives and convenes")
+        announcements = members.check_proposal(
+            proposal, sender, session=self._own.session, wall_s=self._wall_s(), now_s=now_s
+        )
+        former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
+        inputs = PlanInputs(announcements, self._plan, former, proposal.epoch)
         heard = {peer: members[peer].status for peer in members.living()}
         epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
         follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)
@@ -312,12 +316,6 @@ class Membership:
         self._members.heard(peer_id, status, self._now_s())
         self._follower.hear(peer_id, status, self._now_s())
         return status
-
-    async def _tell_leaving(self, peer_id: str) -> None:
-        try:
-            await ask(self._streams, peer_id, Leave(), self._own.sealed, timeout_s=self._settings.answer_s)
-        except (NetworkError, MemberRefused) as error:
-            logger.debug("%s was not told: %s", peer_id, error)
 
     # What goes on all the time.
 

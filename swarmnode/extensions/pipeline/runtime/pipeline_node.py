@@ -266,7 +266,7 @@ class PipelineNode:
         # The next plan may be there already, whose nodes are others.
         if agreed is not None and agreed.iteration <= report.iteration:
             silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
-            self._slowdowns.add(agreed, report, silent, self.membership.claims(), time.monotonic())
+            self._slowdowns.add(agreed, report, silent, self.membership.presences(), time.monotonic())
 
     def _suspect(self, peer_id: str, why: str) -> None:
         logger.warning("%s does not answer: %s", peer_id, why)
@@ -291,7 +291,7 @@ class PipelineNode:
 
     async def _look(self) -> None:
         self._tell_of_the_dead()
-        self._slowdowns.keep(self.membership.claims())
+        self._slowdowns.keep(self.membership.presences())
         await self._board.look_at(self.parts.host, self.parts.discovery.reach)
         self._view.look_at(
             self.own_stage, members=len(self.membership.members()), iteration=self.member.iteration

@@ -7,7 +7,8 @@ import pytest
 
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.extensions.pipeline.membership.link_probes import (
-    BURST_ECHOES,
+    BURST_BYTES,
+    LEAST_PRICE_BYTES,
     MAX_PROBE_BYTES,
     MAX_TRACKED_PEERS,
     LinkProber,
@@ -19,6 +20,8 @@ from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply,
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.network.memory_network import MemoryNetwork
+
+ECHOES_AT_ONCE = int(BURST_BYTES) // LEAST_PRICE_BYTES
 
 
 class Clock:
@@ -127,8 +130,8 @@ async def test_who_asks_too_much_gets_no_answer_until_time_has_passed(
     _, bob = hosts
     clock = Clock()
     service = ProbeService(bob, clock=clock)
-    answers = [service.allows("greedy", 1) for _ in range(int(BURST_ECHOES) + 3)]
-    assert answers == [True] * int(BURST_ECHOES) + [False] * 3
+    answers = [service.allows("greedy", 1) for _ in range(ECHOES_AT_ONCE + 3)]
+    assert answers == [True] * ECHOES_AT_ONCE + [False] * 3
     assert service.allows("another", 1)
     clock.now_s += 10.0
     assert service.allows("greedy", 1)
@@ -144,7 +147,7 @@ async def test_bulk_is_bounded_by_its_bytes(hosts: Ends):
 async def test_the_service_remembers_a_bounded_number_of_peers(hosts: Ends):
     _, bob = hosts
     service = ProbeService(bob, clock=Clock())
-    for _ in range(int(BURST_ECHOES)):
+    for _ in range(ECHOES_AT_ONCE):
         service.allows("first", 1)
     for number in range(MAX_TRACKED_PEERS):
         service.allows(str(number), 1)
@@ -155,7 +158,7 @@ async def test_a_refusal_is_an_error_for_the_prober(hosts: Ends):
     alice, bob = hosts
     service = ProbeService(bob, clock=Clock())
     service.begin()
-    for _ in range(int(BURST_ECHOES)):
+    for _ in range(ECHOES_AT_ONCE):
         service.allows(alice.peer_id, 1)
     with pytest.raises(PeerUnreachable, match="refused"):
         await prober(alice, Clock()).measure(bob.peer_id)
