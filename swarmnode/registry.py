@@ -21,6 +21,7 @@ from swarmnode.errors import ConfigError
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
     "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
+    "admission",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -78,7 +79,6 @@ SEAMS: Mapping[Kind, Seam] = {
         "swarmnode",
         {
             "join": "swarmnode.cli.join:join",
-            "swarm": "swarmnode.cli.swarm:app",
             "seed": "swarmnode.cli.seed:seed",
             "status": "swarmnode.cli.status:status",
             "pause": "swarmnode.cli.control:pause",
@@ -106,6 +106,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
     "push": Seam("export --push", {}),
+    "admission": Seam("swarm", {}),
 }
 
 

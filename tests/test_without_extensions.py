@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.network.admission import file_of
+from swarmnode.network.finding.invitation import Invitation
+
 ROOT = Path(__file__).parent.parent
 ALL_MODULES = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+FRIENDS = Invitation(name="friends", key=bytes(72))
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -69,6 +74,19 @@ def test_a_part_of_a_missing_extension_is_refused_with_a_sentence(
     done = heart("-m", "swarmnode", *arguments)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("named", [("--swarm", "friends"), (FRIENDS.text(),)])
+def test_a_private_swarm_is_never_joined_as_a_public_one(
+    named: tuple[str, ...], heart: Run, tmp_path: Path
+) -> None:
+    key = file_of(resolve_paths(tmp_path / "home").swarms, "friends")
+    key.parent.mkdir(parents=True)
+    key.write_text("of another day")
+    done = heart("-m", "swarmnode", "join", *named, "--model", "tiny", "--rounds", "1")
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "friends is a private swarm, and nothing here reads its key" in done.stderr
+    assert "swarmnode.extensions.private_swarms" in done.stderr
 
 
 def test_the_doctor_says_nothing_of_what_is_not_here(heart: Run) -> None:
