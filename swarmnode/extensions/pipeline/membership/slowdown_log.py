@@ -113,11 +113,10 @@ class SlowdownLog:
                 if peer not in claims or part is None:
                     continue
                 both_ways = 1 + instance.backward_factor
-                claimed_s = (
-                    forward_s(claims[peer].costs.member, part.end - part.first) * self._tokens * both_ways
-                )
+                costs = claims[peer].costs.member
+                claimed_s = forward_s(costs, part.end - part.first) * self._tokens * both_ways
                 believed_s = instance.forward_s[node] * both_ways
-                found.setdefault(peer, []).append(max(1.0, (believed_s + excess_s) / (token_s * self._tokens * both_ways)))
+                found.setdefault(peer, []).append(max(1.0, (believed_s + excess_s) / claimed_s))
         return found
 
     def _note_fault(self, peer: str, session: int, now_s: float) -> None:
