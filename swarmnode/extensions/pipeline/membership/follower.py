@@ -66,7 +66,6 @@ class Follower:
         self.progress = ProposalProgress.NONE
         self.detail = ""
         self.iteration = 0
-        self.weights = ""
         self.busy = False
         self.in_force: AgreedPlan | None = None
         """The plan that micro-batches are sent under, or will be once it has `begun`."""
@@ -130,15 +129,15 @@ class Follower:
             raise Rejected(Refusal.NOT_READY, f"{self.progress}, assignment not taken")
         self._begin(now_s)
 
-    def stepped(self, iteration: int, weights: str, now_s: float) -> None:
-        """Record that our weights are at this iteration. `weights`: their digest."""
-        # A data node may have begun it before its digest was there to be told.
+    def stepped(self, iteration: int, now_s: float) -> None:
+        """Record that our weights are at this iteration."""
+        # A data node may have begun it before the step was told.
         self.busy = self.busy and iteration == self.iteration
         if iteration > self.iteration and self.stopped_since_s is not None:
             self.stopped_since_s = now_s
         if iteration > self.iteration and self.progress == ProposalProgress.HELD:
             self.ordered_at_s = now_s  # another may follow, and takes its time
-        self.iteration, self.weights = iteration, weights
+        self.iteration = iteration
 
     def hear(self, sender: str, status: Status, now_s: float) -> None:
         """Take note of another member's status.

@@ -157,7 +157,7 @@ class Membership:
         Raises ModelError if this membership ends first.
         """
         self.rests()
-        self.stepped(iteration, self._follower.weights)
+        self.stepped(iteration)
         said = False
         while not (self._follower.may_begin(iteration) and not self._is_outdated()):
             if self._has_left:
@@ -180,10 +180,9 @@ class Membership:
         self._follower.busy = False
         self._news.tell()
 
-    def stepped(self, iteration: int, weights: str = "") -> None:
-        """Record that our weights are at this iteration. `weights`: their digest. To be called by every
-        member."""
-        self._follower.stepped(iteration, weights, self._now_s())
+    def stepped(self, iteration: int) -> None:
+        """Record that our weights are at this iteration. To be called by every member."""
+        self._follower.stepped(iteration, self._now_s())
         self._news.tell()
 
     def lost(self, peer_id: str, why: str) -> None:
@@ -211,7 +210,6 @@ class Membership:
             plan=plan.digest if plan else "",
             stage=-1 if stage is None else stage,
             ends=plan.as_former.ends if plan else (),
-            weights=follower.weights,
             epoch=follower.epoch,
             progress=follower.progress,
             proposed=follower.proposed.digest if follower.proposed else "",

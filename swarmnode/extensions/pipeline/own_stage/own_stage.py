@@ -231,14 +231,12 @@ class OwnStage:
             agreed.makespan_s,
         )  # fmt: skip
 
-    async def stepped(self) -> str:
-        """Record that the pipeline has taken a step. Returns the digest of the weights."""
+    async def stepped(self) -> None:
+        """Record that the pipeline has taken a step."""
         held, worker = self._held, self._worker
-        if held is None or worker is None:
-            return ""
-        held.iteration = await self.member.in_stage_thread(lambda: worker.version)
-        held.is_known = True
-        return self.member.digest
+        if held is not None and worker is not None:
+            held.iteration = await self.member.in_stage_thread(lambda: worker.version)
+            held.is_known = True
 
     async def hand_on(self) -> None:
         """Have the state after a step copied by a neighbour and, when due, write it to disk."""

@@ -46,8 +46,7 @@ class StepFollower:
                 continue
             # At once: a member that seems to be behind is not waited for when the plan changes.
             self._supervisor.membership.stepped(self._member.iteration)
-            digest = await self._own_stage.stepped()
-            self._supervisor.membership.stepped(self._member.iteration, digest)
+            await self._own_stage.stepped()
             self._taken.set()
 
     async def hand_on(self) -> None:

@@ -184,10 +184,6 @@ class StateService:
         if not is_kept:
             raise NetworkError(f"{peer_id} does not keep our state", hint="ask another neighbour")
 
-    async def find(self, peers: Collection[str]) -> list[Offer]:
-        """Return the offers of these members. A member that does not answer holds nothing."""
-        return offers(await self._told(peers), self._layer_holders)
-
     async def fetch(self, offer: Offer) -> StageState:
         """Return the bytes of an offered state from the first holder that gives them. Raises CheckpointError
         if none does."""
@@ -234,7 +230,8 @@ class StateService:
         every layer must be there. `mixed`: the newest of each layer. Raises CheckpointError if a layer is
         held by no member, or without `mixed` if no iteration is whole.
         """
-        told, own = await self._told(peers), {self._peer_id: self.holdings()}
+        told = await of_each(sorted({*peers} - {self._peer_id}), self._holdings_of)
+        own = {self._peer_id: self.holdings()}
         most = self._limits.max_state_bytes if most_bytes is None else most_bytes
         # Others come first: of equals the first counts, and whoever asks may have lost track.
         every = (*offers(told, self._layer_holders), *offers(own, self._layer_holders))
@@ -276,9 +273,6 @@ class StateService:
     @property
     def _layer_holders(self) -> tuple[LayerHolders, ...]:
         return (*self._settled, *([self._former] if self._former is not None else ()))
-
-    async def _told(self, peers: Collection[str]) -> dict[str, tuple[Holding, ...]]:
-        return await of_each(sorted(set(peers) - {self._peer_id}), self._holdings_of)
 
     async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
         """Append the bytes that this holder gives of a state. Failures are counted; bytes that came before

@@ -88,9 +88,9 @@ def test_who_slept_through_several_iterations_or_a_plan_has_no_step_to_wait_for(
 def test_a_step_that_closes_and_one_that_data_nodes_have_begun_are_waited_for_one_after_the_other():
     follower = behind(3)
     assert follower.job(0.0) is None
-    follower.stepped(4, "", 50.0)
+    follower.stepped(4, 50.0)
     assert follower.job(109.0) is None, "the next step has its own time to come"
-    follower.stepped(5, "", 109.0)
+    follower.stepped(5, 109.0)
     assert isinstance(follower.job(109.0), TakeJob)
 
 

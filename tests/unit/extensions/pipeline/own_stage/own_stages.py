@@ -111,7 +111,8 @@ class Home:
         digests: dict[str, str] = {}
         for one in ready:
             await one.member.wait_step(steps)
-            digests[one.peer_id] = await one.own_stage.stepped()
+            await one.own_stage.stepped()
+            digests[one.peer_id] = one.member.digest
         for one in ready:
             await one.own_stage.hand_on()
         return digests

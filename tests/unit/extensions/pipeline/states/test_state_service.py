@@ -337,7 +337,8 @@ async def test_strangers_are_told_nothing_and_noise_is_counted() -> None:
         services[0].admit([hosts[1].peer_id])
         stranger = StateService(MemberStreams(hosts[2]), LIMITS)
         refused = services[0]._streams.incoming.refused
-        assert await stranger.find(ids(hosts[:1])) == []
+        with pytest.raises(CheckpointError):
+            await stranger.assemble(ids(hosts[:1]), StagePart(0, 2), at_most=9)
         assert refused == {"not_a_member": 1}
         stream = await hosts[1].open_stream(hosts[0].peer_id, PROTOCOL)
         await raw_wire.write(stream, MemberService.STATES, b"\xc1noise")
