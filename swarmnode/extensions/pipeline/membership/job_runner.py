@@ -30,7 +30,7 @@ class JobRunner:
         news: ChangeSignal,
         *,
         look: Callable[[Iterable[str]], Awaitable[None]],
-        prepare: OnAgreed | None,
+        prepare: OnAgreed,
         on_agreed: OnAgreed,
     ) -> None:
         """`look`: asks these members for their status. `prepare`, `on_agreed`: as for Membership."""
@@ -72,9 +72,8 @@ class JobRunner:
                 follower.planned(inputs, agreed)
                 await self._look(peer for peer in self._members.living() if peer in agreed.members)
             case PrepareJob(agreed):
-                if self.prepare is not None:
-                    async with asyncio.timeout(settings.prepare_s):
-                        await self.prepare(agreed)
+                async with asyncio.timeout(settings.prepare_s):
+                    await self.prepare(agreed)
                 follower.prepared(agreed)
             case TakeJob(agreed):
                 follower.taking()

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import median_low
 from types import TracebackType
 from typing import Self
@@ -39,7 +39,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     topic_of,
 )
 from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence, ask
-from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
@@ -58,8 +58,8 @@ QUEUED_MESSAGES = 256
 class Membership:
     """Membership in a pipeline for as long as it is entered.
 
-    async with Membership(host, streams, key, settings=..., plan=..., model="qwen", costs=...,
-                          links=prober.links, on_agreed=node.take_place) as membership:
+    async with Membership(host, streams, key, settings=..., plan=..., model="qwen", announcement=...,
+                          prepare=own_stage.prepare, on_agreed=own_stage.take) as membership:
         plan = await membership.agreed(worker.iteration)
 
     `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member.
@@ -77,17 +77,15 @@ class Membership:
         settings: MembershipSettings,
         plan: PlanSettings,
         model: str,
-        costs: Callable[[], MemberCosts],
-        links: Callable[[], Mapping[str, LinkCosts]],
+        announcement: Callable[[], CostAnnouncement],
+        prepare: OnAgreed,
         on_agreed: OnAgreed,
-        prepare: OnAgreed | None = None,
-        observed: Callable[[], Mapping[str, Observation]] = dict[str, Observation],
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """`model` names the weights, so that two members with different ones do not mix. `costs`, `links` and
-        `observed` are called for each announcement; `free_bytes` is all that we give to the pipeline, a stage
-        that we hold included. `prepare` is called before `on_agreed`, while training goes on, if there are
-        weights to load. `wall_s`: returns the seconds since the epoch."""
+        """`model` names the weights, so that two members with different ones do not mix. `announcement`:
+        returns what we announce; its `free_bytes` is all that we give to the pipeline, a stage that we hold
+        included. `prepare` is called before `on_agreed`, while training goes on, if there are weights to
+        load. `wall_s`: returns the seconds since the epoch."""
         self._host = host
         self._streams = streams
         self._settings = settings
@@ -97,7 +95,7 @@ class Membership:
         self._topic = topic_of(settings.swarm, settings.name)
         self._members = KnownMembers(host.peer_id, settings, self._topic, named)
         self._follower = Follower(host.peer_id, catch_up_s=settings.catch_up_s)
-        self._own = OwnPresence(key, self._topic, named, costs, links, observed, wall_s)
+        self._own = OwnPresence(key, self._topic, named, announcement, wall_s)
         self._news = ChangeSignal()
         self._convener = Convener(
             self._members, self._follower, self._own, self._ask, self.status, wall_s, self.lost

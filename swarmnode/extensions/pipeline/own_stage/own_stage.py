@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from swarmnode.errors import CheckpointError, NetworkError, StorageError
+from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.extensions.pipeline.execution.alignment import RARE_STEPS, SMALL_STATE_BYTES
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
@@ -46,8 +46,6 @@ COPY_TRIES = 4
 COPY_PAUSE_S = 0.5
 """Pause between tries: a neighbour takes its stage under a new plan a moment after us, and keeps no copy of
 ours before."""
-COPY_S = 60.0
-"""Limit of the time in which a neighbour fetches a copy: the next step has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,15 +369,6 @@ class OwnStage:
             await asyncio.sleep(COPY_PAUSE_S)
 
     async def _copy(self, state: HeldState) -> bool:
-        """Have the neighbour that the plan gives us keep a copy. Returns False, with a line in the log, if it
-        does not."""
+        """Have the neighbour that the plan gives us keep a copy. Returns False if it does not."""
         keeper = holders_of(self.agreed).keepers.get(self._peer_id) if self.agreed is not None else None
-        if keeper is None:
-            return True
-        try:
-            async with asyncio.timeout(COPY_S):
-                await self.states.push_copy(keeper, state)
-        except (NetworkError, TimeoutError) as error:
-            logger.debug("no copy of our stage at %s: %s", keeper, error)
-            return False
-        return True
+        return keeper is None or await self.states.push_copy(keeper, state)

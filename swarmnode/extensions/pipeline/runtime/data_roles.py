@@ -173,6 +173,7 @@ class RolloutRole:
 class TextRole:
     """Trains with cross-entropy on the text of a folder."""
 
+    status: NodeStatus | None = None
     summary: Summary | None = None
 
     def __init__(self, data_node: DataNode, tokenizer: Any, seed: int) -> None:
@@ -193,10 +194,6 @@ class TextRole:
             device=data_node.parts.own_stage.stage.device,
             packed=whole.cut.packing_obstacle is None,
         )
-
-    @property
-    def status(self) -> NodeStatus | None:
-        return None
 
     def stop(self) -> None:
         self._data_node.stop()

@@ -25,7 +25,7 @@ from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, Pro
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.membership.slowdown_log import SlowdownLog
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
-from swarmnode.extensions.pipeline.plans.member_costs import Observation
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.runtime.data_node import DataNode, RoleChanged
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
@@ -100,9 +100,10 @@ class PipelineNode:
     def done(self) -> bool:
         return self.parts.rounds_are_done(self.member.iteration)
 
-    def observed(self) -> dict[str, Observation]:
-        """Return our observations of the members that our micro-batches passed, for announcements."""
-        return self._slowdowns.observed(time.monotonic())
+    def announcement(self) -> CostAnnouncement:
+        """Return our costs and links, and our observations of members that our micro-batches passed."""
+        observed = self._slowdowns.observed(time.monotonic())
+        return CostAnnouncement(self.parts.costs(), self._prober.links(), observed)
 
     def request_stop(self) -> None:
         """End after the running iteration."""
@@ -248,11 +249,9 @@ class PipelineNode:
             settings=settings,
             plan=parts.plan,
             model=parts.whole.fingerprint,
-            costs=parts.costs,
-            links=self._prober.links,
-            on_agreed=self._take_assignment,
+            announcement=self.announcement,
             prepare=self.own_stage.prepare,
-            observed=self.observed,
+            on_agreed=self._take_assignment,
         )
 
     async def _take_assignment(self, agreed: AgreedPlan) -> None:

@@ -123,11 +123,13 @@ class Node:
             settings=self.settings,
             plan=self.plan,
             model=self.model,
-            costs=lambda: pretend.costs(key.peer_id, free=self.free, at_s=now_s()),
-            links=lambda: pretend.links(key.peer_id, self.linked or self.membership.members()),
-            on_agreed=self.take_place,
+            announcement=lambda: CostAnnouncement(
+                pretend.costs(key.peer_id, free=self.free, at_s=now_s()),
+                pretend.links(key.peer_id, self.linked or self.membership.members()),
+                self.observed,
+            ),
             prepare=self.prepare,
-            observed=lambda: self.observed,
+            on_agreed=self.take_place,
             wall_s=now_s,
         )
 

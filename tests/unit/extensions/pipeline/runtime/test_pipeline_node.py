@@ -194,7 +194,9 @@ async def test_two_data_nodes_train_one_stage_to_the_same_weights(whole: WholeMo
         members = [first, second, third]
         await until(lambda: [member.iteration for member in members] == [2, 2, 2])
         assert [member.stage for member in members] == [0, 0, 1]
-        assert first.node.observed().keys() == {third.peer_id}, "each data node sees who passes its own on"
+        assert first.node.announcement().observed.keys() == {third.peer_id}, (
+            "each data node sees who passes its own on"
+        )
         equal(first.weights(), second.weights())
         start = StageSettings(adapter=first.node.parts.config.policy, device=CPU)
         untrained = LocalPipeline.load(whole.folder, [LAYERS], start, cut=whole.cut).workers[0].model
