@@ -10,7 +10,7 @@ until it takes long enough to tell the line from its latency. What we answer is 
 import asyncio
 import hashlib
 import logging
-import random
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -121,17 +121,13 @@ class _Link:
 class LinkProber:
     """Measures our links to other members, one at a time, so that probes do not slow each other down.
 
-    prober = LinkProber(streams, rng=random.Random(1))
+    prober = LinkProber(streams)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(prober.run(lambda: members))
     """
 
-    def __init__(
-        self, streams: MemberStreams, *, rng: random.Random, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`rng` makes the probes' bytes, `clock` tells seconds."""
+    def __init__(self, streams: MemberStreams, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._streams = streams
-        self._rng = rng
         self._clock = clock
         self._links: dict[str, _Link] = {}
 
@@ -186,7 +182,7 @@ class LinkProber:
 
     async def _timed(self, peer_id: str, size_bytes: int) -> float:
         """Return the seconds until this many bytes have arrived and the answer is back."""
-        probe = self._rng.randbytes(size_bytes)
+        probe = secrets.token_bytes(size_bytes)
         payload = as_payload(probe)
         start = self._clock()
         try:

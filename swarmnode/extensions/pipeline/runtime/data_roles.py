@@ -136,17 +136,12 @@ class RolloutRole:
             newest=lambda: data_node.iteration,
         )
         return PipelineLearner(
-            config,
             data_node,
             engine,
             renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
             inputs.tasks,
             inputs.store,
-            author=data_node.peer_id,
             seed=inputs.seed,
-            whole=whole,
-            micro_batch_tokens=data_node.parts.own_stage.max_tokens,
-            device=data_node.parts.own_stage.stage.device,
             choose_path=self._choose_path,
         )
 

@@ -13,21 +13,17 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
-import torch
-
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed
 from swarmnode.extensions.pipeline.feeds.rollout_feed import PathSamples, RolloutFeed
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.extensions.pipeline.runtime.data_node import DataNode, IterationPlan
-from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
 from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter
 from swarmnode.rollout.engine import Engine, PolicyUpdate
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.settings.config import Config
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint import read_waiting, state_of
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
@@ -44,29 +40,23 @@ class PipelineLearner(RolloutLearner):
 
     def __init__(
         self,
-        config: Config,
         data_node: DataNode,
         engine: Engine,
         renderer: Renderer,
         tasks: Mapping[str, Task],
         store: CheckpointStore,
         *,
-        author: str,
         seed: int,
-        whole: WholeModel,
-        micro_batch_tokens: int,
-        device: torch.device,
         choose_path: ChoosePath,
     ) -> None:
-        """`choose_path`: that of the engine, for groups of strangers. `micro_batch_tokens`: of the plan.
-        `device`: of our own stage."""
-        super().__init__(config, engine, renderer, tasks, author=author, seed=seed)
+        """`choose_path`: that of the engine, for groups of strangers."""
+        config = data_node.parts.config
+        super().__init__(config, engine, renderer, tasks, author=data_node.peer_id, seed=seed)
         self._data_node = data_node
         self._store = store
         self._writer = CheckpointWriter(store.write)
-        self._whole = whole
-        self._micro_batch_tokens = micro_batch_tokens
-        self._device = device
+        self._whole = data_node.parts.whole
+        self._own_stage = data_node.parts.own_stage
         self._choose_path = choose_path
         # One that replays nothing (rules.py): nobody sampled along any path what it would replay.
         rule = sharing_rule(config)
@@ -149,8 +139,8 @@ class PipelineLearner(RolloutLearner):
             top_p=self._config.rollout.top_p,
             max_tokens=self._config.rollout.max_tokens,
             version=iteration_plan.iteration,
-            micro_batch_tokens=self._micro_batch_tokens,
-            device=self._device,
+            micro_batch_tokens=self._own_stage.max_tokens,
+            device=self._own_stage.stage.device,
             seed=self._seed,
             packed=self._whole.cut.packing_obstacle is None,
             choose_path=self._choose_path,

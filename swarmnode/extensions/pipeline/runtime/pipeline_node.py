@@ -10,7 +10,6 @@ to, or with an error that no other plan would mend.
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -133,7 +132,7 @@ class PipelineNode:
             )  # fmt: skip
             await enter(self.own_stage)
             self.member, self.decode = self.own_stage.member, self.own_stage.decode
-            self._prober = LinkProber(self.streams, rng=random.Random(parts.key.peer_id))
+            self._prober = LinkProber(self.streams)
             self.supervisor = MembershipSupervisor(
                 self._new_membership,
                 steps=lambda: self.member.iteration,

@@ -28,6 +28,7 @@ from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageStat
 from swarmnode.extensions.pipeline.stages.stage_model import PEFT_PREFIX
 from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, Holding, layer_of
 from swarmnode.machine.storage import discard, whole_folder, write_synced
+from swarmnode.model.policy import lora_config
 from swarmnode.settings.config import PolicyConfig
 from swarmnode.training.checkpoints.checkpoint import (
     ADAPTER_TENSORS,
@@ -192,15 +193,7 @@ def _check_whole(adapters: Mapping[str, Tensor], rank: int) -> None:
 
 
 def _peft_config(adapters: Mapping[str, Tensor], adapter: PolicyConfig, base_model: str) -> Any:
-    from peft import LoraConfig
-
     modules = {name.removeprefix(PEFT_PREFIX).split(".lora_")[0].rpartition(".")[2] for name in adapters}
-    return LoraConfig(
-        r=adapter.lora_rank,
-        lora_alpha=adapter.lora_alpha,
-        lora_dropout=0.0,
-        target_modules=sorted(modules),
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=base_model,
-        inference_mode=True,
-    )
+    config = lora_config(adapter, sorted(modules))
+    config.base_model_name_or_path, config.inference_mode = base_model, True
+    return config
