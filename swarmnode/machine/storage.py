@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -167,7 +167,7 @@ def set_aside(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def whole_folder(target: Path) -> Generator[Path]:
     """Yields a folder to fill, which is `target` at the end, in place of one that was there: it is whole, or
     not there at all."""
     aside, old = (target.with_name(f".{target.name}.{os.getpid()}{end}") for end in ("", ".old"))
