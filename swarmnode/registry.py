@@ -20,8 +20,9 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
+    "run", "page", "panel", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
     "admission",
+    "environment",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -71,6 +72,7 @@ SEAMS: Mapping[Kind, Seam] = {
         },
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
+    "environment": Seam("tools, environment", {}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),
@@ -99,6 +101,7 @@ SEAMS: Mapping[Kind, Seam] = {
     ),
     "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
     "page": Seam("node.page", {}),
+    "panel": Seam("join", {}),
     "contribution": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),

@@ -64,6 +64,7 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
         (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
         (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),
         (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
+        (("join", "--task", "tools.py"), "'turns': no such environment: there are none;"),
         (("join", "--task", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
     ],
 )
@@ -71,9 +72,20 @@ def test_a_part_of_a_missing_extension_is_refused_with_a_sentence(
     arguments: tuple[str, ...], sentence: str, heart: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "answer": "!"}\n' * 20)
+    (tmp_path / "tools.py").write_text("def examples(seed):\n    yield '?', '!'\ntools = [print]\n")
     done = heart("-m", "swarmnode", *arguments)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert sentence in done.stderr
+
+
+def test_a_terminal_shows_the_lines_of_the_log_where_no_panel_is_installed(heart: Run) -> None:
+    shown = (
+        "from swarmnode.node.showing.screen import Screen, logger\n"
+        "with Screen(terminal=True) as screen:\n"
+        "    screen.start_watcher()\n"
+        "    logger.info('a round is done')"
+    )
+    assert heart("-c", shown).stderr.endswith(" a round is done\n")
 
 
 @pytest.mark.parametrize("named", [("--swarm", "friends"), (FRIENDS.text(),)])

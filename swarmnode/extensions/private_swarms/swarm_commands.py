@@ -26,7 +26,7 @@ from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.admission import file_of
 from swarmnode.node.building.node_process import read_running
-from swarmnode.node.showing.panel import age
+from swarmnode.node.showing.figures import age
 from swarmnode.settings.config_layers import load_config
 
 app = typer.Typer(help="Found and keep a private swarm.", no_args_is_help=True)
