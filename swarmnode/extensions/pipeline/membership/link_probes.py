@@ -1,6 +1,6 @@
 """Short measurements between members.
 
-incoming_streams.py <- [ProbeService]   member_streams.py <- [LinkProber] -> LinkCosts (member_costs.py)
+incoming_streams.py, member_streams.py <- [LinkProber] -> LinkCosts (member_costs.py)
 
 A probe is random bytes; the answer is their hash, so nobody can answer before all of them have arrived.
 Latency is half the median round trip of tiny probes. Bandwidth comes from one bulk transfer, which grows
@@ -78,15 +78,31 @@ class Probe(MemberMessage, frozen=True, tag="probe"):
         return self.size_bytes
 
 
-class ProbeService:
-    """Answers the probes of others by their hash, and refuses those of a peer beyond its allowance.
+@dataclass(slots=True)
+class _Link:
+    """Our measurements of the link to one peer."""
 
-    ProbeService(streams).begin()
+    recent: deque[tuple[float, LinkCosts]] = field(
+        default_factory=lambda: deque[tuple[float, LinkCosts]](maxlen=RECENT)
+    )
+    """Latest measurements, each with its time."""
+    due_at_s: float = 0.0
+
+
+class LinkProber:
+    """Measures our links to other members, one at a time, so that probes do not slow each other down, and
+    answers their probes.
+
+    prober = LinkProber(streams)
+    prober.begin()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(prober.run(lambda: members))
     """
 
     def __init__(self, streams: MemberStreams, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._streams = streams
         self._clock = clock
+        self._links: dict[str, _Link] = {}
         self._allowances = BoundedDict[str, TokenBucket](MAX_TRACKED_PEERS)
 
     def begin(self) -> None:
@@ -105,31 +121,6 @@ class ProbeService:
             raise Rejected(Refusal.TOO_OFTEN)
         async with incoming.payload() as probe:
             return Reply(_digest(probe))
-
-
-@dataclass(slots=True)
-class _Link:
-    """Our measurements of the link to one peer."""
-
-    recent: deque[tuple[float, LinkCosts]] = field(
-        default_factory=lambda: deque[tuple[float, LinkCosts]](maxlen=RECENT)
-    )
-    """Latest measurements, each with its time."""
-    due_at_s: float = 0.0
-
-
-class LinkProber:
-    """Measures our links to other members, one at a time, so that probes do not slow each other down.
-
-    prober = LinkProber(streams)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(prober.run(lambda: members))
-    """
-
-    def __init__(self, streams: MemberStreams, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._streams = streams
-        self._clock = clock
-        self._links: dict[str, _Link] = {}
 
     async def run(self, members: Callable[[], Sequence[str]]) -> None:
         """Keep the links to `members` measured, until cancelled."""

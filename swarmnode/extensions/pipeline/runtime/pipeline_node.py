@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
-from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, ProbeService
+from swarmnode.extensions.pipeline.membership.link_probes import LinkProber
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.membership.slowdown_log import SlowdownLog
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
@@ -122,7 +122,8 @@ class PipelineNode:
         async with self._stack:
             await enter(parts.host)
             self.streams = await enter(MemberStreams(parts.host))
-            ProbeService(self.streams).begin()
+            self._prober = LinkProber(self.streams)
+            self._prober.begin()
             self.own_stage = OwnStage(
                 self.streams, parts.key, parts.whole, parts.own_stage, parts.checkpoints,
                 # Of the membership of the moment: after a rejoin there is another.
@@ -132,7 +133,6 @@ class PipelineNode:
             )  # fmt: skip
             await enter(self.own_stage)
             self.member, self.decode = self.own_stage.member, self.own_stage.decode
-            self._prober = LinkProber(self.streams)
             self.supervisor = MembershipSupervisor(
                 self._new_membership,
                 steps=lambda: self.member.iteration,

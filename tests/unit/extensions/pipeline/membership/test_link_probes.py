@@ -12,7 +12,6 @@ from swarmnode.extensions.pipeline.membership.link_probes import (
     MAX_TRACKED_PEERS,
     LinkProber,
     Probe,
-    ProbeService,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import MAX_AGE_S
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
@@ -42,7 +41,7 @@ class Line:
         self.bytes_per_s = bytes_per_s
         self.sizes: list[int] = []
         self.extra_s: Callable[[int], float] = lambda _: 0.0
-        self.service: ProbeService | None = None
+        self.service: LinkProber | None = None
 
     async def answer(self, incoming: Incoming[Probe]) -> Reply:
         size_bytes = incoming.message.size_bytes
@@ -66,7 +65,7 @@ async def hosts() -> AsyncIterator[Ends]:
 
 async def line_to(bob: MemberStreams, clock: Clock, latency_s: float, bytes_per_s: float) -> Line:
     line = Line(clock, latency_s=latency_s, bytes_per_s=bytes_per_s)
-    line.service = ProbeService(bob, clock=clock)
+    line.service = LinkProber(bob, clock=clock)
     bob.incoming.begin(MemberService.PROBES, ServiceHandler(Probe, line.answer, knows=None))
     return line
 
@@ -128,7 +127,7 @@ async def test_who_asks_too_much_gets_no_answer_until_time_has_passed(
 ):
     _, bob = hosts
     clock = Clock()
-    service = ProbeService(bob, clock=clock)
+    service = LinkProber(bob, clock=clock)
     answers = [service.allows("greedy", 1) for _ in range(ECHOES_AT_ONCE + 3)]
     assert answers == [True] * ECHOES_AT_ONCE + [False] * 3
     assert service.allows("another", 1)
@@ -138,14 +137,14 @@ async def test_who_asks_too_much_gets_no_answer_until_time_has_passed(
 
 async def test_bulk_is_bounded_by_its_bytes(hosts: Ends):
     _, bob = hosts
-    service = ProbeService(bob, clock=Clock())
+    service = LinkProber(bob, clock=Clock())
     answers = [service.allows("greedy", MAX_PROBE_BYTES) for _ in range(3)]
     assert answers == [True, True, False]
 
 
 async def test_the_service_remembers_a_bounded_number_of_peers(hosts: Ends):
     _, bob = hosts
-    service = ProbeService(bob, clock=Clock())
+    service = LinkProber(bob, clock=Clock())
     for _ in range(ECHOES_AT_ONCE):
         service.allows("first", 1)
     for number in range(MAX_TRACKED_PEERS):
@@ -155,7 +154,7 @@ async def test_the_service_remembers_a_bounded_number_of_peers(hosts: Ends):
 
 async def test_a_refusal_is_an_error_for_the_prober(hosts: Ends):
     alice, bob = hosts
-    service = ProbeService(bob, clock=Clock())
+    service = LinkProber(bob, clock=Clock())
     service.begin()
     for _ in range(ECHOES_AT_ONCE):
         service.allows(alice.peer_id, 1)
