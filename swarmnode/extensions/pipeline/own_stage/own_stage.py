@@ -132,6 +132,8 @@ class OwnStage:
         self.ready = asyncio.Event()
         """Set while we have a stage under that plan."""
         self.plans = 0
+        self._is_news = asyncio.Event()
+        """Set when a step was taken, or another neighbour keeps our copy and has none yet."""
         self._saved_iteration = 0
         self._copied: tuple[int, HeldState | None] = (0, None)
         """Number of our plan and state of the last copy."""
@@ -222,6 +224,7 @@ class OwnStage:
         self.decode.hold(StageCaches(held.model, max_bytes=self._settings.cache_bytes))
         self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, node))
         self.ready.set()
+        self._is_news.set()
         logger.info(
             "stage %d of %d (layers %d to %d) with %d others, iteration %d, plan %s: %.2f s planned",
             agreed.plan.instance.stage_of[node], len(agreed.plan.instance.stages), part.first_layer,
@@ -235,6 +238,14 @@ class OwnStage:
         if held is not None and worker is not None:
             held.iteration = await self.member.in_stage_thread(lambda: worker.version)
             held.is_known = True
+        self._is_news.set()
+
+    async def hand_on_forever(self) -> None:
+        """Hand on the state after each step, until cancelled: a slow neighbour delays nothing."""
+        while True:
+            await self._is_news.wait()
+            self._is_news.clear()
+            await self.hand_on()
 
     async def hand_on(self) -> None:
         """Have the state after a step copied by a neighbour and, when due, write it to disk."""

@@ -19,6 +19,7 @@ from typing import Self
 
 import msgspec
 
+from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
 from swarmnode.extensions.pipeline.membership.link_probes import LinkProber
 from swarmnode.extensions.pipeline.membership.membership import Membership
@@ -31,7 +32,6 @@ from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
 from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
-from swarmnode.extensions.pipeline.runtime.step_follower import StepFollower
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.node.showing.board import StatusBoard, Watcher
 from swarmnode.node.showing.node_status import NodeStatus, Phase, Summary, summary_of
@@ -154,13 +154,12 @@ class PipelineNode:
 
     async def run(self) -> Summary:
         """Hold the assigned stage and do its work until the node ends."""
-        steps = StepFollower(self.own_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
                 services.create_task(supervise("probes", lambda: self._prober.run(self.membership.members))),
-                services.create_task(steps.follow()),
-                services.create_task(steps.hand_on()),
+                services.create_task(self._follow_steps()),
+                services.create_task(self.own_stage.hand_on_forever()),
                 services.create_task(supervise("screen", self._keep_looking)),
             ]
             reason = await self._work()
@@ -257,6 +256,28 @@ class PipelineNode:
         await self.own_stage.take(agreed)
         if self._role is not None and self.own_stage.ready.is_set():
             self._role.replanned(agreed)
+
+    async def _follow_steps(self) -> None:
+        """Tell the other members of every step. If we have missed one, come back for a new assignment."""
+        while True:
+            await self.own_stage.ready.wait()
+            steps = self.member.iteration
+            try:
+                await self.member.wait_step(steps + 1)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # The assignment has changed.
+                continue
+            except ModelError as error:
+                logger.warning("coming back for a new assignment: %s", error)
+                self.own_stage.ready.clear()
+                await self.supervisor.come_back()
+                continue
+            # At once: a member that seems to be behind is not waited for when the plan changes.
+            self.membership.stepped(self.member.iteration)
+            await self.own_stage.stepped()
 
     def _after_step(self, report: IterationReport) -> None:
         self._view.stepped(report)
