@@ -10,7 +10,7 @@ half-way, so two conveners at once end up with one plan.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.membership.membership_messages import (
@@ -27,31 +27,6 @@ using up the numbers."""
 STEPS_TO_COME = 2
 """Most steps that a held member still closes: the one that closes now, and the one that data nodes have begun
 already."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanJob:
-    """Compute the plan of these inputs, then report it by `planned`."""
-
-    inputs: PlanInputs
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareJob:
-    """Load the weights of the new assignment as far as that goes ahead of time, then report it by
-    `prepared`."""
-
-    agreed: AgreedPlan
-
-
-@dataclass(frozen=True, slots=True)
-class TakeJob:
-    """Take the assignment, then report it by `taken`."""
-
-    agreed: AgreedPlan
-
-
-Job = PlanJob | PrepareJob | TakeJob
 
 
 class Follower:
@@ -154,10 +129,14 @@ class Follower:
         if self.progress == ProposalProgress.READY and same and status.progress == ProposalProgress.BEGUN:
             self._begin(now_s)
 
-    def job(self, now_s: float, living: Collection[str] = ()) -> Job | None:
-        """Return the next job, one at a time, or None. `living`: other members that we hear ourselves."""
-        if self.progress == ProposalProgress.PLANNING and self._inputs is not None:
-            return PlanJob(self._inputs) if self._agreed is None else PrepareJob(self._agreed)
+    def job(self, now_s: float, living: Collection[str] = ()) -> PlanInputs | AgreedPlan | None:
+        """Return what is to be done next, one at a time, or None: compute the plan of these inputs and report
+        it by `planned`; while planning, load the weights of this plan as far as that goes ahead of time and
+        report it by `prepared`; once held, take its assignment and report it by `taken`.
+
+        `living`: other members that we hear ourselves."""
+        if self.progress == ProposalProgress.PLANNING:
+            return self._agreed or self._inputs
         if self.progress == ProposalProgress.HELD and self._take_ordered and self._agreed and not self.busy:
             # Further behind, or under a plan that others have left, it has no step to come.
             behind = self._held_from - self.iteration
@@ -165,7 +144,7 @@ class Follower:
             is_time = not waits or now_s >= self.ordered_at_s + self._catch_up_s
             # The convener's word alone does not do: it may have told others something else.
             if is_time and not self.unconvinced(living):
-                return TakeJob(replace(self._agreed, iteration=self._held_from))
+                return replace(self._agreed, iteration=self._held_from)
         return None
 
     def unconvinced(self, living: Collection[str]) -> list[str]:
