@@ -266,13 +266,6 @@ class Engine(Protocol):
         """
         ...
 
-    def score(
-        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
-    ) -> list[tuple[float, ...]]:
-        """Returns log-probabilities at temperature 1 of the second part of each (prompt_ids, completion_ids),
-        under a live version (None: the newest). Requests in flight are not disturbed."""
-        ...
-
     def load(self, update: PolicyUpdate) -> None:
         """Makes a version live beside the newest, for requests that name it: it is forgotten when no request
         does. One that is live stays as it is. Raises EngineError, with everything as before, for an adapter

@@ -142,26 +142,6 @@ def with_live_version(request: Request, live_versions: Collection[int]) -> Reque
     return replace(request, version=None)
 
 
-def refuse_sequences(
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]], max_length: int, vocab: int
-) -> None:
-    """Raises EngineError for sequences that the model could not read."""
-    for prompt, completion in sequences:
-        known = (*prompt, *completion)
-        if not prompt:
-            raise EngineError("a sequence to score has an empty prompt", hint="start it with one token")
-        if not 0 <= min(known) <= max(known) < vocab:
-            raise EngineError(
-                f"a sequence to score has token ids outside 0..{vocab - 1}",
-                hint="encode it with the tokenizer of this model",
-            )
-        if len(known) > max_length:
-            raise EngineError(
-                f"a sequence to score has {len(known)} tokens, this engine holds {max_length}",
-                hint="shorten it, or start the engine with a larger max_length",
-            )
-
-
 def not_finite(version: int) -> EngineError:
     """Returns the error for a policy that gives NaN. Its samples are worthless, so none are handed out."""
     return EngineError(

@@ -446,14 +446,6 @@ class SharedMember:
             )
         self._member.check_versions(update.version, inflight, can.max_versions)
 
-    def score(
-        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
-    ) -> list[tuple[float, ...]]:
-        with self._shared.turns:
-            serial = self._member.serial_of(version)
-            self._shared.load(self._member, serial)
-            return self._shared.engine.score(sequences, serial)
-
     def load(self, update: PolicyUpdate) -> None:
         raise EngineError(f"policy {update.version} is not live", hint="only a guest asks for older ones")
 

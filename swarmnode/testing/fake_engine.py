@@ -165,13 +165,6 @@ class FakeEngine:
         self._counters.swaps += 1
         return aborted
 
-    def score(
-        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
-    ) -> list[tuple[float, ...]]:
-        if version not in (None, BASE_VERSION, *self._live_versions()):
-            raise EngineError(f"policy {version} is not live")
-        return [(self._logprob,) * len(completion) for _, completion in sequences]
-
     def load(self, update: PolicyUpdate) -> None:
         live = self._live_versions()
         if update.version in live:

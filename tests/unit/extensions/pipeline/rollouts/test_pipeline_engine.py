@@ -185,16 +185,6 @@ def test_a_path_that_is_none_here_gives_way_to_that_of_the_prompt() -> None:
     assert run(local(), [asked.resumed(Sampled(path=(0, 7)))])["0"].sampled.path == FULL
 
 
-def test_scores_are_taken_along_the_path_of_each_prompt() -> None:
-    questions, answers = prompts(5), prompts(5, seed=1)
-    paths = {tuple(prompt): (0, 2) if number % 2 else FULL for number, prompt in enumerate(questions)}
-    pairs = list(zip(questions, answers, strict=True))
-    scores = local(lambda prompt: paths[tuple(prompt)]).score(pairs)
-    for (prompt, answer), found in zip(pairs, scores, strict=True):
-        expected = expected_logprobs(prompt, answer, paths[tuple(prompt)])
-        torch.testing.assert_close(torch.tensor(found), expected, atol=1e-5, rtol=0)
-
-
 def test_a_shared_prompt_is_computed_once() -> None:
     engine = local()
     prompt = prompts(1)[0]
