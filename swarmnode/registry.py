@@ -72,7 +72,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "builtin": Seam("--task", {}),
     "convention": Seam("tasks.reward", {}),
     "names": Seam("settings", {}),
-    "environment": Seam("tools, environment", {}),
+    "environment": Seam("tools", {}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),

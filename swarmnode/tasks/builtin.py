@@ -16,7 +16,7 @@ from functools import cache
 from itertools import count
 from typing import Any
 
-from swarmnode.registry import find, ours
+from swarmnode.registry import find, names
 from swarmnode.types import Example, ExampleKey
 
 VERSION = "1"
@@ -153,6 +153,6 @@ BUILTIN_TASKS = tuple(
 
 @cache
 def builtin_by_name() -> Mapping[str, BuiltinTask]:
-    """Returns all tasks that need nothing but their name: these eight, and those of extensions."""
-    further = {name: find("builtin", name) for name in ours("builtin")}
+    """Returns all tasks that need nothing but their name: these eight, and those that others register."""
+    further = {name: find("builtin", name) for name in names("builtin")}
     return {task.name: task for task in BUILTIN_TASKS} | further
