@@ -275,12 +275,8 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
     def snapshot(self, request_ids: Iterable[str] | None = None) -> tuple[Request, ...]:
-        """Returns these requests in flight (None: all) as requests that go on where each one is. Plain data;
-        changes nothing."""
-        ...
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        """Submits the requests of a snapshot. A version that is not live here becomes the newest."""
+        """Returns these requests in flight (None: all) as requests that go on where each one is, here or in
+        another engine that gets them. Plain data; changes nothing."""
         ...
 
     def sleep(self) -> Sequence[Output]:

@@ -4,7 +4,6 @@ import math
 import sys
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import BASE_VERSION, Output, Request, SamplingParams
@@ -133,13 +132,6 @@ def _check_sampling(name: str, sampling: SamplingParams) -> None:
 def untouched(request: Request) -> Output:
     """Returns the output of a request aborted while it waits: the tokens that it came with."""
     return Output(request.request_id, request.sampled, "abort")
-
-
-def with_live_version(request: Request, live_versions: Collection[int]) -> Request:
-    """Returns a request of a snapshot, on the newest version if its own is gone."""
-    if request.version in (None, BASE_VERSION, *live_versions):
-        return request
-    return replace(request, version=None)
 
 
 def not_finite(version: int) -> EngineError:

@@ -38,7 +38,6 @@ from swarmnode.rollout.engine import (
 )
 from swarmnode.rollout.fair_lock import FairLock
 from swarmnode.rollout.member_state import FIRST_SERIAL, MemberRow, MemberState, fair_shares
-from swarmnode.rollout.request_queue import with_live_version
 from swarmnode.token_bucket import TokenBucket
 
 MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
@@ -459,10 +458,6 @@ class SharedMember:
         with self._shared.turns:
             in_flight = self._snapshot()
         return tuple(one for one in in_flight if chosen is None or one.request_id in chosen)
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        live = self._member.live_versions
-        self.submit([with_live_version(request, live) for request in snapshot])
 
     def sleep(self) -> Sequence[Output]:
         with self._shared.turns:

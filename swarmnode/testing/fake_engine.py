@@ -22,7 +22,7 @@ from swarmnode.rollout.engine import (
     Sampled,
 )
 from swarmnode.rollout.engine_counters import EngineCounters
-from swarmnode.rollout.request_queue import RequestQueue, untouched, with_live_version
+from swarmnode.rollout.request_queue import RequestQueue, untouched
 from swarmnode.types import FinishReason, Span
 
 LOGPROB = -0.5
@@ -182,10 +182,6 @@ class FakeEngine:
         running = [running.request.resumed(running.sampled()) for running in self._running]
         in_flight = (*running, *self._queue.waiting)
         return tuple(one for one in in_flight if chosen is None or one.request_id in chosen)
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        live = self._live_versions()
-        self.submit([with_live_version(request, live) for request in snapshot])
 
     def sleep(self) -> Sequence[Output]:
         return self.abort()

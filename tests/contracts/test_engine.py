@@ -1008,17 +1008,11 @@ def test_a_snapshot_goes_on_in_a_new_engine(backend: Backend, temperature: float
     assert {request.request_id for request in snapshot} == set(whole)
     assert tokens_of(run(engine)) == tokens_of(whole)
     restored = backend.engine()
-    restored.restore(snapshot)
+    restored.submit(snapshot)
     outputs = run(restored)
     assert tokens_of(outputs) == tokens_of(whole)
     for name, output in outputs.items():
         assert output.logprobs == pytest.approx(whole[name].logprobs, abs=TOLERANCE)
-
-
-def test_a_version_that_is_gone_becomes_the_newest(bookkeeper: Engine) -> None:
-    stranger = replace(ask((5,), max_tokens=4), version=41, sampled=Sampled((1,), (-0.5,), (Span(41, 0, 1),)))
-    bookkeeper.restore([stranger])
-    assert run(bookkeeper)["a"].spans == (Span(41, 0, 1), Span(0, 1, 4))
 
 
 def test_sleep_aborts_and_the_next_request_wakes(model: PreTrainedModel, engine: Engine) -> None:

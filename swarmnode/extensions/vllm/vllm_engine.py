@@ -50,7 +50,6 @@ from swarmnode.rollout.request_queue import (
     RequestQueue,
     not_finite,
     untouched,
-    with_live_version,
 )
 
 
@@ -181,10 +180,6 @@ class VllmEngine:
         running = (row.request.resumed(s) for row, s in zip(rows, self._sampled(rows), strict=True))
         waiting = self._queue.waiting
         return (*running, *(one for one in waiting if chosen is None or one.request_id in chosen))
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        live = self._live_versions()
-        self.submit([with_live_version(request, live) for request in snapshot])
 
     def sleep(self) -> Sequence[Output]:
         outputs = self.abort()

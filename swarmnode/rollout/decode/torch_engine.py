@@ -27,7 +27,7 @@ from swarmnode.rollout.engine import (
     Sampled,
 )
 from swarmnode.rollout.engine_counters import EngineCounters
-from swarmnode.rollout.request_queue import RequestQueue, not_finite, untouched, with_live_version
+from swarmnode.rollout.request_queue import RequestQueue, not_finite, untouched
 from swarmnode.types import FinishReason
 
 LoraPairs = Mapping[str, LoraPair]
@@ -196,10 +196,6 @@ class TorchEngine(ABC):
         ]
         waiting = self._queue.waiting
         return (*running, *(one for one in waiting if chosen is None or one.request_id in chosen))
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        live = self._live_versions()
-        self.submit([with_live_version(request, live) for request in snapshot])
 
     def sleep(self) -> Sequence[Output]:
         # The merged weights stay: only keys and values grow with what is in flight.
