@@ -8,11 +8,11 @@ import pytest
 
 import swarmnode as sn
 from swarmnode.errors import ConfigError
+from swarmnode.extensions.doctor.diagnosis import transport_finding
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.host import Message
 from swarmnode.node.building.assemble import build_discovery, build_exchange, build_host
-from swarmnode.node.commands.diagnosis import transport_finding
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.showing.board import Watchers
 from swarmnode.rollout.renderer import Renderer
