@@ -23,6 +23,8 @@ Kind = Literal[
     "run", "page", "panel", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
     "admission",
     "environment",
+    "model",
+    "convention", "names", "builtin",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -42,13 +44,7 @@ class Seam:
 
 
 SEAMS: Mapping[Kind, Seam] = {
-    "engine": Seam(
-        "rollout.engine",
-        {
-            "embedded": "swarmnode.rollout.decode.own_engines:EMBEDDED",
-            "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
-        },
-    ),
+    "engine": Seam("rollout.engine", {"embedded": "swarmnode.rollout.decode.embedded_record:EMBEDDED"}),
     "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd_host:P2pdHost"}),
     "learner": Seam("node.learner", {"local": "swarmnode.node.policy_learner:PolicyLearner"}),
     "loss": Seam(
@@ -72,7 +68,11 @@ SEAMS: Mapping[Kind, Seam] = {
         },
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
-    "environment": Seam("tools, environment", {}),
+    "model": Seam("policy.model", {}),
+    "builtin": Seam("--task", {}),
+    "convention": Seam("tasks.reward", {}),
+    "names": Seam("settings", {}),
+    "environment": Seam("tools", {}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),

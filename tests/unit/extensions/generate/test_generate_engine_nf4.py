@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.decode.adapters.model_lora import AddedLora, MergedLora, is_quantized, own_model
-from swarmnode.rollout.decode.fallback import GenerateEngine
+from swarmnode.extensions.generate.generate_engine import GenerateEngine
+from swarmnode.extensions.generate.model_lora import AddedLora, MergedLora, is_quantized, own_model
 from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, Request
 from swarmnode.rollout.engine_choice import make_engine
 from tests.packed import in_bytes, in_nf4

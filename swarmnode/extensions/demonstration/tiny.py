@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,8 +24,9 @@ from typing import Any
 import torch
 
 from swarmnode.errors import StorageError
+from swarmnode.extensions.demonstration.warmup import TrainingPhase, warm_up
 from swarmnode.machine.storage import sync
-from swarmnode.model.demonstration.warmup import TrainingPhase, warm_up
+from swarmnode.model.built_model import Progress
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task
 
@@ -44,9 +45,6 @@ MAX_POSITIONS = 512
 
 FOLDER_BYTES = 1_000_000
 """Bytes that must be free, more than the folder takes (0.5 MB), checked before fifteen seconds of work."""
-
-Progress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, name of the work)."""
 
 
 @dataclass(frozen=True, slots=True)

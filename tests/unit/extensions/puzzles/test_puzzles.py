@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.tasks.kinds.puzzles import PUZZLES, reaches_target, solves
+from swarmnode.extensions.puzzles.puzzles import COUNTDOWN, SUDOKU, reaches_target, solves
 from swarmnode.tasks.loader import load_task, load_tasks, spec_of
 from swarmnode.tasks.processes.isolated_task import isolate
 
-COUNTDOWN, SUDOKU = PUZZLES
+PUZZLES = (COUNTDOWN, SUDOKU)
 
 GOLDEN = {
     "countdown": "((38 * 4) - 19)",

@@ -1,9 +1,9 @@
 """The engine for every other causal LM: the model's own forward, one static batch at a time.
 
-engine_choice.py -> [fallback] <- torch_engine.py <- schedule/partial_rollouts.py
-                 |
-                 +-> model_lora.py (a policy on the model)
-                 +-> model(...) -> sampler.py -> Output
+generate_record.py -> [GenerateEngine] <- rollout/decode/torch_engine.py <- schedule/partial_rollouts.py
+                       |
+                       +-> model_lora.py (a policy on the model)
+                       +-> model(...) -> rollout/decode/sampler.py -> Output
 
 What it gives up against embedded.py: the next batch starts when the last sequence of this one has ended, each
 sequence pays for its own prompt, and for all of it again in every turn of a conversation, and there is one
@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
+from swarmnode.extensions.generate.model_lora import own_model
 from swarmnode.rollout.decode.adapters.adapter import lora_pairs
-from swarmnode.rollout.decode.adapters.model_lora import own_model
 from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE, PADDING
 from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
@@ -89,10 +89,11 @@ class GenerateEngine(TorchEngine):
         return self._finish(self._ended(tokens))
 
     def _next_batch(self) -> "_Batch":
-        if self._may_pad:
-            requests = self._queue.take(self.capabilities.max_running)
-        else:
-            requests = self._queue.take_alike(self.capabilities.max_running, lambda r: len(_known_ids(r)))
+        count = self.capabilities.max_running
+        if not self._may_pad:
+            lengths = [len(_known_ids(request)) for request in self._queue.waiting[:count]]
+            count = next((at for at, length in enumerate(lengths) if length != lengths[0]), count)
+        requests = self._queue.take(count)
         self._start(range(len(requests)), requests)
         return _Batch([_known_ids(request) for request in requests], self._device)
 

@@ -1,6 +1,7 @@
 """Reward functions of other trainers, made into ones on TRL's contract.
 
-load_reward("verl:package.module:function") -> [adapted] -> rewards.py, which calls it as any other
+load_reward("verl:package.module:function") -> tasks/judging/conventions.py -> [VERL ...] -> rewards.py, which
+    calls it as any other
 
     verl       compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
     slime      async custom_rm(args, sample) -> float, or (args, samples) -> list[float]
@@ -17,13 +18,13 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import SimpleNamespace
 from typing import Any, cast
 
 from swarmnode.chat import Message
-from swarmnode.errors import TaskError
 from swarmnode.tasks.arguments import accepted
+from swarmnode.tasks.judging.conventions import Convention, argument_names
 from swarmnode.tasks.judging.plain_rewards import final_answer
 
 Columns = Mapping[str, Any]
@@ -44,34 +45,10 @@ class SlimeSample:
     status: str = "completed"
 
 
-def convention_of(function: Any) -> str | None:
-    """Returns the trainer that a reward was written for, judged by its arguments. None: TRL, or unknown.
-
-    >>> convention_of(lambda solution_str, ground_truth: 1.0), convention_of(lambda completions: [1.0])
-    ('verl', None)
-    """
-    names = _arguments(function)
-    if {"solution_str", "ground_truth"} <= set(names):
-        return "verl"
-    if names[:2] in (["args", "sample"], ["args", "samples"]):
-        return "slime"
-    if names[:2] == ["conversation", "assistant_response"]:
-        return "nanochat"
-    if "completion" in names and "completions" not in names:
-        return "verifiers"
-    return None
-
-
-def adapted(function: Any, convention: str | None = None) -> Any:
-    """Returns `function` adapted to TRL's contract. Without `convention` its arguments tell which one it has;
-    a function of TRL's or of an unknown convention is returned as it is. Raises TaskError for an unknown
-    name."""
-    known = convention or convention_of(function)
-    if known is None:
-        return function
-    if known not in CONVENTIONS:
-        raise TaskError(f"there is no convention {known!r}", hint=f"there are {', '.join(CONVENTIONS)}")
-    inner, judge = CONVENTIONS[known](function)
+def _on_trl(make: Callable[[Any], tuple[Any, Judged]], function: Any) -> Any:
+    """Returns `function` on TRL's contract; `make` returns the function itself, and how groups are judged
+    with it."""
+    inner, judge = make(function)
 
     def reward(
         prompts: Sequence[Any],
@@ -111,7 +88,7 @@ def _verl(function: Any) -> tuple[Any, Judged]:
 
 
 def _slime(function: Any) -> tuple[Any, Judged]:
-    whole = _arguments(function)[1:2] == ["samples"]
+    whole = argument_names(function)[1:2] == ["samples"]
 
     def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> Any:
         texts = map(final_answer, said)
@@ -175,26 +152,6 @@ def _verifiers(function: Any) -> tuple[Any, Judged]:
     return function, judge
 
 
-CONVENTIONS: Mapping[str, Callable[[Any], tuple[Any, Judged]]] = {
-    "verl": _verl,
-    "slime": _slime,
-    "nanochat": _nanochat,
-    "verifiers": _verifiers,
-    "genrl": _genrl,
-}
-
-
-def split_convention(reward: str) -> tuple[str | None, str]:
-    """Returns which trainer the function of a reward was written for, and its name without that.
-    `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
-
-    >>> split_convention("verl:rw.py:f"), split_convention("verl:f"), split_convention("a:b/rw.py:f")
-    (('verl', 'rw.py:f'), (None, 'verl:f'), (None, 'a:b/rw.py:f'))
-    """
-    first, _, rest = reward.partition(":")
-    return (first, rest) if first in CONVENTIONS and ":" in rest else (None, reward)
-
-
 def _waits(results: object) -> bool:
     return isinstance(results, list) and any(map(inspect.isawaitable, cast(list[Any], results)))
 
@@ -226,8 +183,17 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _arguments(function: Any) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return []
+VERL = Convention(partial(_on_trl, _verl), lambda names: {"solution_str", "ground_truth"} <= set(names))
+SLIME = Convention(
+    partial(_on_trl, _slime), lambda names: names[:2] in (["args", "sample"], ["args", "samples"])
+)
+NANOCHAT = Convention(
+    partial(_on_trl, _nanochat),
+    lambda names: names[:2] == ["conversation", "assistant_response"],
+    of_objects=True,
+)
+VERIFIERS = Convention(
+    partial(_on_trl, _verifiers), lambda names: "completion" in names and "completions" not in names
+)
+GENRL = Convention(partial(_on_trl, _genrl))
+"""Its functions are known by name alone."""

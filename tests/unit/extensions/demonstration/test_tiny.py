@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarmnode.errors import StorageError
-from swarmnode.model.demonstration.tiny import (
+from swarmnode.extensions.demonstration.tiny import (
     EOS_TOKEN_ID,
     PAD_TOKEN_ID,
     QUICK_RECIPE,
@@ -23,7 +23,7 @@ from swarmnode.model.demonstration.tiny import (
     build_quick_tiny,
     build_tiny,
 )
-from swarmnode.model.demonstration.warmup import TrainingPhase
+from swarmnode.extensions.demonstration.warmup import TrainingPhase
 from swarmnode.rollout.decode.weights import unsupported_reason
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import draw_held_out
