@@ -103,6 +103,16 @@ def test_a_private_swarm_is_never_joined_as_a_public_one(
     assert "swarmnode.extensions.private_swarms" in done.stderr
 
 
+def test_nobody_finds_out_who_can_reach_a_node(heart: Run) -> None:
+    asked = (
+        "from swarmnode.network.finding.discovery import Discovery\n"
+        "from swarmnode.network.finding.peer_book import PeerBook\n"
+        "from swarmnode.network.memory_network import MemoryNetwork\n"
+        "print(Discovery(MemoryNetwork().host(), PeerBook(), (), 'swarm').reach.verdict)"
+    )
+    assert heart("-c", asked).stdout == "unknown\n"
+
+
 def test_the_doctor_says_nothing_of_what_is_not_here(heart: Run) -> None:
     findings = json.loads(heart("-m", "swarmnode", "doctor", "--json").stdout)
     subjects = {finding["subject"] for finding in findings}

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
-from swarmnode.network.reach import reachability
-from swarmnode.network.reach.dialback import DialBack, DialReport
-from swarmnode.network.reach.reachability import (
+from swarmnode.extensions.reach import reachability
+from swarmnode.extensions.reach.dialback import DialBack, DialReport
+from swarmnode.extensions.reach.reachability import (
     Reachability,
     ReachEstimate,
     ReachEvidence,
@@ -19,6 +18,7 @@ from swarmnode.network.reach.reachability import (
     helpers,
     tcp_port,
 )
+from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 
 SEEN = "203.0.113.9"
 PEER = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"
@@ -149,9 +149,9 @@ async def test_a_home_hears_that_it_is_behind_a_router_and_its_seed_that_it_is_n
 ):
     monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(reachability, "AGAIN_S", 0.02)
-    monkeypatch.setattr("swarmnode.network.reach.dialback.MAX_PER_ASKER", 1000)
-    monkeypatch.setattr("swarmnode.network.reach.dialback.MAX_PER_ADDRESS", 1000)
-    monkeypatch.setattr("swarmnode.network.reach.dialback.MAX_IN_ALL", 1000)
+    monkeypatch.setattr("swarmnode.extensions.reach.dialback.MAX_PER_ASKER", 1000)
+    monkeypatch.setattr("swarmnode.extensions.reach.dialback.MAX_PER_ADDRESS", 1000)
+    monkeypatch.setattr("swarmnode.extensions.reach.dialback.MAX_IN_ALL", 1000)
     network = MemoryNetwork()
     async with network.host(ip="198.51.100.1") as seed, network.host(ip=SEEN, dialable=False) as home:
         await home.connect(seed.address)

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
-from swarmnode.cli.control import seconds_of
 from swarmnode.errors import ConfigError, SwarmnodeError
+from swarmnode.extensions.page_commands.control import seconds_of
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import RunningNode, write_running
 from swarmnode.node.run_control import REQUESTS, RunControl

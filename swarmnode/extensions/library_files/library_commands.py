@@ -10,7 +10,7 @@ import typer
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Assignments, Home, Policy
 from swarmnode.errors import StorageError
-from swarmnode.exchange.library.library_files import (
+from swarmnode.extensions.library_files.library_files import (
     Judging,
     LibraryReport,
     add_verified,

@@ -1,79 +1,32 @@
 """A library as a file: each row verified by itself, for whoever has it."""
 
 import json
-from base64 import b64decode, b64encode
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
-from swarmnode.errors import Rejected, StorageError
+from swarmnode.errors import StorageError
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
-from swarmnode.exchange.library.library_files import Judging, add_verified, copy_verified, look_through
 from swarmnode.exchange.library.signed_group import (
     MAX_LINE_BYTES,
-    SignedGroup,
     line_of,
-    read_line,
     signed_group,
+)
+from swarmnode.extensions.library_files.library_files import (
+    Judging,
+    add_verified,
+    copy_verified,
+    look_through,
 )
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
-
-Signed = Callable[..., SignedGroup]
-
-
-@pytest.fixture
-def signed(groups_of) -> Signed:
-    def make(number: int = 0, *, seed: int = 1) -> SignedGroup:
-        key = NodeKey(bytes([seed]) * 32)
-        group = groups_of(key.peer_id, number=number)
-        sent = compose(group, key, swarm="test", model=ModelLabel("tiny", 1000), now=1_700_000_000.0)
-        return signed_group(sent.sealed, sent.body)
-
-    return make
+from tests.unit.exchange.conftest import Addition
+from tests.unit.exchange.library.test_signed_group import signed
 
 
-def changed(line: bytes, **parts: Any) -> bytes:
-    return json.dumps(json.loads(line) | parts).encode() + b"\n"
-
-
-def flipped(text: str) -> str:
-    data = bytearray(b64decode(text))
-    data[-1] ^= 1
-    return b64encode(data).decode()
-
-
-def test_a_line_gives_back_the_group(signed: Signed) -> None:
-    group = signed()
-    assert read_line(line_of(group)) == group
-
-
-def test_what_was_changed_is_found_out(signed: Signed) -> None:
-    line, other = line_of(signed()), json.loads(line_of(signed(1)))
-    row = json.loads(line)
-    reasons = {
-        "malformed": [b"", b"{}", b"\xff\xfe", b"[1]", changed(line, more=1), changed(line, header="????")],
-        "bad_signature": [changed(line, header=flipped(row["header"]))],
-        "wrong_body": [changed(line, body=flipped(row["body"])), changed(line, body=other["body"])],
-        "body_mismatch": [
-            changed(line, task="rev"),
-            changed(line, version="2"),
-            changed(line, author=signed(seed=2).author),
-        ],
-        "too_large": [b'{"task": "' + b"a" * MAX_LINE_BYTES],
-    }
-    for reason, lines in reasons.items():
-        for damaged in lines:
-            with pytest.raises(Rejected) as caught:
-                read_line(damaged)
-            assert caught.value.reason == reason, damaged[:80]
-
-
-def test_a_damaged_row_is_named_by_its_line_and_costs_no_other(signed: Signed, tmp_path: Path) -> None:
+def test_a_damaged_row_is_named_by_its_line_and_costs_no_other(tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     long = b"x" * (3 * MAX_LINE_BYTES) + b"\n"
     file.write_bytes(line_of(signed(0)) + long + b"\n" + b"nothing\n" + line_of(signed(1)).rstrip(b"\n"))
@@ -82,21 +35,21 @@ def test_a_damaged_row_is_named_by_its_line_and_costs_no_other(signed: Signed, t
     assert [told.partition(":")[0] for told in report.damaged] == ["line 2", "line 4"]
 
 
-def test_with_the_task_the_answers_are_judged(signed: Signed, task, tmp_path: Path) -> None:
-    file = tmp_path / "some.jsonl"
+def test_with_the_task_the_answers_are_judged(tmp_path: Path) -> None:
+    file, task = tmp_path / "some.jsonl", Addition()
     file.write_bytes(line_of(signed(0)) + line_of(signed(1)))
     report = look_through(file, judging=Judging({task.name: task}))
     assert report.right == {("addition", "1"): 4} and report.answers == 8
 
 
-def test_a_copy_has_each_sound_row_once(signed: Signed, tmp_path: Path) -> None:
+def test_a_copy_has_each_sound_row_once(tmp_path: Path) -> None:
     file, copy = tmp_path / "some.jsonl", tmp_path / "copy.jsonl"
     file.write_bytes(line_of(signed(0)) + b"?\n" + line_of(signed(0)) + line_of(signed(1)))
     assert copy_verified(file, copy).damaged_rows == 1
     assert copy.read_bytes() == line_of(signed(0)) + line_of(signed(1))
 
 
-def test_an_import_takes_what_is_new_and_says_why_not_the_rest(signed: Signed, tmp_path: Path) -> None:
+def test_an_import_takes_what_is_new_and_says_why_not_the_rest(tmp_path: Path) -> None:
     file, home = tmp_path / "some.jsonl", tmp_path / "library.jsonl"
     home.write_bytes(line_of(signed(0)))
     file.write_bytes(line_of(signed(0)) + line_of(signed(1)) + b"?\n" + line_of(signed(2)))
@@ -109,7 +62,7 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, ["library", *words])
 
 
-def test_the_commands_show_export_and_import(signed: Signed, tmp_path: Path) -> None:
+def test_the_commands_show_export_and_import(tmp_path: Path) -> None:
     home, file = tmp_path / "home", tmp_path / "some.jsonl"
     file.write_bytes(line_of(signed(0)) + b"?\n" + line_of(signed(1)))
     taken = run("import", str(file), "--home", str(home))
@@ -124,9 +77,7 @@ def test_the_commands_show_export_and_import(signed: Signed, tmp_path: Path) -> 
     assert told["groups"] == 2 and told["tasks"][0]["right"] is None
 
 
-def test_an_export_replaces_no_file_and_an_import_of_nothing_sound_fails(
-    signed: Signed, tmp_path: Path
-) -> None:
+def test_an_export_replaces_no_file_and_an_import_of_nothing_sound_fails(tmp_path: Path) -> None:
     home, file, out = tmp_path / "home", tmp_path / "some.jsonl", tmp_path / "out.jsonl"
     file.write_bytes(line_of(signed(0)))
     run("import", str(file), "--home", str(home))

@@ -1,4 +1,7 @@
-"""The verdict whether other peers can reach us, in words and with advice."""
+"""The verdict whether other peers can reach us, in words and with advice.
+
+Discovery -> [Reachability] -> dialback.py -> Reach
+"""
 
 import asyncio
 import logging
@@ -6,23 +9,16 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import msgspec
 
 from swarmnode.errors import NetworkError
+from swarmnode.extensions.reach.dialback import DialBack, DialReport, address_of, public_ip
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.network.finding.invitation import MAX_SEEDS
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_of
-from swarmnode.network.reach.dialback import DialBack, DialReport, address_of, public_ip
+from swarmnode.network.reach import Reach
 
 logger = logging.getLogger(__name__)
-
-Verdict = Literal["unknown", "reachable", "relayed", "local", "nobody"]
-"""Verdict of reachability. unknown: not known yet; reachable: everybody can dial us; relayed: others get our
-groups through a peer that they can dial; local: only our own network or machine can dial us; nobody: no peer
-can get anything from us."""
 
 LOOK_EVERY_S = 1.0
 AGAIN_S = 10.0
@@ -35,26 +31,6 @@ PATIENCE_S = 20.0
 HELPERS = 3
 """Most peers, of different networks, asked in one round."""
 ROUNDS_THAT_AGREE = 2
-
-
-class Reach(msgspec.Struct, frozen=True):
-    """The reachability of this node, in words."""
-
-    verdict: str = "unknown"
-    """A `Verdict`."""
-    text: str = "not known yet whether others can reach you"
-    """The verdict in words."""
-    steps: tuple[str, ...] = ()
-    """Advice to the user, the best first."""
-    addresses: tuple[str, ...] = ()
-    """Addresses by which an outsider joins the swarm: our own, or those of the peer that hands on our
-    groups."""
-
-    def told(self) -> str:
-        """Returns the verdict and, where nobody reaches us, the numbered steps, as one line."""
-        if not self.steps or self.verdict == "relayed":
-            return self.text
-        return f"{self.text}: " + ", ".join(f"({number}) {step}" for number, step in enumerate(self.steps, 1))
 
 
 @dataclass(frozen=True, slots=True)

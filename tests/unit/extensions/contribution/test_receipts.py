@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,8 +9,12 @@ import pytest
 
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.header_gossip import receipts_topic_of
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
-from swarmnode.exchange.gossip.receipts import (
+from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, MAX_NAME_CHARS, PROVEN_AFTER
+from swarmnode.exchange.peers.ledger import Ledger
+from swarmnode.exchange.peers.reputation import Reputation
+from swarmnode.extensions.contribution.receipts import (
     CONTEXT,
     MAX_AGE_S,
     MAX_NODES,
@@ -23,19 +26,20 @@ from swarmnode.exchange.gossip.receipts import (
     Receipt,
     Receipts,
     Thanks,
-    receipts_topic_of,
 )
-from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, MAX_NAME_CHARS, PROVEN_AFTER
-from swarmnode.exchange.peers.ledger import Ledger
-from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Message
 from swarmnode.network.memory_network import MemoryNetwork
-from tests.unit.exchange.conftest import Clock, StartNode, make_group, until
+from tests.unit.exchange.conftest import Clock
 
 AUTHOR, READER, OTHER = (NodeKey(bytes([number]) * 32) for number in (1, 2, 3))
 TOPIC = receipts_topic_of("test")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 def receipts(key: NodeKey, clock: Clock, gave: int = 0, **settings: Any) -> Receipts:
@@ -223,21 +227,13 @@ def test_who_thanked_lately_is_told_from_who_did_once(clock: Clock) -> None:
     assert (author.stats().nodes, author.stats().nodes_lately) == (2, 1)
 
 
-async def test_thanks_arrive_and_outlive_a_restart(start_node: StartNode, tmp_path: Path) -> None:
-    network, record = MemoryNetwork(), tmp_path / "record"
-    async with start_node(network, 1, record=record, receipts_every_s=0.01) as author:
-        await author.exchange.publish([make_group(author.key.peer_id)])
-        async with start_node(network, 2, author.host, receipts_every_s=0.01) as reader:
-            reader.exchange.receipts.learnt([(author.key.peer_id, "addition", 2)])
-            await until(lambda: author.exchange.stats().receipts.nodes)
-            assert reader.exchange.stats().receipts.sent == 1
-    async with start_node(network, 1, record=record) as again:
-        assert (again.exchange.stats().receipts.groups, again.exchange.stats().receipts.answers) == (1, 2)
-
-
-async def test_who_keeps_its_rollouts_to_itself_thanks_nobody(start_node: StartNode) -> None:
-    network = MemoryNetwork()
-    async with start_node(network, 1) as author, start_node(network, 2, author.host, private=True) as reader:
-        reader.exchange.receipts.learnt([(author.key.peer_id, "addition", 2)])
-        await reader.exchange.receipts.run()
-    assert reader.exchange.stats().receipts.sent == 0
+def test_damaged_thanks_of_an_earlier_life_are_forgotten_with_a_word(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    author = receipts(AUTHOR, clock, 5)
+    hear(author, forged(clock))
+    again = receipts(AUTHOR, clock)
+    again.restore(msgspec.Raw(b"\x93\x01\x02\x03"))
+    assert again.stats().nodes == 0 and "are forgotten" in caplog.text
+    again.restore(author.saved())
+    assert again.stats() == msgspec.structs.replace(author.stats(), dropped=0)

@@ -1,6 +1,6 @@
 """Keeps a few rollouts of each round of a run, for people who want to see what is rewarded.
 
-node.py -> scored groups -> [RolloutLog] -> rollouts.jsonl in the run's folder -> extensions/page/
+node.py -> scored groups -> [RolloutLog] -> rollouts.jsonl in the run's folder -> rollout_reader.py
 
 The file is bounded by count and by bytes. A full one is thinned, never cut: its newest quarter stays, and of
 the rounds before it every second one, so that it always reaches back to the first round. Rounds that a crash
@@ -19,12 +19,12 @@ import msgspec
 
 from swarmnode.chat import Prompt, asked_of, said_in_lines
 from swarmnode.machine.storage import replace_file
+from swarmnode.node.showing.kept_rollouts import Credit, Pieces
 from swarmnode.printable import printable_lines
 from swarmnode.types import Completion, RolloutGroup, total_reward
 
 logger = logging.getLogger(__name__)
 
-FILE = "rollouts.jsonl"
 MOST_ROLLOUTS = 4000
 MOST_BYTES = 32 * 2**20
 SHOWN_GROUPS = 4
@@ -34,11 +34,6 @@ SHOWN_CHARS = 4000
 SHOWN_TOKENS = 512
 """Most tokens of a rollout that are kept one by one."""
 SHOWN_TURNS = 32
-
-Credit = Callable[[RolloutGroup], "Sequence[float | None] | None"]
-"""The advantages of a group; None: it has no gradient."""
-Pieces = Callable[[Sequence[int]], Sequence[str]]
-"""The text of each token."""
 
 
 class RolloutLog:

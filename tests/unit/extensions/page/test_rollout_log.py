@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from swarmnode.chat import Said, Turn, prompt_of
-from swarmnode.node.showing import rollout_log as module
-from swarmnode.node.showing.rollout_log import FILE, RolloutLog
+from swarmnode.extensions.page import rollout_log as module
+from swarmnode.extensions.page.rollout_log import RolloutLog
+from swarmnode.node.showing.kept_rollouts import FILE
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span, one_span
 
 

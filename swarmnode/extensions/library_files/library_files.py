@@ -1,6 +1,6 @@
 """Libraries as files: looked through, copied and added to a home's, each row verified by itself.
 
-cli/home/library.py -> [look_through, copy_verified, add_verified] -> signed_group.py -> LibraryReport
+library_commands.py -> [look_through, copy_verified, add_verified] -> signed_group.py -> LibraryReport
 task -> [Judging] -> check_header, check_body: what a node would make of a row
 
 A damaged row is told with its line and left out; it costs no other. These functions block.

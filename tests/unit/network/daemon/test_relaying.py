@@ -14,9 +14,9 @@ from swarmnode.network.daemon.control_client import PeerAddresses
 from swarmnode.network.daemon.daemon_process import RELAY_BYTES, RELAY_TIME_S, DaemonOptions
 from swarmnode.network.daemon.daemon_supervisor import DaemonSupervisor
 from swarmnode.network.daemon.p2pd_host import P2pdHost
+from swarmnode.network.daemon.relaying import grants_what_was_asked, limits_of
 from swarmnode.network.framing import encode_frame, encode_uvarint
 from swarmnode.network.multiaddr import by_reach, is_for_outsiders
-from swarmnode.network.reach.relaying import grants_what_was_asked, limits_of
 from swarmnode.node.building.assemble import check_addresses, relays_of
 from swarmnode.settings.config import Config
 

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import NetworkError
-from swarmnode.network.finding import mdns
-from swarmnode.network.finding.mdns import encode_txt, local_peers, parse_txt
+from swarmnode.extensions.mdns import mdns
+from swarmnode.extensions.mdns.mdns import encode_txt, local_peers, parse_txt
+from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, split_peer
+from tests.unit.network.finding.test_discovery import discovering, until_connected
 
 PEER = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"
 ADDRESS = f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}"
@@ -62,3 +64,14 @@ async def test_a_machine_without_multicast_is_told(monkeypatch: pytest.MonkeyPat
     with pytest.raises(NetworkError, match="multicast"):
         async with local_peers([ADDRESS], interfaces=["127.0.0.1"]):
             pass
+
+
+async def test_two_nodes_of_one_local_network_meet_by_mdns():
+    network = MemoryNetwork()
+    async with (
+        network.host() as alice,
+        network.host() as bob,
+        discovering(alice, local_peers=local_peers),
+        discovering(bob, local_peers=local_peers),
+    ):
+        await until_connected(alice, bob)

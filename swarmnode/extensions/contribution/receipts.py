@@ -13,6 +13,7 @@ thank for, which is no more than we gave.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Annotated
@@ -26,12 +27,16 @@ from swarmnode.errors import NetworkError, Rejected
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_stats import ReceiptStats
+from swarmnode.exchange.gossip.header_gossip import receipts_topic_of
+from swarmnode.exchange.gossip.thanks import Taught
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, MAX_GROUP_SIZE, PROTOCOL
 from swarmnode.exchange.messages import Count, Name
 from swarmnode.identity.envelope import decoded, seal, unseal
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.network.host import Message
 from swarmnode.token_bucket import TokenBucket
+
+logger = logging.getLogger(__name__)
 
 CONTEXT = f"swarmnode/{PROTOCOL}/receipt"
 
@@ -66,9 +71,6 @@ MAX_TASKS = 64
 """Tasks that we count what we gave of, and may be thanked for."""
 
 WEEK_S = 7 * 86400.0
-
-Taught = tuple[str, str, int]
-"""A group that was learnt from: its author, its task, and its answers that were."""
 
 Much = tuple[int, int]
 """Groups, and answers in them."""
@@ -122,15 +124,6 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Receipt)
 
 NOTHING: Much = (0, 0)
-
-
-def receipts_topic_of(swarm: str) -> str:
-    """Returns the topic of a swarm's receipts.
-
-    >>> receipts_topic_of("commons")
-    '/swarmnode/4/commons/receipts/0'
-    """
-    return f"/swarmnode/{PROTOCOL}/{swarm}/receipts/0"
 
 
 class Receipts:
@@ -216,11 +209,16 @@ class Receipts:
         lately_thanked = sum(one.heard_at >= lately for one in self._thanked.values())
         return ReceiptStats(*total, len(self._thanked), lately_thanked, self.sent, self.dropped)
 
-    def saved(self) -> SavedReceipts:
-        return SavedReceipts(dict(self._given), dict(self._thanked))
+    def saved(self) -> msgspec.Raw:
+        return msgspec.Raw(_encoder.encode(SavedReceipts(dict(self._given), dict(self._thanked))))
 
-    def restore(self, saved: SavedReceipts) -> None:
-        """Take up what an earlier life knew."""
+    def restore(self, data: msgspec.Raw) -> None:
+        """Take up what an earlier life knew; what cannot be read is forgotten."""
+        try:
+            saved = msgspec.msgpack.decode(data, type=SavedReceipts)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            logger.warning("the thanks of others cannot be read and are forgotten: %s", error)
+            return
         self._given.update(list(saved.given.items())[-MAX_TASKS:])
         self._thanked = dict(list(saved.thanked.items())[-MAX_NODES:])
 

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.extensions.reach import dialback
+from swarmnode.extensions.reach.dialback import DialBack, DialReport, answers_as, open_second_message
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
-from swarmnode.network.reach import dialback
-from swarmnode.network.reach.dialback import DialBack, DialReport, answers_as, open_second_message
 
 needs_daemon = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
 
