@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.execution.alignment import IterationEnd
 from swarmnode.extensions.pipeline.execution.hop_checks import check_hop
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
-from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
+from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
     Finished,
@@ -37,7 +38,7 @@ class ActiveAssignment:
     relay: Relay
     driver: MicroBatchDriver
     barrier: StepBarrier
-    ended: "asyncio.Future[BarrierResult]"
+    ended: "asyncio.Future[IterationEnd]"
     """The result of the running iteration, once it has ended."""
     iterations: asyncio.Task[None] | None = None
     """The task that closes one iteration after the other."""

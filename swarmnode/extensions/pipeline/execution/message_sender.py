@@ -8,21 +8,19 @@ cannot be reached is tried again for a moment, in which a daemon is restarted or
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from collections.abc import Collection
 
+import msgspec
 from torch import Tensor
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
-from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
     ForwardHop,
     Message,
-    TensorHeader,
     Trouble,
 )
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
@@ -38,19 +36,6 @@ LARGE_ELEMENTS = 1 << 18
 
 PAUSE_S = 0.05
 """Pause between attempts at the same message."""
-
-
-class Routed(Protocol):
-    """The properties of a micro-batch that its messages are made from."""
-
-    @property
-    def attempt(self) -> MicroBatchAttempt: ...
-
-    @property
-    def micro_batch(self) -> int: ...
-
-    @property
-    def path(self) -> tuple[int, ...]: ...
 
 
 class MessageSender:
@@ -77,59 +62,9 @@ class MessageSender:
         hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node]
         return min(self._settings.hop_timeout_s + self._settings.slack * hop_s, MAX_DEADLINE_S)
 
-    async def forward(
-        self,
-        routed: Routed,
-        position: int,
-        hidden_BTD: Tensor,
-        *,
-        tokens: int,
-        lengths: tuple[int, ...] = (),
-        prompts: tuple[int | None, ...] = (),
-        signature: bytes = b"",
-    ) -> Trouble | None:
-        """Send hidden states to the node at `position` of a path; behind its end, to the data node.
-
-        `signature`: as received; the data node, which sends to position 1, signs itself.
-        """
-
-        def message(header: TensorHeader) -> ForwardHop:
-            made = ForwardHop(
-                **self._common(routed, position),
-                tensor=header,
-                tokens=tokens,
-                lengths=lengths,
-                prompts=prompts,
-                signature=signature,
-            )
-            return signed(made, self._key) if position == 1 else made
-
-        return await self._tensor(hidden_BTD, message)
-
-    async def backward(self, routed: Routed, position: int, gradient_BTD: Tensor) -> Trouble | None:
-        """Send the node at `position` of a path the gradient of the hidden states that it handed on."""
-
-        def message(header: TensorHeader) -> BackwardHop:
-            return BackwardHop(**self._common(routed, position), tensor=header)
-
-        return await self._tensor(gradient_BTD, message)
-
-    def _common(self, routed: Routed, position: int) -> dict[str, Any]:
-        attempt = routed.attempt
-        return {
-            "plan": self._assignment.digest,
-            "iteration": attempt.iteration,
-            "attempt": attempt.number,
-            "micro_batch": routed.micro_batch,
-            "agent": attempt.agent,
-            "wave": attempt.wave,
-            "path": routed.path,
-            "position": position,
-        }
-
-    async def _tensor(
-        self, values: Tensor, make: Callable[[TensorHeader], ForwardHop | BackwardHop]
-    ) -> Trouble | None:
+    async def hop(self, hop: ForwardHop | BackwardHop, values: Tensor) -> Trouble | None:
+        """Send a tensor to the target of this message, which describes another tensor or has yet to be
+        signed."""
         codec = self._settings.codec
         try:
             if values.numel() > LARGE_ELEMENTS:
@@ -138,7 +73,10 @@ class MessageSender:
                 encoded = encode(values, codec)
         except Rejected:
             return "refused"
-        message = make(encoded.header)
+        message = msgspec.structs.replace(hop, tensor=encoded.header)
+        if isinstance(message, ForwardHop) and message.position == 1:
+            # Only the data node sends there, and it signs for the whole path.
+            message = signed(message, self._key)
         return await self.message(message.target, message, encoded.payload)
 
     async def message(

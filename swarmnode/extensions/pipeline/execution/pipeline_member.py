@@ -22,7 +22,12 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
+from swarmnode.extensions.pipeline.execution.alignment import (
+    Alignment,
+    IterationEnd,
+    OfferState,
+    offer_to_none,
+)
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
     Assignment,
@@ -34,10 +39,8 @@ from swarmnode.extensions.pipeline.execution.member_records import (
 from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENTS, MessageSender
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
-from swarmnode.extensions.pipeline.execution.stage_queue import (
-    StageQueue,
-)
-from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
+from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
+from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
@@ -300,7 +303,7 @@ class PipelineMember:
             if not knows:
                 logger.warning("nobody told us how iteration %d ended", active.context.iteration)
                 active.context.queue.post(active.context.worker.take_gradients)
-                active.ended.set_result(BarrierResult(lost_track=True))
+                active.ended.set_result(IterationEnd("", agrees=True, lost_track=True))
                 return
             closed = await active.barrier.close()
             self._digest = closed.digest

@@ -55,10 +55,6 @@ class StageContext:
         settings = self.settings
         return settings.slack * self.makespan_s + 2 * (settings.hop_timeout_s + settings.grace_s)
 
-    def micro_batch(self, agent: int, wave: int) -> int:
-        """Return the number of a micro-batch within its iteration."""
-        return agent * self.assignment.plan.instance.waves + wave
-
     def has_lost(self, node: int, why: str) -> None:
         """Record that a node is gone, until it sends something again."""
         if node not in self.lost and node != self.own:
