@@ -98,13 +98,7 @@ class ActiveAssignment:
 
     def _check_hop(self, message: Hop) -> None:
         worker = self.context.worker
-        check_hop(
-            message,
-            self.context.assignment.plan,
-            hidden_size=worker.model.hidden_size,
-            max_tokens=worker.max_tokens,
-            packs=worker.model.packs,
-        )
+        check_hop(message, self.context.assignment.plan, worker.model, max_tokens=worker.max_tokens)
         if not isinstance(message, ForwardHop | BackwardHop):
             raise Rejected(Refusal.UNKNOWN_WORK, f"a {type(message).__name__}")
         self.part_for(message).admit(message)

@@ -20,6 +20,7 @@ from torch import Tensor
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import HopFailure, InFlightMicroBatch
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, RoundTrip
+from swarmnode.extensions.pipeline.execution.message_sender import send, send_hop
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.plans.recovery import predicted_s, repaired_path
@@ -294,7 +295,7 @@ class MicroBatchDriver:
         arrival = in_flight.expect(type(hop))
 
         async def send() -> None:
-            trouble = await self._context.sender.hop(hop, values)
+            trouble = await send_hop(self._context, hop, values)
             if trouble is not None and not arrival.done():
                 in_flight.settle(HopFailure(hop.position, trouble))
 
@@ -327,7 +328,7 @@ class MicroBatchDriver:
             position=position, homeward=homeward,
         )  # fmt: skip
         timeout_s = min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s)
-        return await self._context.sender.message(hop.path[position], question, timeout_s=timeout_s) is None
+        return await send(self._context, hop.path[position], question, timeout_s=timeout_s) is None
 
     def _note_skips(self, agent: int, path: tuple[int, ...]) -> None:
         visited = {self._plan.instance.stage_of[node] for node in path}

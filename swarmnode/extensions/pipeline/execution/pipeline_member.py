@@ -36,7 +36,7 @@ from swarmnode.extensions.pipeline.execution.member_records import (
     MemberSettings,
     Reload,
 )
-from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENTS, MessageSender
+from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENTS, send
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
@@ -176,19 +176,18 @@ class PipelineMember:
         ModelError while `train` runs.
         """
         former = self._end_assignment()
-        lost = set[int]()
         context = StageContext(
             assignment=assignment,
             worker=worker,
             optimizer=optimizer,
             queue=self._queue,
-            sender=MessageSender(self.transport, assignment, self.settings, key=self._key, lost=lost),
+            transport=self.transport,
+            key=self._key,
             settings=self.settings,
             spawn=self._spawn,
             report_lost=lambda node, why: self.on_lost(assignment.peers[node], why),
             makespan_s=simulate(assignment.plan).makespan_s,
             iteration=assignment.iteration,
-            lost=lost,
         )
         self._queue.post(_prepare, worker, assignment.iteration)
         alignment = Alignment(context, self._gradient_exchange, self._reload, start=start, offer=offer)
@@ -316,7 +315,7 @@ class PipelineMember:
                 active.barrier.begin()
 
     async def _finish(self, context: StageContext, message: Finished, node: int) -> None:
-        if await context.sender.message(node, message) == "silent":
+        if await send(context, node, message) == "silent":
             context.has_lost(node, f"did not hear that iteration {message.iteration} is over")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

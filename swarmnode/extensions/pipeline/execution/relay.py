@@ -22,6 +22,7 @@ import msgspec
 from torch import Tensor
 
 from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.execution.message_sender import send, send_hop
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
@@ -235,7 +236,7 @@ class Relay:
             return
         relayed.phase = RelayPhase.GOING
         onward = msgspec.structs.replace(hop, position=hop.position + 1)
-        trouble = await context.sender.hop(onward, output_BTD)
+        trouble = await send_hop(context, onward, output_BTD)
         if trouble is None and relayed.phase == RelayPhase.GOING:
             relayed.phase = RelayPhase.GONE
         elif trouble is not None and relayed.phase == RelayPhase.GOING:
@@ -253,7 +254,7 @@ class Relay:
             self._leave(attempt.agent, relayed)
             await self._tell(hop, hop.position, "refused")
             return
-        trouble = await context.sender.hop(hop.backward(hop.position - 1), answer_BTD)
+        trouble = await send_hop(context, hop.backward(hop.position - 1), answer_BTD)
         if trouble is None:
             relayed.phase = RelayPhase.ANSWERED
             context.queue.post(context.worker.commit, attempt)
@@ -298,7 +299,7 @@ class Relay:
             plan=hop.plan, iteration=hop.iteration, attempt=hop.attempt, micro_batch=hop.micro_batch,
             position=position, fault=trouble,
         )  # fmt: skip
-        if await context.sender.message(data_node, message) == "silent":
+        if await send(context, data_node, message) == "silent":
             context.has_lost(data_node, "did not take the news of a lost member")
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.execution.alignment import Alignment, IterationEnd
+from swarmnode.extensions.pipeline.execution.message_sender import send
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
@@ -135,7 +136,7 @@ class StepBarrier:
                     micro_batch=0,
                     homeward=False,
                 )
-                trouble = await context.sender.message(node, question)
+                trouble = await send(context, node, question)
                 if trouble is None:
                     self._renew(limit, latest_s)
                 elif trouble == "silent" and self._heard:

@@ -10,12 +10,12 @@ undamaged: the same message again is answered, not taken a second time.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import Message
@@ -70,7 +70,7 @@ class TensorTransport:
         self._plans: dict[str, PlanMembers] = {}
         self._answers: dict[tuple[str, int], asyncio.Future[Rejected | None]] = {}
         """By peer and hash of a message that is being taken."""
-        self._done: dict[str, OrderedDict[int, None]] = {}
+        self._done: dict[str, BoundedDict[int, None]] = {}
         """By peer, the hashes of messages that were taken."""
         self.counters = TransportCounters()
 
@@ -139,7 +139,7 @@ class TensorTransport:
         outcome: Rejected | None = Rejected(Refusal.INTERRUPTED)
         try:
             await self._take(incoming)
-            self._remember(*key)
+            self._done.setdefault(peer_id, BoundedDict(MAX_REMEMBERED))[key[1]] = None
             outcome = None
         except Rejected as rejected:
             outcome = rejected
@@ -155,9 +155,3 @@ class TensorTransport:
             await self._inbox.take(incoming.peer_id, incoming.message, payload)
             self.counters.received += 1
             self.counters.received_bytes += len(payload)
-
-    def _remember(self, peer_id: str, message: int) -> None:
-        done = self._done.setdefault(peer_id, OrderedDict())
-        done[message] = None
-        if len(done) > MAX_REMEMBERED:
-            done.popitem(last=False)
