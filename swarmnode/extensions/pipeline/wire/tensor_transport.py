@@ -11,7 +11,6 @@ undamaged: the same message again is answered, not taken a second time.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
@@ -47,15 +46,6 @@ class MessageHandler(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class TransportCounters:
-    """Messages received since the start."""
-
-    received: int = 0
-    received_bytes: int = 0
-    duplicates: int = 0
-
-
 class TensorTransport:
     """Sends and receives messages of the adopted plans.
 
@@ -72,7 +62,8 @@ class TensorTransport:
         """By peer and hash of a message that is being taken."""
         self._done: dict[str, BoundedDict[int, None]] = {}
         """By peer, the hashes of messages that were taken."""
-        self.counters = TransportCounters()
+        self.duplicates = 0
+        """Messages that came again since the start."""
 
     async def __aenter__(self) -> Self:
         self._streams.incoming.begin(MemberService.HOPS, ServiceHandler(Message, self._respond, self._knows))
@@ -128,10 +119,10 @@ class TensorTransport:
         check_sender(message, peer_id, self._plans)
         key = peer_id, hash(message)
         if key[1] in self._done.get(peer_id, ()):
-            self.counters.duplicates += 1
+            self.duplicates += 1
             return Reply()
         if (pending := self._answers.get(key)) is not None:
-            self.counters.duplicates += 1
+            self.duplicates += 1
             if (rejected := await asyncio.shield(pending)) is not None:
                 raise rejected
             return Reply()
@@ -153,5 +144,3 @@ class TensorTransport:
         self._inbox.admit(incoming.peer_id, incoming.message)
         async with incoming.payload() as payload:
             await self._inbox.take(incoming.peer_id, incoming.message, payload)
-            self.counters.received += 1
-            self.counters.received_bytes += len(payload)
