@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.extensions.pipeline.plans.instance_from_costs import instance_from
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, MemberCosts, corrected_costs
 from swarmnode.extensions.pipeline.plans.observations import counted_observations, useless_members
 from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage, partition, planned_stage
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
-from swarmnode.extensions.pipeline.plans.refilling import PlanningCosts, refill_stages
+from swarmnode.extensions.pipeline.plans.planning_costs import PlanningCosts
+from swarmnode.extensions.pipeline.plans.refilling import refill_stages
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort, first_plan, search
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
@@ -233,7 +233,7 @@ def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
             f"{member.peer_id} is the only member left and holds no data", hint="add one that does"
         )
     parts = Partition((part,), 1, ())
-    instance, _ = instance_from({member.peer_id: member}, {}, parts, settings)
+    instance, _ = PlanningCosts({member.peer_id: member}, {}, settings).measured(parts)
     return _agreed(inputs, parts, first_plan(instance))
 
 

@@ -10,18 +10,14 @@ changing the stage means loading weights. None of this asks for the time or the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
-from statistics import median_low
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.instance_from_costs import instance_from
-from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, forward_s
-from swarmnode.extensions.pipeline.plans.partition import Partition, path_length, planned_stage
-from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
+from swarmnode.extensions.pipeline.plans.member_costs import forward_s
+from swarmnode.extensions.pipeline.plans.partition import Partition
+from swarmnode.extensions.pipeline.plans.planning_costs import Groups, PlanningCosts
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents
-from swarmnode.extensions.pipeline.scheduling.placement import PlacementTable
 from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
 HARM = 1.1
@@ -31,44 +27,6 @@ stage."""
 LACK = 0.5
 """Weight of a missing data node, as a share of the time of a micro-batch. One missing of two halves the
 tokens of a step: to have them back, a micro-batch may take half as long again."""
-
-Groups = list[list[str]]
-"""Peer ids of each stage's replicas."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanningCosts:
-    """Costs of members, links and the model, independent of who holds what."""
-
-    costs: Mapping[str, MemberCosts]
-    """Costs of each peer id, sorted, corrected by observations of others."""
-    links: Mapping[tuple[str, str], LinkCosts]
-    """Costs of the link from one peer id to another."""
-    settings: PlanSettings
-
-    @property
-    def hop_s(self) -> float:
-        """Typical time of a micro-batch from one member to the next."""
-        size_bytes = self.settings.token_bytes * self.settings.micro_batch_tokens
-        hops = sorted(link.transfer_s(size_bytes) for link in self.links.values())
-        return median_low(hops) if hops else 0.0
-
-    def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
-        """Return the instance of this partition, and the costs of each member in every other stage.
-
-        Raises ConfigError if no link was measured, or if a member cannot hold a micro-batch of its stage.
-        """
-        return instance_from(self.costs, self.links, parts, self.settings)
-
-    def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
-        """Return the partition with these stages and replicas. Members in no group are spare."""
-        stages = tuple(
-            planned_stage(self.settings, first, end, group)
-            for first, end, group in zip((0, *ends), ends, groups, strict=False)
-        )
-        placed = {peer for group in groups for peer in group}
-        spare = tuple(sorted(peer for peer in self.costs if peer not in placed))
-        return Partition(stages, path_length(len(ends), self.settings.skip), spare)
 
 
 def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:

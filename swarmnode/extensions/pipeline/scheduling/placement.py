@@ -1,6 +1,6 @@
 """Assigns nodes to stages by their links, before the paths are planned in detail.
 
-instance_from_costs.py, or a file -> Instance -> [search] -> Scheduled on another stage map -> schedule
+planning_costs.py, or a file -> Instance -> [search] -> Scheduled on another stage map -> schedule
 
 Replicas of a stage average gradients and neighbouring stages pass activations, so both belong behind fast
 links (Holmes, arXiv 2312.03549; DT-FM, arXiv 2206.01288). DT-FM and SkipPipe score a map by the slowest pair
