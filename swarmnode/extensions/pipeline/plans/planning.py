@@ -180,7 +180,9 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
     """Return a plan that is free to choose: layers by memory and speed, members by links, then paths."""
     settings = inputs.settings
     try:
-        parts = partition(settings, scene.costs.values(), stages=count, hop_s=scene.hop_s)
+        parts = partition(
+            settings, scene.costs.values(), stages=count, price=lambda each: scene.price(each)[0]
+        )
     except ModelError:
         before = inputs.former.ranges if inputs.former is not None else {}
         whole = [peer for peer in scene.costs if before.get(peer) == (0, settings.model.layers)]

@@ -5,6 +5,7 @@ member_costs.py (corrected_costs), Partition -> [PlanningCosts] -> Instance, Pla
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median_low
 
 from swarmnode.errors import ConfigError
@@ -18,8 +19,10 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
 )
 from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage, path_length, planned_stage
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
+from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.placement import PlacementTable
+from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
 SLOW_LINK = 2.0
 """Factor by which a link that was not measured is taken to be worse than the worst measured one."""
@@ -38,13 +41,6 @@ class PlanningCosts:
     links: Mapping[tuple[str, str], LinkCosts]
     """Costs of the link from one peer id to another."""
     settings: PlanSettings
-
-    @property
-    def hop_s(self) -> float:
-        """Typical time of a micro-batch from one member to the next."""
-        size_bytes = self.settings.token_bytes * self.settings.micro_batch_tokens
-        hops = sorted(link.transfer_s(size_bytes) for link in self.links.values())
-        return median_low(hops) if hops else 0.0
 
     def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
         """Return the instance of this partition, and the costs of each member in every other stage.
@@ -76,6 +72,16 @@ class PlanningCosts:
             first_gap_s=0.0,
         )
         return instance, table
+
+    def price(self, parts: Partition) -> tuple[float, int]:
+        """Return the seconds of an iteration per micro-batch, by the simulator on the first paths there are,
+        and the micro-batches in flight at once. Infinite, and 0, while a stage is empty or short of slots."""
+        try:
+            instance = self.measured(parts)[0]
+            paths = first_paths(instance)
+        except ConfigError:
+            return inf, 0
+        return Simulator(instance).run(paths).makespan_s / len(paths), len(paths)
 
     def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
         """Return the partition with these stages and replicas. Members in no group are spare."""

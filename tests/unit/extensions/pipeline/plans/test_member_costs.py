@@ -168,8 +168,8 @@ LAYER = LayerCost(held_bytes=GB, forward_s=1e-5, activation_bytes=1)
 SETTINGS = PlanSettings(ModelCosts(LAYER, 6, LAYER), micro_batch_tokens=100, token_bytes=1000, waves=2)
 PARTS = Partition(
     (
-        PlannedStage(0, 2, 2 * GB, GB, 2e-5, ("c", "a")),
-        PlannedStage(2, 6, 3 * GB + GB // 4, GB // 4, 4e-5, ("b",)),
+        PlannedStage(0, 2, 2 * GB, GB, ("c", "a")),
+        PlannedStage(2, 6, 3 * GB + GB // 4, GB // 4, ("b",)),
     ),
     path_length=2,
     spare=(),
