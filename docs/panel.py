@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from swarmnode.extensions.panel.live_panel import HISTORY_ROUNDS, LOG_LINES
+from swarmnode.extensions.panel.node_panel import NodePanel
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import read_running
-from swarmnode.node.showing.live_panel import HISTORY_ROUNDS, LOG_LINES
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.node.showing.panel import NodePanel
 
 WIDTH = 118
 

@@ -20,7 +20,9 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
+    "run", "page", "panel", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
+    "admission",
+    "environment",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -70,6 +72,7 @@ SEAMS: Mapping[Kind, Seam] = {
         },
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
+    "environment": Seam("tools, environment", {}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),
@@ -78,7 +81,6 @@ SEAMS: Mapping[Kind, Seam] = {
         "swarmnode",
         {
             "join": "swarmnode.cli.join:join",
-            "swarm": "swarmnode.cli.swarm:app",
             "seed": "swarmnode.cli.seed:seed",
             "status": "swarmnode.cli.status:status",
             "pause": "swarmnode.cli.control:pause",
@@ -99,6 +101,7 @@ SEAMS: Mapping[Kind, Seam] = {
     ),
     "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
     "page": Seam("node.page", {}),
+    "panel": Seam("join", {}),
     "contribution": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
@@ -106,6 +109,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
     "push": Seam("export --push", {}),
+    "admission": Seam("swarm", {}),
 }
 
 

@@ -34,7 +34,7 @@ CODE_OF_OTHERS = {
     "extensions/sandbox/confinement/launch.py",
     "extensions/limits/machine_guard.py",
     "tasks/deadlines/daemon_threads.py",
-    "tasks/play/episodes.py",
+    "extensions/environments/episodes.py",
     "extensions/environments/gym_task.py",
     "tasks/kinds/imported.py",
     "extensions/suites/remote_calls.py",

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.network.admission import file_of
+from swarmnode.network.finding.invitation import Invitation
+
 ROOT = Path(__file__).parent.parent
 ALL_MODULES = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+FRIENDS = Invitation(name="friends", key=bytes(72))
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -59,6 +64,7 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
         (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
         (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),
         (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
+        (("join", "--task", "tools.py"), "'turns': no such environment: there are none;"),
         (("join", "--task", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
     ],
 )
@@ -66,9 +72,33 @@ def test_a_part_of_a_missing_extension_is_refused_with_a_sentence(
     arguments: tuple[str, ...], sentence: str, heart: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "answer": "!"}\n' * 20)
+    (tmp_path / "tools.py").write_text("def examples(seed):\n    yield '?', '!'\ntools = [print]\n")
     done = heart("-m", "swarmnode", *arguments)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert sentence in done.stderr
+
+
+def test_a_terminal_shows_the_lines_of_the_log_where_no_panel_is_installed(heart: Run) -> None:
+    shown = (
+        "from swarmnode.node.showing.screen import Screen, logger\n"
+        "with Screen(terminal=True) as screen:\n"
+        "    screen.start_watcher()\n"
+        "    logger.info('a round is done')"
+    )
+    assert heart("-c", shown).stderr.endswith(" a round is done\n")
+
+
+@pytest.mark.parametrize("named", [("--swarm", "friends"), (FRIENDS.text(),)])
+def test_a_private_swarm_is_never_joined_as_a_public_one(
+    named: tuple[str, ...], heart: Run, tmp_path: Path
+) -> None:
+    key = file_of(resolve_paths(tmp_path / "home").swarms, "friends")
+    key.parent.mkdir(parents=True)
+    key.write_text("of another day")
+    done = heart("-m", "swarmnode", "join", *named, "--model", "tiny", "--rounds", "1")
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "friends is a private swarm, and nothing here reads its key" in done.stderr
+    assert "swarmnode.extensions.private_swarms" in done.stderr
 
 
 def test_the_doctor_says_nothing_of_what_is_not_here(heart: Run) -> None:

@@ -24,7 +24,7 @@ from swarmnode.cli.settings import (
 )
 from swarmnode.errors import ConfigError
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline
-from swarmnode.node.showing.board import shown
+from swarmnode.node.showing.figures import shown
 from swarmnode.registry import find
 
 MOST_SAMPLES = 1024

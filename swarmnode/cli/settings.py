@@ -9,8 +9,8 @@ import typer
 
 from swarmnode.errors import ConfigError, NetworkError
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.network.admission import accept
 from swarmnode.network.finding.invitation import is_invitation, read_invitation
-from swarmnode.network.private.swarm_record import accept
 from swarmnode.node.building.policies import config_of, with_trained_model
 from swarmnode.settings.config_layers import Settings, load_settings
 
@@ -79,7 +79,7 @@ def invited(
         swarm = invitation.name
         dialled += invitation.seeds
         if invitation.key:
-            accept(invitation, resolve_paths(home).swarms)
+            accept(invitation, resolve_paths(home))
     return swarm, dialled
 
 

@@ -13,7 +13,7 @@ from swarmnode.node.building.node_process import IdentityLock, RunningNode, read
 from swarmnode.node.building.page_client import ask_status
 from swarmnode.node.showing.at_work import at_work
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.node.showing.panel import NodePanel
+from swarmnode.node.showing.screen import find_panel
 from swarmnode.printable import printable
 
 
@@ -34,8 +34,9 @@ def status(
         _say_healthy(found, json)
         return
     alone = found[0].policies == 1
-    panels = (NodePanel(one, (), (), time.time()) for one in found)
-    tell(json, found[0] if alone else {"policies": found}, panels)
+    panel = find_panel()
+    pictures = () if panel is None else map(panel.picture, found)
+    tell(json or panel is None, found[0] if alone else {"policies": found}, pictures)
 
 
 def _say_healthy(found: list[NodeStatus], json: bool) -> None:

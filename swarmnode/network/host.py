@@ -6,7 +6,7 @@ A host may lose its daemon and get it back. While it is down, calls that need it
 subscriptions and served protocols survive and work again afterwards, so callers never re-register.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, Self
 
@@ -75,6 +75,11 @@ class Host(Protocol):
 
     @property
     def peer_id(self) -> str: ...
+
+    @property
+    def may_publish(self) -> Container[str] | None:
+        """Container of the peer ids whose groups are accepted, in a private swarm. None: anyone's."""
+        ...
 
     async def __aenter__(self) -> Self: ...
 

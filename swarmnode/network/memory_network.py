@@ -17,7 +17,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Self
 
@@ -181,6 +181,8 @@ class MemoryNetwork:
 
 class MemoryHost:
     """A `Host` on a `MemoryNetwork`. Made by `MemoryNetwork.host`."""
+
+    may_publish: Container[str] | None = None
 
     def __init__(
         self, network: MemoryNetwork, peer_id: str, port: int, *, dialable: bool = True, ip: str = "127.0.0.1"

@@ -50,7 +50,8 @@ from swarmnode.node.lifecycle import (
     rest_after,
 )
 from swarmnode.node.run_control import RunControl
-from swarmnode.node.showing.board import StatusBoard, Watcher, shown
+from swarmnode.node.showing.board import StatusBoard, Watcher
+from swarmnode.node.showing.figures import shown
 from swarmnode.node.showing.node_status import (
     NodeStatus,
     PipelineStatus,

@@ -22,7 +22,7 @@ much each counts, in the order of the file. The task is called after the file.
 
 `exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
 
-With `tools = [function, ...]` or `environment = Class` a file is an environment (environment_task.py), which
+With `tools = [function, ...]` or `environment = Class` a file is an environment (environment_maker.py), which
 stays at home unless it says `exchangeable = True`.
 
 A file need not care for threads, nor for other files. Whoever writes a task thinks of one thread, and rightly
@@ -46,13 +46,12 @@ from swarmnode import registry
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
 from swarmnode.tasks.digests import digest_of_texts, sources_beside
+from swarmnode.tasks.environment_maker import environments, listed
 from swarmnode.tasks.file_task import Draw, FileTask, require_seed
 from swarmnode.tasks.judging.rewards import Reward, load_reward, with_weights
 from swarmnode.tasks.kinds.conventions import adapted
 from swarmnode.tasks.kinds.imported import find_attribute, task_of
 from swarmnode.tasks.kinds.puzzles import PUZZLES
-from swarmnode.tasks.play.environment_task import environment_around
-from swarmnode.tasks.play.tools import listed
 from swarmnode.tasks.source_file import load_source, of_theirs
 from swarmnode.tasks.specs import DATA_SUFFIXES, TaskKind, TaskSpec, parse_spec
 from swarmnode.tasks.task import Isolated, Task
@@ -176,7 +175,7 @@ def _task_of(
     if environment is None and tools is None:
         may_leave = bool(vars(module).get("exchangeable", True))
         return FileTask(name, version, path, cast(Draw, draw), rewards, may_leave)
-    return environment_around(
+    return environments().around(
         FileTask(name, version, path, cast(Draw, draw), rewards), tools, environment, vars(module), own=found
     )
 

@@ -20,6 +20,7 @@ from swarmnode.rollout.schedule.open_group import Answered
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
 from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.settings.config import Config
+from swarmnode.tasks.environment_maker import environments
 from swarmnode.tasks.task import (
     Task,
     draw_held_out,
@@ -107,9 +108,9 @@ def _answers(task: Task, answered: Answered) -> list[str]:
     """The texts that vote; of conversations what was said last in each."""
     if not is_environment(task):
         return [completion.text for completion in answered.completions]
-    from swarmnode.tasks.play.conversation_scores import final_answers
-
-    return final_answers(answered.example, [completion.said for completion in answered.completions])
+    return environments().final_answers(
+        answered.example, [completion.said for completion in answered.completions]
+    )
 
 
 def measured_with(task: Task, examples: int) -> Iterator[Example]:

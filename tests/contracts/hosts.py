@@ -4,13 +4,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from swarmnode.extensions.private_swarms.private_host import PrivateHost
+from swarmnode.extensions.private_swarms.private_swarm import PrivateSwarm
+from swarmnode.extensions.private_swarms.swarm_record import SwarmRecord, founded, save
 from swarmnode.identity import key_file
 from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.admission import file_of
 from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.memory_network import MemoryNetwork
-from swarmnode.network.private.private_host import PrivateHost
-from swarmnode.network.private.private_swarm import PrivateSwarm
-from swarmnode.network.private.swarm_record import SwarmRecord, file_of, founded, save
 from swarmnode.network.streams import StreamHost
 
 HostFactory = Callable[[], StreamHost]

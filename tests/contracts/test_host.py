@@ -15,9 +15,9 @@ from swarmnode.errors import (
     RequestTimeout,
     SwarmnodeError,
 )
+from swarmnode.extensions.private_swarms.private_host import PrivateHost
+from swarmnode.extensions.private_swarms.swarm_key import SEAL_BYTES
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Host, Message, Subscription
-from swarmnode.network.private.private_host import PrivateHost
-from swarmnode.network.private.swarm_key import SEAL_BYTES
 from tests.contracts.hosts import HostFactory, connected
 
 TOPIC = "/swarmnode/4/test/rollouts/0"

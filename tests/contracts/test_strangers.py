@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError, PeerUnreachable
+from swarmnode.extensions.private_swarms.swarm_key import SwarmKey
+from swarmnode.extensions.private_swarms.swarm_record import SwarmRecord, changed, founded, load, save
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.admission import file_of
 from swarmnode.network.host import Message
-from swarmnode.network.private.swarm_key import SwarmKey
-from swarmnode.network.private.swarm_record import SwarmRecord, changed, file_of, founded, load, save
 from swarmnode.network.streams import ByteStream, StreamHost
 from tests.contracts.hosts import HostFactory, member
 

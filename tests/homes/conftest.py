@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from swarmnode.extensions.private_swarms.swarm_record import SwarmRecord, save
 from swarmnode.extensions.trial_swarm.nat_lab import Lab, LabMachine, stop, why_not
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.network.private.swarm_record import SwarmRecord, file_of, save
+from swarmnode.network.admission import file_of
 
 PATIENCE_S = 90.0
 MEMBER = Path(__file__).parent / "member.py"

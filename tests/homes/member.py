@@ -19,12 +19,12 @@ from pathlib import Path
 
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.extensions.private_swarms.private_host import PrivateHost
+from swarmnode.extensions.private_swarms.private_swarm import PrivateSwarm
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook
-from swarmnode.network.private.private_host import PrivateHost
-from swarmnode.network.private.private_swarm import PrivateSwarm
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 

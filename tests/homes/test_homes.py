@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from swarmnode.extensions.private_swarms.swarm_record import founded
 from swarmnode.extensions.trial_swarm.nat_lab import INTERNET, Lab, LabError, LabMachine
 from swarmnode.identity.node_key import NodeKey
-from swarmnode.network.private.swarm_record import founded
 from tests.homes.conftest import NAT_PMP, SLOW_LINE, Running, until
 
 Start = Callable[..., Running]

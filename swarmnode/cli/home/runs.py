@@ -12,7 +12,7 @@ from swarmnode.cli.settings import Home, Policy
 from swarmnode.errors import IdentityInUse
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
-from swarmnode.node.showing.panel import age
+from swarmnode.node.showing.figures import age
 from swarmnode.training.checkpoints.run_folders import remove_run, runs_in
 
 app = typer.Typer(

@@ -1,4 +1,5 @@
-"""Tasks of other people's libraries: reasoning-gym, tasksets of verifiers, and tools of MCP servers."""
+"""Tasks that answer back: tools and environments, and those of other libraries: reasoning-gym, tasksets of
+verifiers, MCP servers."""
 
 from swarmnode.registry import Parts
 
@@ -7,4 +8,5 @@ PARTS: Parts = {
         "reasoning-gym": "swarmnode.extensions.environments.gym_task:REASONING_GYM",
         "verifiers": "swarmnode.extensions.environments.taskset_task:VERIFIERS",
     },
+    "environment": {"turns": "swarmnode.extensions.environments.environment_task:TURNS"},
 }

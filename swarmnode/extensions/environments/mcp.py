@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.play.tools import Tool
+from swarmnode.extensions.environments.tools import Tool
 
 PROTOCOL_VERSION = "2025-06-18"
 """Revision of the protocol that we ask for. A server with an older one says so; tools are the same in it."""

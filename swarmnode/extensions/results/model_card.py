@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swarmnode.node.commands.offline import Exported
-from swarmnode.node.showing.panel import age
+from swarmnode.node.showing.figures import age
 from swarmnode.printable import printable
 from swarmnode.settings.config import Config
 from swarmnode.training.checkpoints.learning_settings import learning_settings

@@ -12,9 +12,9 @@ from swarmnode.extensions.page.verdicts import PageVerdict, helping, learning, p
 from swarmnode.extensions.results.html import Curve, Html, element, plot, table
 from swarmnode.extensions.results.model_card import base_name
 from swarmnode.extensions.results.run_record import RunRecord
+from swarmnode.node.showing.figures import age
 from swarmnode.node.showing.known_peers import known_peers
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.node.showing.panel import age
 from swarmnode.node.showing.reasons import in_words
 
 TIMES = {"whole round": "round_s", "generating": "generate_s", "training": "train_s"}

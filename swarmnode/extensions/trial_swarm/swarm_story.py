@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from swarmnode.node.showing.board import shown
-from swarmnode.node.showing.panel import sparkline
+from swarmnode.node.showing.figures import shown, sparkline
 
 KNOWN = 0.3
 """Held-out reward from which on a task counts as one that a node knew at first."""

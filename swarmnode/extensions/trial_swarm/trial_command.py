@@ -1,4 +1,4 @@
-"""`swarmnode swarm`: several real nodes on this machine; with a command, a private swarm (cli/swarm.py)."""
+"""`swarmnode swarm`: several real nodes on this machine; with a command, a private swarm."""
 
 from functools import partial
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli import swarm as private_swarms
 from swarmnode.cli.output import tell
 from swarmnode.cli.settings import Assignments, Model, TaskSpecs
+from swarmnode.extensions.private_swarms import swarm_commands
 from swarmnode.extensions.trial_swarm.local_swarm import SwarmPlan, run_local_swarm
 
 app = typer.Typer(invoke_without_command=True)
-app.registered_commands += private_swarms.app.registered_commands
+app.registered_commands += swarm_commands.app.registered_commands
 
 
 @app.callback()

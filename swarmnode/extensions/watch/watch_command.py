@@ -17,9 +17,8 @@ from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.watch.watched_machine import Seen, WatchedMachine, watched
 from swarmnode.node.building.page_client import ANSWER_S
-from swarmnode.node.showing.board import shown
+from swarmnode.node.showing.figures import age, shown
 from swarmnode.node.showing.node_status import NodeStatus, printable_status
-from swarmnode.node.showing.panel import age
 from swarmnode.printable import printable
 
 MOST_MACHINES = 64

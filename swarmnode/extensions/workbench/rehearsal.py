@@ -8,8 +8,8 @@ from itertools import islice, takewhile
 from typing import Any, cast
 
 from swarmnode.chat import Turn, tools_of
+from swarmnode.extensions.environments.tools import parameters_of
 from swarmnode.extensions.workbench.probes import answer_of
-from swarmnode.tasks.play.tools import parameters_of
 from swarmnode.tasks.task import Environment, score_strictly
 from swarmnode.types import Example, Scores
 

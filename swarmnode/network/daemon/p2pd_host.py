@@ -88,6 +88,8 @@ class P2pdHost:
         await host.connect("/dns4/seed.example.org/tcp/4001/p2p/12D3KooW...")
     """
 
+    may_publish: Container[str] | None = None
+
     def __init__(
         self,
         identity_path: Path,

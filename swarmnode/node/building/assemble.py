@@ -19,14 +19,12 @@ from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, builtin_folder
+from swarmnode.network.admission import admission_to
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.finding.seed_addresses import Seeds, read_seeds
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, split_peer
-from swarmnode.network.private.private_host import PrivateHost
-from swarmnode.network.private.private_swarm import PrivateSwarm
-from swarmnode.network.private.swarm_record import file_of, record_of
 from swarmnode.network.streams import StreamHost, Transport
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.policies import Seat, choose_port
@@ -75,7 +73,7 @@ def build_network(
 
 def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
     """The node's place in the network, not yet started: a private one where its home has the swarm's key."""
-    network, name = config.network, config.swarm.name
+    network = config.network
     transport: Transport = find("transport", network.transport)
     host = transport(
         paths.identity,
@@ -85,9 +83,8 @@ def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
         relays=relays_of(config, paths),
         relay_for_others=bool(network.relay_for_others),
     )
-    if record_of(paths.swarms, name) is None:
-        return host
-    return PrivateHost(host, PrivateSwarm(file_of(paths.swarms, name), paths.met_members(name)))
+    admission = admission_to(paths, config.swarm.name)
+    return host if admission is None else admission.host(host)
 
 
 def relays_of(config: Config, paths: Paths) -> tuple[str, ...] | None:
@@ -103,8 +100,7 @@ def relays_of(config: Config, paths: Paths) -> tuple[str, ...] | None:
         wanted = () if public or network.announce or network.map_port else ("seeds",)
     if wanted != ("seeds",):
         return wanted
-    record = record_of(paths.swarms, config.swarm.name)
-    seeds = (*seeds_of(network).addresses, *(record.seeds if record is not None else ()))
+    seeds = _all_seeds(config, paths).addresses
     return tuple(dict.fromkeys(seed for seed in seeds if not is_relayed(seed)))
 
 
@@ -121,11 +117,11 @@ def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
     """Returns the discovery that finds and keeps the peers of the swarm."""
     network, book = config.network, PeerBook.load(paths.peers)
     namespace = f"/swarmnode/1/{config.swarm.name}"
-    seeds, record = seeds_of(network), record_of(paths.swarms, config.swarm.name)
+    seeds = _all_seeds(config, paths)
     return Discovery(
         host,
         book,
-        seeds.addresses if record is None else (*seeds.addresses, *record.seeds),
+        seeds.addresses,
         namespace,
         names=seeds.names,
         mdns=network.mdns and (network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"),
@@ -156,10 +152,7 @@ def build_exchange(
         encode=renderer.encode_completion,
         encode_turns=renderer.encode_turns,
         prompt_ids=renderer.prompt_ids,
-        settings=replace(
-            exchange_settings(config, longest_prompt),
-            publishers=host.may_publish if isinstance(host, PrivateHost) else None,
-        ),
+        settings=replace(exchange_settings(config, longest_prompt), publishers=host.may_publish),
         model_family=family,
         model_size=parameters,
         neighbourhood=neighbourhood,
@@ -192,6 +185,12 @@ def _interfaces(network: NetworkConfig) -> tuple[str, ...]:
 def seeds_of(network: NetworkConfig) -> Seeds:
     """Return whom to dial first. Raises NetworkError, ConfigError for what names nobody."""
     return read_seeds(network.seeds, builtin_folder("configs") / "seeds.txt")
+
+
+def _all_seeds(config: Config, paths: Paths) -> Seeds:
+    """Returns whom to dial first, with those of an invitation to a private swarm."""
+    seeds, admission = seeds_of(config.network), admission_to(paths, config.swarm.name)
+    return seeds if admission is None else Seeds((*seeds.addresses, *admission.seeds), seeds.names)
 
 
 def seed_of(config: Config, peer_id: str) -> int:

@@ -21,8 +21,8 @@ from swarmnode.machine.hardware import GIB, Card, Machine, find_card, free_disk_
 from swarmnode.machine.installing import how_to_install
 from swarmnode.machine.storage import Paths
 from swarmnode.models import folder_of
+from swarmnode.network.admission import admission_to
 from swarmnode.network.daemon.hivemind_wheel import find_daemon
-from swarmnode.network.private.swarm_record import record_of
 from swarmnode.node.building.machine_memory import PlannedMemory, longest_sequence, plan_for
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_status
@@ -79,10 +79,10 @@ def examine(settings: Settings) -> list[Finding]:
 def _swarm(config: Config, paths: Paths) -> str:
     """Tells if strangers can take part in the swarm that this home joins."""
     name = config.swarm.name
-    record = record_of(paths.swarms, name)
-    if record is None:
+    admission = admission_to(paths, name)
+    if admission is None:
         return f"{name} is public: whoever names it takes part"
-    return f"{name} is private: who has its key takes part; founded by {memorable_name(record.founder)}"
+    return f"{name} is private: who has its key takes part; founded by {memorable_name(admission.founder)}"
 
 
 def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 node.py -> [StatusBoard] -> NodeStatus -> /status, /metrics
                                 |
-                                +-> [Watchers] -> monitors.py | panel.py | a stream
+                                +-> [Watchers] -> monitors.py | extensions/panel/ | a stream
 
 Watchers are told after every round: monitors.py and the log always, a panel on a terminal.
 """
@@ -30,6 +30,7 @@ from swarmnode.network.reach.reachability import Reach
 from swarmnode.network.reach.relaying import RELAY_IN_WORDS
 from swarmnode.node.catching_up import CatchingUp
 from swarmnode.node.learner import RoundRollouts
+from swarmnode.node.showing.figures import shown
 from swarmnode.node.showing.node_status import (
     ConnectedPeer,
     LibraryStatus,
@@ -371,12 +372,3 @@ def round_line(status: NodeStatus) -> str:
         f"  accepted {status.exchange.accepted} not needed {not_needed}"
         f" dropped {sum(dropped.values()) - not_needed}"
     )
-
-
-def shown(value: float | None, spec: str = ".3f") -> str:
-    """A number, or `-` for what is unknown.
-
-    >>> shown(None), shown(0.25)
-    ('-', '0.250')
-    """
-    return "-" if value is None else format(value, spec)

@@ -1,6 +1,6 @@
 """Why something was not used, in words for a person. Metrics and JSON keep the short codes.
 
-node_status.py: counters by code (exchange/drop_reasons.py:Reason) -> [in_words] -> panel.py
+node_status.py: counters by code (exchange/drop_reasons.py:Reason) -> [in_words] -> panel, page, report
 """
 
 from collections.abc import Mapping

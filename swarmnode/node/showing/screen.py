@@ -1,23 +1,25 @@
 """A node's story goes to a log file, and to a live panel on a terminal or in plain lines elsewhere.
 
 run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
+                   -> [find_panel] -> registry.py -> extensions/panel/
 """
 
 import logging
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from textwrap import indent
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
-
-from swarmnode.node.showing.board import RoundLines, Watcher, Watchers, policy_label
-from swarmnode.node.showing.live_panel import LivePanel
+from swarmnode.node.showing.board import Occasion, RoundLines, Watcher, Watchers, policy_label
 from swarmnode.node.showing.monitors import MOST_LOG_BYTES
 from swarmnode.node.showing.monitors import logger as monitors_logger
+from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.printable import printable, printable_lines
+from swarmnode.registry import find, names
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,29 @@ PROGRESS_LINES = 5
 """Lines about a long preparation."""
 
 
+class LiveHandler(logging.Handler):
+    """A `Watcher` that shows the lines of the log, too."""
+
+    def see(self, event: Occasion, status: NodeStatus) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalPanel:
+    """The panel of a node on a terminal."""
+
+    live: Callable[[], LiveHandler]
+    """Begins to draw on stderr, until it is closed."""
+    picture: Callable[[NodeStatus], object]
+    """Makes a picture that rich prints."""
+
+
+def find_panel() -> TerminalPanel | None:
+    """Returns the first panel that is installed. A node does without where there is none."""
+    name = next(iter(names("panel")), None)
+    return None if name is None else find("panel", name)
+
+
 class Screen:
     """Sets up logging for the length of a command. `start_watcher` hands the terminal over to the panel."""
 
@@ -42,7 +67,6 @@ class Screen:
         self._log_file = log_file
         self._terminal = shows and (sys.stderr.isatty() if terminal is None else terminal)
         self._shows = shows
-        self._console = Console(stderr=True)
         self._logger = logging.getLogger("swarmnode")
         self._level = self._logger.level
         self._least = self._level or logging.INFO
@@ -93,10 +117,11 @@ class Screen:
     def start_watcher(self) -> Watcher:
         """Returns what has a line of each round in the log; on a terminal with the live panel, which takes
         over the log's other lines there: one for all policies."""
-        if not self._terminal or self._lines is None or self._least > logging.INFO:
+        panels = find_panel() if self._terminal and self._least <= logging.INFO else None
+        if self._lines is None or panels is None:
             return RoundLines()
         self._logger.removeHandler(self._lines)
-        panel = LivePanel(self._console)
+        panel = panels.live()
         self._add(panel, "%(message)s").addFilter(lambda record: record.name != RoundLines.logger.name)
         return Watchers([panel, RoundLines()])
 

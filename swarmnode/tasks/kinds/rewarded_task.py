@@ -1,17 +1,15 @@
 """Tasks judged by other rewards than their own.
 
-script_objects.py, offline evaluation -> [rewarded] -> RewardedTask, RewardedEnvironment -> a node
+script_objects.py, offline evaluation -> [rewarded] -> RewardedTask -> a node
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from swarmnode.chat import Message, Said, Turn, turns_of
 from swarmnode.tasks.digests import judged_version
 from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations, demonstrations_of
+from swarmnode.tasks.environment_maker import environments
 from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups, score_with
-from swarmnode.tasks.play.conversation_scores import score_turns
 from swarmnode.tasks.task import (
     Task,
     evaluation_size_of,
@@ -72,28 +70,8 @@ class RewardedTask:
         return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
 
-class RewardedEnvironment(RewardedTask):
-    """An environment's questions and answers, judged by other rewards, which see the conversation alone."""
-
-    task: Any
-
-    @property
-    def most_turns(self) -> int:
-        return self.task.most_turns
-
-    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
-        """Returns the wrapped environment's answer."""
-        key = replace(example.key, version=self.task.version)
-        return self.task.observe(replace(example, key=key), turns)
-
-    def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
-        """Returns the scores of these rewards. Raises TaskError."""
-        told = [turns_of(said) for said in completions]
-        return score_turns(self.rewards, example, told, {}, held_out=holds_out(self, example))
-
-
 def rewarded(task: Task, rewards: Mapping[str, Reward]) -> Task:
     """Returns `task` judged by these rewards instead of its own."""
     version = judged_version(task.version, rewards)
-    kind = RewardedEnvironment if is_environment(task) else RewardedTask
-    return kind(task, rewards, version)
+    make = environments().rewarded if is_environment(task) else RewardedTask
+    return make(task, rewards, version)

@@ -15,14 +15,13 @@ from typing import Any, cast
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
+from swarmnode.tasks.environment_maker import environments, listed
 from swarmnode.tasks.file_task import Draw, FileTask, require_seed
 from swarmnode.tasks.judging.rewards import Reward, load_reward, named_rewards, with_weights
 from swarmnode.tasks.kinds.data import PROMPT_COLUMNS, digest_of, drawn, packed_rows, prompts_of, without
 from swarmnode.tasks.kinds.rewarded_task import rewarded
 from swarmnode.tasks.kinds.rows_in_memory import TRAINING_SPLIT, rows_of, split
 from swarmnode.tasks.loader import TASK_NAME
-from swarmnode.tasks.play.environment_task import environment_around
-from swarmnode.tasks.play.tools import listed
 from swarmnode.tasks.rows import columns_of
 from swarmnode.tasks.specs import TaskKind, TaskSpec
 from swarmnode.tasks.task import EVALUATION_SEED, Task, is_task
@@ -75,7 +74,7 @@ def as_task(
     used = [] if tools is None else [*listed(tools)]
     used += [] if environment is None else _factories(environment)
     digest = digest_of_texts([source.version, *map(source_of, filter(callable, used))])
-    return environment_around(replace(source, version=digest), tools, environment, {}, own=own)
+    return environments().around(replace(source, version=digest), tools, environment, {}, own=own)
 
 
 def refuse_untrained(given: object) -> None:

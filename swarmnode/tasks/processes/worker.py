@@ -30,7 +30,6 @@ from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.drawing.draw_digest import draw_digest, written_down
 from swarmnode.tasks.loader import load_task
-from swarmnode.tasks.play.environment_task import EnvironmentTask
 from swarmnode.tasks.processes import worker_messages as wire
 from swarmnode.tasks.processes.unconfined import allow_unconfined
 from swarmnode.tasks.source_file import traceback_of, where
@@ -202,8 +201,8 @@ def _yield_to_others() -> None:
 def _play_strangers(task: Task, *, limited: bool) -> None:
     """Bounds an environment's resources for strangers: episodes of one example at a time, and memory, unless
     that is `limited` already."""
-    if isinstance(task, EnvironmentTask):
-        task.live.of_one_example = True
+    if (bound := getattr(task, "keep_one_example", None)) is not None:
+        bound()
     taken = _taken_bytes()
     if taken is not None and not limited:
         _limit_memory(taken + (STRANGERS_MB << 20))

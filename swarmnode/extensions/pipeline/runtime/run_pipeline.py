@@ -41,7 +41,7 @@ from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.demonstration.tiny import build_tiny
-from swarmnode.network.private.swarm_record import record_of
+from swarmnode.network.admission import admission_to
 from swarmnode.node.building.assemble import build_discovery, build_host, check_addresses, seed_of
 from swarmnode.node.building.node_process import remove_running, stop_on_signals
 from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
@@ -71,7 +71,7 @@ def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
     print."""
     config, model, paths = settings.config, settings.model, settings.paths
     check(config)
-    check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
+    check_closed(config, private=admission_to(paths, config.swarm.name) is not None)
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / LOG_FILE))
         key = take_identity(stack, paths)

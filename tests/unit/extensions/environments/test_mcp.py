@@ -13,7 +13,7 @@ from swarmnode.chat import tools_of
 from swarmnode.errors import TaskError
 from swarmnode.extensions.environments.mcp import McpServer
 from swarmnode.tasks.task import Environment
-from tests.unit.tasks.play.test_environment_task import first, loaded, observed, play
+from tests.unit.extensions.environments.test_environment_task import first, loaded, observed, play
 
 SERVER = """
 import json, sys

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from swarmnode.chat import Turn
+from swarmnode.extensions.environments.environment_task import OWN_REWARD
 from swarmnode.extensions.workbench.check import check_task
 from swarmnode.extensions.workbench.rehearsal import Rehearsal, difference_of
 from swarmnode.extensions.workbench.task_description import description_of
 from swarmnode.extensions.workbench.template import write_template
 from swarmnode.tasks.loader import load_task
-from swarmnode.tasks.play.environment_task import OWN_REWARD
 
 
 def test_a_new_environment_passes_the_check(tmp_path: Path) -> None:

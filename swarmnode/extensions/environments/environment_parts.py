@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.play.episodes import called, is_stepwise
-from swarmnode.tasks.play.tools import Tool, tools_from
+from swarmnode.extensions.environments.episodes import called, is_stepwise
+from swarmnode.extensions.environments.tools import Tool, tools_from
 from swarmnode.tasks.task import MAX_INDEX
 
 MOST_TURNS = 8

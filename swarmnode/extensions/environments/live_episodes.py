@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from swarmnode.chat import Message, Turn
-from swarmnode.tasks.play.episodes import Episode, close
+from swarmnode.extensions.environments.episodes import Episode, close
 
 MAX_LIVE = 2048
 """Most episodes that wait for the policy's next turn; the oldest are given up for new ones."""

@@ -1,6 +1,6 @@
 """The picture of one node: what it does, learns, hears, drops and waits for.
 
-node_status.py -> [NodePanel] -> live_panel.py, `swarmnode status`
+node_status.py -> [NodePanel] -> live_panel.py -> `swarmnode join`, `swarmnode status`
 
 It is made of a status and nothing else, so a picture of it is a real one.
 """
@@ -17,7 +17,7 @@ from rich.text import Text
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
 from swarmnode.network.reach.reachability import Reach
-from swarmnode.node.showing.board import shown
+from swarmnode.node.showing.figures import age, shown, sparkline
 from swarmnode.node.showing.node_status import (
     LibraryStatus,
     NodeStatus,
@@ -34,7 +34,6 @@ from swarmnode.node.showing.reasons import in_words
 from swarmnode.printable import printable
 from swarmnode.training.records import TrainReport
 
-SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
     "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
     "policy", "speed", "help", "library", "sharing", "given", "thanked", "health",
@@ -354,30 +353,3 @@ def _invitation(status: NodeStatus) -> Text:
 
 def _colour(status: NodeStatus) -> str:
     return "red" if status.checkpoint.error else "yellow" if status.network.state == "restarting" else "green"
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """A curve in characters, from the lowest to the highest value shown.
-
-    >>> sparkline([0.0, 0.5, 1.0])
-    '▁▄█'
-    """
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SPARKS[int((value - low) * scale)] for value in values)
-
-
-def age(seconds: float) -> str:
-    """A duration as a person would say it.
-
-    >>> age(75), age(7300)
-    ('1 min 15 s', '2 h 1 min')
-    """
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from swarmnode.cli.app import app
 from swarmnode.cli.settings import invited
 from swarmnode.errors import ConfigError, NetworkError
+from swarmnode.extensions.private_swarms.swarm_record import record_of
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.network.private.swarm_record import record_of
 
 PEER = NodeKey(b"p" * 32).peer_id
 

@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 
 from swarmnode.errors import NetworkError, StorageError
+from swarmnode.extensions.private_swarms.manifest import MAX_LISTED, MAX_MANIFEST_BYTES
+from swarmnode.extensions.private_swarms.swarm_key import SECRET_BYTES, SwarmKey
+from swarmnode.extensions.private_swarms.swarm_record import SwarmRecord, load, save, succeeded
 from swarmnode.machine.storage import replace_file
-from swarmnode.network.private.manifest import MAX_LISTED, MAX_MANIFEST_BYTES
-from swarmnode.network.private.swarm_key import SECRET_BYTES, SwarmKey
-from swarmnode.network.private.swarm_record import SwarmRecord, load, save, succeeded
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarmnode.chat import Said, Turn, tools_of, turns_of
+from swarmnode.extensions.environments.tool_calls import read_turn
+from swarmnode.extensions.environments.tools import parameters_of
 from swarmnode.tasks.judging.plain_rewards import final_answer
 from swarmnode.tasks.judging.rewards import Reward, score_with
-from swarmnode.tasks.play.tool_calls import read_turn
-from swarmnode.tasks.play.tools import parameters_of
 from swarmnode.types import Example
 
 # ---- what rewards are shown ----

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.play.tool_calls import MAX_CALL_CHARS, MAX_CALLS, read_turn
-from swarmnode.tasks.play.tools import parameters_of, tool_of, tools_from
+from swarmnode.extensions.environments.tool_calls import MAX_CALL_CHARS, MAX_CALLS, read_turn
+from swarmnode.extensions.environments.tools import parameters_of, tool_of, tools_from
 
 
 def add(left: int, right: int = 0) -> int:

@@ -1,6 +1,6 @@
 """The one live table of a process on a terminal: the panel of its first policy.
 
-node.py of each policy -> [LivePanel] -> panel.py -> rich
+node.py of each policy -> [LivePanel] -> node_panel.py -> rich
 
 The command with which others join stands above it once, outside any frame and in one piece, so that a
 terminal copies it as one line.
@@ -15,15 +15,16 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from swarmnode.extensions.panel.node_panel import NodePanel
 from swarmnode.node.showing.board import Occasion, policy_label, round_line
 from swarmnode.node.showing.node_status import NodeStatus, invitation, joins_from
-from swarmnode.node.showing.panel import NodePanel
+from swarmnode.node.showing.screen import LiveHandler, TerminalPanel
 
 LOG_LINES = 6
 HISTORY_ROUNDS = 60
 
 
-class LivePanel(logging.Handler):
+class LivePanel(LiveHandler):
     """A `Watcher` of all policies of a process: draws the first in place, with the latest log lines below.
     Rounds of the others are such lines."""
 
@@ -103,3 +104,10 @@ def room_below(console: Console, command: str) -> int:
     """Lines of the terminal that are left for a panel below the command, and the cursor below the panel."""
     above = -(-len(command) // console.width)
     return console.height - above - 1
+
+
+def _picture(status: NodeStatus) -> NodePanel:
+    return NodePanel(status, (), (), time.time())
+
+
+PANEL = TerminalPanel(live=lambda: LivePanel(Console(stderr=True)), picture=_picture)

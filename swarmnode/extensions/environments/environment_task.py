@@ -1,7 +1,8 @@
 """Environments as people have them (tools, `step`, `reset`), made into tasks that answer back
 (task.Environment).
 
-environment_parts.py -> [environment_around] -> EnvironmentTask -> episodes.py, live_episodes.py -> scores
+environment_maker.py -> [environment_around] -> EnvironmentTask -> episodes.py, live_episodes.py -> scores
+                                ^-- environment_parts.py
 """
 
 import hashlib
@@ -12,19 +13,29 @@ from typing import Any
 
 from swarmnode.chat import Message, Said, Turn, messages_of, prompt_of, turns_of
 from swarmnode.errors import JudgementLost, TaskError
-from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
-from swarmnode.tasks.file_task import FileTask
-from swarmnode.tasks.judging.rewards import Reward, are_exchangeable
-from swarmnode.tasks.play.conversation_scores import score_turns
-from swarmnode.tasks.play.environment_parts import (
+from swarmnode.extensions.environments.conversation_scores import final_answers, score_turns
+from swarmnode.extensions.environments.environment_parts import (
     EnvironmentParts,
     blank_rows,
     judge_themselves,
     parts_of,
 )
-from swarmnode.tasks.play.episodes import Episode, StepEpisode, ToolEpisode, begin, called, close, own_tools
-from swarmnode.tasks.play.live_episodes import EpisodeKey, LiveEpisodes, place_of
-from swarmnode.tasks.play.tools import tools_from
+from swarmnode.extensions.environments.episodes import (
+    Episode,
+    StepEpisode,
+    ToolEpisode,
+    begin,
+    called,
+    close,
+    own_tools,
+)
+from swarmnode.extensions.environments.live_episodes import EpisodeKey, LiveEpisodes, place_of
+from swarmnode.extensions.environments.rewarded_environment import RewardedEnvironment
+from swarmnode.extensions.environments.tools import tools_from
+from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
+from swarmnode.tasks.environment_maker import EnvironmentMaker
+from swarmnode.tasks.file_task import FileTask
+from swarmnode.tasks.judging.rewards import Reward, are_exchangeable
 from swarmnode.tasks.task import Task, evaluation_size_of, holds_out
 from swarmnode.types import Example
 
@@ -66,6 +77,11 @@ class EnvironmentTask:
     @property
     def evaluation_size(self) -> int:
         return evaluation_size_of(self.source)
+
+    def keep_one_example(self) -> None:
+        """Ends all episodes of an example as soon as one of another begins: nobody comes back to a
+        stranger's."""
+        self.live.of_one_example = True
 
     def examples(self, seed: int) -> Iterator[Example]:
         """Yields the questions, each with the text of `reset` at its end and the tools that may be called."""
@@ -212,3 +228,7 @@ def version_with_environment(version: str) -> str:
 def _place(example: Example, turns: Sequence[Turn]) -> EpisodeKey:
     """Returns the key of an episode. The environment's last answer is not part of it: it may be missing."""
     return place_of(example.key, [*turns[:-1], Turn(turns[-1].said)])
+
+
+TURNS = EnvironmentMaker(environment_around, RewardedEnvironment, final_answers)
+"""What the heart asks of this extension (registry.py)."""

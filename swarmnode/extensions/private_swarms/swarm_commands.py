@@ -2,7 +2,6 @@
 
 An extension may put what `swarmnode swarm` does without a command in front of these."""
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -12,22 +11,22 @@ import typer
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Home
 from swarmnode.errors import ConfigError, NetworkError
-from swarmnode.identity.key_file import load_or_create
-from swarmnode.identity.memorable_name import memorable_name
-from swarmnode.machine.storage import Paths, resolve_paths
-from swarmnode.network.private.private_swarm import read_met
-from swarmnode.network.private.swarm_record import (
+from swarmnode.extensions.private_swarms.private_swarm import read_met
+from swarmnode.extensions.private_swarms.swarm_record import (
     SwarmRecord,
     changed,
-    file_of,
     founded,
     load,
     names_in,
     record_of,
     save,
 )
+from swarmnode.identity.key_file import load_or_create
+from swarmnode.identity.memorable_name import memorable_name
+from swarmnode.machine.storage import Paths, resolve_paths
+from swarmnode.network.admission import file_of
 from swarmnode.node.building.node_process import read_running
-from swarmnode.node.showing.panel import age
+from swarmnode.node.showing.figures import age
 from swarmnode.settings.config_layers import load_config
 
 app = typer.Typer(help="Found and keep a private swarm.", no_args_is_help=True)
@@ -220,11 +219,11 @@ def _told(record: SwarmRecord) -> str:
 def _print_invitation(record: SwarmRecord, paths: Paths, seeds: Sequence[str], json: bool) -> None:
     running = read_running(paths.running)
     text = record.invitation((*seeds, *(running.addresses if running else ()))).text()
-    print(f"whoever has this can take part in {record.name}: give it to nobody else", file=sys.stderr)
+    typer.echo(f"whoever has this can take part in {record.name}: give it to nobody else", err=True)
     if not record.seeds and not seeds and running is None:
-        print(
+        typer.echo(
             f"it names no address to dial: once `swarmnode join --swarm {record.name}` runs here,"
             " `swarmnode swarm invite` prints one that does, or name one with --seed",
-            file=sys.stderr,
+            err=True,
         )
     tell(json, {"swarm": record.name, "invitation": text}, [text])

@@ -12,12 +12,12 @@ import pytest
 import swarmnode as sn
 from swarmnode.chat import Turn, messages_of, tools_of
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.extensions.environments.conversation_scores import conversation
+from swarmnode.extensions.environments.environment_task import OWN_REWARD
+from swarmnode.extensions.environments.episodes import MAX_OBSERVED_CHARS, ToolEpisode, step_result, text_of
+from swarmnode.extensions.environments.live_episodes import MAX_LIVE, MAX_WAIT_S, LiveEpisodes
 from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
-from swarmnode.tasks.play.conversation_scores import conversation
-from swarmnode.tasks.play.environment_task import OWN_REWARD
-from swarmnode.tasks.play.episodes import MAX_OBSERVED_CHARS, ToolEpisode, step_result, text_of
-from swarmnode.tasks.play.live_episodes import MAX_LIVE, MAX_WAIT_S, LiveEpisodes
 from swarmnode.tasks.processes.isolated_task import isolate
 from swarmnode.tasks.source_file import load_source
 from swarmnode.tasks.task import Environment, is_environment

@@ -9,21 +9,21 @@ from typing import Annotated, Literal
 import msgspec
 
 from swarmnode.errors import NetworkError, Rejected, StorageError
+from swarmnode.extensions.private_swarms.manifest import MAX_LISTED, Manifest, read_manifest, signed
+from swarmnode.extensions.private_swarms.swarm_key import SECRET_BYTES, SwarmKey
 from swarmnode.identity.key_file import keep_secret
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.identity.peer_id import PUBLIC_KEY_BYTES, peer_id_from_public_key, public_key_from_peer_id
 from swarmnode.machine.storage import replace_file
+from swarmnode.network.admission import SUFFIX, file_of
 from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
 from swarmnode.network.multiaddr import split_peer
-from swarmnode.network.private.manifest import MAX_LISTED, Manifest, read_manifest, signed
-from swarmnode.network.private.swarm_key import SECRET_BYTES, SwarmKey
 from swarmnode.settings.config import SWARM_NAME
 
 MAX_KEYS = 8
 """Most keys: the newest, and earlier ones by which members that were away ask for it."""
 
 MAX_FILE_BYTES = 1024 * 1024
-_SUFFIX = ".swarm"
 _VERSION_BYTES = 8
 _ASK_AGAIN = "ask for a new invitation, and paste it as a whole"
 
@@ -190,14 +190,9 @@ class _SwarmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1] = 1
 
 
-def file_of(folder: Path, name: str) -> Path:
-    """Returns the file of a swarm's record in the folder of a home."""
-    return folder / f"{name}{_SUFFIX}"
-
-
 def names_in(folder: Path) -> tuple[str, ...]:
     """Returns the names of the private swarms that a home has a key for."""
-    return tuple(sorted(path.stem for path in folder.glob(f"*{_SUFFIX}")))
+    return tuple(sorted(path.stem for path in folder.glob(f"*{SUFFIX}")))
 
 
 def save(record: SwarmRecord, path: Path) -> None:

@@ -4,7 +4,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
@@ -54,13 +54,6 @@ def tool_of(given: object) -> Tool:
         raise TaskError(f"{given!r:.80} is no tool", hint="list functions: tools = [add, look_up]")
     name = getattr(given, "__name__", type(given).__name__)
     return Tool(name, {"type": "function", "function": _described(name, given)}, given)
-
-
-def listed(tools: object) -> Sequence[object]:
-    """Returns the tools of a file or a script. Raises TaskError if they are no list."""
-    if not isinstance(tools, list | tuple):
-        raise TaskError(f"tools is {tools!r:.80}, no list", hint="list functions: tools = [add, look_up]")
-    return cast(Sequence[object], tools)
 
 
 def tools_from(given: Iterable[object]) -> dict[str, Tool]:

@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from swarmnode.errors import PeerUnreachable
-from swarmnode.network.private.swarm_key import NONCE_BYTES, TAG_BYTES, SwarmKey
+from swarmnode.extensions.private_swarms.swarm_key import NONCE_BYTES, TAG_BYTES, SwarmKey
 from swarmnode.network.streams import Buffer, ByteStream
 
 RECORD_BYTES = 64 * 1024

@@ -12,11 +12,11 @@ from typing import Annotated
 import msgspec
 
 from swarmnode.errors import Rejected
+from swarmnode.extensions.private_swarms.swarm_key import MARK_BYTES
 from swarmnode.identity.envelope import decoded, seal, unseal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.network.finding.invitation import MAX_NAME_CHARS
-from swarmnode.network.private.swarm_key import MARK_BYTES
 
 MAX_LISTED = 512
 """Most peer ids in each of its lists."""

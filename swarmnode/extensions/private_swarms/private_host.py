@@ -17,11 +17,11 @@ from swarmnode.errors import (
     Rejected,
     RequestTimeout,
 )
+from swarmnode.extensions.private_swarms.private_swarm import MAX_NEWS_BYTES, PrivateSwarm, SwarmUpdate
+from swarmnode.extensions.private_swarms.sealed_stream import SealedStream, accepted, opened
+from swarmnode.extensions.private_swarms.swarm_key import NONCE_BYTES, SEAL_BYTES, SwarmKey
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus, Message, Subscription
 from swarmnode.network.message_queue import MessageQueue
-from swarmnode.network.private.private_swarm import MAX_NEWS_BYTES, PrivateSwarm, SwarmUpdate
-from swarmnode.network.private.sealed_stream import SealedStream, accepted, opened
-from swarmnode.network.private.swarm_key import NONCE_BYTES, SEAL_BYTES, SwarmKey
 from swarmnode.network.rpc import READ_TIMEOUT_S, Service
 from swarmnode.network.streams import ByteStream, StreamHandler, StreamHost
 

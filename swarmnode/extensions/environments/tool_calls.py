@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from swarmnode.tasks.play.tools import misfit, read_as
+from swarmnode.extensions.environments.tools import misfit, read_as
 
 MAX_CALLS = 16
 """Most calls of one turn; one more is refused, and the rest is not read."""

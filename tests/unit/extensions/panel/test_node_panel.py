@@ -1,32 +1,36 @@
-"""The panel on terminals of different sizes, and the command that others join with."""
+"""The picture of a node on terminals of different sizes."""
 
 import html
 import re
+import time
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
-from rich.console import Console, ConsoleDimensions
+from rich.console import Console, RenderableType
 
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
+from swarmnode.extensions.panel.live_panel import room_below
+from swarmnode.extensions.panel.node_panel import NodePanel, rows_that_fit
+from swarmnode.network.reach.reachability import Reach
 from swarmnode.node.learner import Generation
-from swarmnode.node.showing.live_panel import LivePanel, room_below
 from swarmnode.node.showing.node_status import (
     LibraryStatus,
     Network,
     NodeStatus,
+    Saved,
     Sharing,
     SharingEffect,
     WeekContribution,
     invitation,
     measurements,
 )
-from swarmnode.node.showing.panel import NodePanel, rows_that_fit
 from swarmnode.node.showing.reasons import in_words
 from swarmnode.training.records import TrainReport
-from tests.unit.node.showing.test_node_status import STATUS
+from tests.shown_page import STATUS
 
 ADDRESS = "/ip4/192.168.178.201/tcp/41234/p2p/12D3KooWpzf3HmX1A7QeTpr8yYtUeK7QXkYqRkQn9uNzFrJx1v2Q"
 BUSY = replace(
@@ -144,60 +148,6 @@ def test_rows_are_given_up_one_after_the_other() -> None:
     assert rows_that_fit(lines_of, 5, 1) == ({"doing": 1}, 0), "what always stays is drawn anyway"
 
 
-def test_the_command_to_join_is_printed_once_in_one_piece_outside_the_frame() -> None:
-    console = terminal(80, 24)
-    panel = LivePanel(console)
-    for _ in range(3):
-        panel.see("tick", BUSY)
-    panel.close()
-    assert isinstance(console.file, StringIO)
-    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in console.file.getvalue().splitlines()]
-    command = f"swarmnode join {ADDRESS}"
-    assert len(command) > 80
-    assert [line.strip("\r") for line in lines].count(command) == 1
-
-
-def test_a_terminal_of_another_size_is_wiped_and_everything_drawn_anew() -> None:
-    """It has folded the lines of the frame before, so going up by as many as were drawn leaves a rest."""
-    console = terminal(100, 30)
-    panel = LivePanel(console)
-    panel.see("tick", BUSY)
-    assert isinstance(console.file, StringIO)
-    console.size = ConsoleDimensions(60, 20)
-    before = console.file.tell()
-    panel.see("tick", BUSY)
-    panel.see("tick", BUSY)
-    panel.close()
-    written = console.file.getvalue()[before:]
-    assert written.count("\x1b[2J\x1b[H") == 1, "wiped once, and not for each frame"
-    after = written.partition("\x1b[2J\x1b[H")[2]
-    command, frame, _rest = after.partition("╭")
-    assert f"swarmnode join {ADDRESS}" in command and frame
-    assert "\x1b[1A" not in command, "nothing is left to go up to"
-
-
-def test_nobody_is_told_to_join_a_node_that_cannot_be_reached() -> None:
-    console = terminal(80, 24)
-    panel = LivePanel(console)
-    panel.see("tick", replace(BUSY, network=Network("starting", 1000.0)))
-    panel.close()
-    assert isinstance(console.file, StringIO) and "another machine" not in console.file.getvalue()
-
-
-def test_the_panel_is_of_the_first_policy_and_tells_the_rounds_of_the_others() -> None:
-    console = terminal(80, 24)
-    panel = LivePanel(console)
-    first = replace(BUSY, policies=2)
-    panel.see("tick", first)
-    elsewhere = Network("up", 1000.0, 0, "", 1, ("/ip4/1.2.3.4/tcp/1",))
-    panel.see("round", replace(first, policy=1, network=elsewhere))
-    panel.see("tick", first)
-    panel.close()
-    assert isinstance(console.file, StringIO)
-    assert console.file.getvalue().count("another machine in this LAN joins with:") == 1
-    assert "policy 1: round" in console.file.getvalue()
-
-
 def test_advice_has_its_lines_before_the_log_has_its_own() -> None:
     said = (
         "the reward of every answer is the same, so there is nothing to learn from; look at the answers with"
@@ -214,17 +164,6 @@ def test_advice_for_many_tasks_is_cut_where_the_terminal_ends() -> None:
     said = "; ".join(f"no answer to task {number} was right in 20 rounds of 256" for number in range(20))
     lines = drawn(replace(BUSY, advice=said), 80, 21)
     assert len(lines) == 21 and "no answer to task 0" in "".join(lines)
-
-
-def test_what_a_terminal_echoes_below_the_panel_does_not_fold() -> None:
-    console = terminal(80, 24)
-    panel = LivePanel(console)
-    panel.see("tick", BUSY)
-    assert isinstance(console.file, StringIO)
-    frame = console.file.getvalue()
-    panel.close()
-    # ^C at the end of a line as wide as the terminal would begin another, and move the panel by one.
-    assert not frame.rpartition("\n")[2].strip()
 
 
 def test_the_panel_says_what_was_learnt_from_libraries() -> None:
@@ -282,3 +221,91 @@ def test_a_crowd_with_nasty_names_has_few_words_in_the_panel_and_none_in_the_met
     assert "and 4 more" in text and "\\x1b[2J4" not in text
     found = measurements(status)
     assert found["health.nodes"] == 11 and not any("\x1b" in name for name in found)
+
+
+def test_the_panel_shows_what_a_person_asks_for() -> None:
+    console = Console(width=140, record=True, file=StringIO())
+    console.print(NodePanel(STATUS, [0.1, 0.2, 0.3], ["12:00:00 hello"], now=1075.0))
+    text = console.export_text()
+    for expected in (
+        "calm-blue-otter",
+        "generating for 1 min 15 s",
+        "12/60",
+        "own 0.250",
+        "external -",
+        "5 own + 2 external groups",
+        "900 tokens/s",
+        "2 peers, up",
+        "restarted 1 times",
+        "4 bad signature",
+        "round 10, 1 min 15 s ago",
+        "hello",
+        "swarmnode join /ip4/127.0.0.1/tcp/1/p2p/12D3KooWexample",
+    ):
+        assert expected in text, expected
+
+
+def test_markup_in_a_name_or_a_reason_is_text_and_not_style() -> None:
+    odd = replace(STATUS, model="[red]m[/]", network=replace(STATUS.network, detail="[bold]down[/nope]"))
+    console = Console(width=140, record=True, file=StringIO())
+    console.print(NodePanel(odd, [], [], now=1000.0))
+    assert "[red]m[/]" in console.export_text()
+
+
+STRANGERS = (
+    "ready\x1b[2J\x1b]0;owned\x07\r\n12:00:00 all is well\u202e\x9b31m [red]x[/] [link=http://evil]y[/link]"
+)
+
+
+def texts_replaced(tree: object, text: str) -> object:
+    if isinstance(tree, str):
+        return text
+    if isinstance(tree, dict):
+        return {key: texts_replaced(value, text) for key, value in tree.items()}
+    return [texts_replaced(value, text) for value in tree] if isinstance(tree, list) else tree
+
+
+def written(renderable: RenderableType) -> str:
+    """The very characters that a terminal would get, escape codes of ours among them."""
+    stream = StringIO()
+    Console(width=200, file=stream, force_terminal=True, color_system=None).print(renderable)
+    return stream.getvalue()
+
+
+def test_whatever_text_a_status_holds_the_panel_writes_no_control_character_of_it() -> None:
+    everything = texts_replaced(msgspec.to_builtins(STATUS, builtin_types=()), STRANGERS)
+    odd = msgspec.convert(everything, NodeStatus)
+    odd = replace(odd, exchange=Sharing(dropped={STRANGERS: 1}, unpublished={STRANGERS: 1}))
+    shown = written(NodePanel(odd, [], [STRANGERS], 1000.0))
+    for forbidden in ("\x1b[2J", "\x1b]", "\x07", "\r", "\x9b", "\u202e", "\x1b[3", "\n12:00:00"):
+        assert forbidden not in shown, ascii(forbidden)
+    assert "[red]x[/]" in shown and "[link=http://evil]y[/link]" in shown
+
+
+def test_restarts_for_memory_are_told() -> None:
+    network = replace(STATUS.network, memory_restarts=3)
+    told = written(NodePanel(replace(STATUS, network=network), [], [], 1000.0))
+    assert "replaced 3 times for its size" in told
+
+
+def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:
+    console = Console(width=140, record=True, file=StringIO())
+    console.print(NodePanel(replace(STATUS, checkpoint=Saved(error="the disk is full")), [], [], time.time()))
+    assert "the disk is full" in console.export_text()
+
+
+def test_the_panel_says_who_can_reach_the_node_and_who_can_join_it() -> None:
+    at_home = replace(STATUS.network, addresses=("/ip4/192.168.1.20/tcp/4001",))
+    assert "in this LAN: swarmnode join" in written(
+        NodePanel(replace(STATUS, network=at_home), (), (), 1000.0)
+    )
+    nobody = Reach("nobody", "nobody can reach you", ("forward a port", "join a seed"))
+    told = written(NodePanel(replace(STATUS, network=replace(at_home, reach=nobody)), (), (), 1000.0))
+    assert "nobody can reach you: (1) forward a port, (2) join a seed" in " ".join(told.split())
+
+
+def test_what_a_seed_shows_is_what_it_does_and_nothing_of_a_policy() -> None:
+    text = "\n".join(drawn(replace(STATUS, learns=False), 80, None))
+    assert all(label in text for label in ("doing", "swarm", "network", "passed on", "join us"))
+    nothing = ("policy", "round", "reward", "held out", "trained on", "speed", "rollouts", "saved")
+    assert not any(f" {label}  " in text for label in nothing)

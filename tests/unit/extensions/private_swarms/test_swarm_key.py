@@ -3,7 +3,7 @@
 import pytest
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.network.private.swarm_key import SEAL_BYTES, SwarmKey
+from swarmnode.extensions.private_swarms.swarm_key import SEAL_BYTES, SwarmKey
 
 KEY, OTHER = SwarmKey(b"k" * 32), SwarmKey(b"o" * 32)
 

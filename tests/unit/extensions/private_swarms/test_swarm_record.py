@@ -6,16 +6,13 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.identity.node_key import NodeKey
-from swarmnode.network.finding.invitation import Invitation, read_invitation
-from swarmnode.network.private.manifest import MAX_LISTED, signed
-from swarmnode.network.private.private_swarm import PrivateSwarm, SwarmUpdate
-from swarmnode.network.private.swarm_key import SwarmKey
-from swarmnode.network.private.swarm_record import (
+from swarmnode.extensions.private_swarms.manifest import MAX_LISTED, signed
+from swarmnode.extensions.private_swarms.private_swarm import PrivateSwarm, SwarmUpdate
+from swarmnode.extensions.private_swarms.swarm_key import SwarmKey
+from swarmnode.extensions.private_swarms.swarm_record import (
     SwarmRecord,
     accept,
     changed,
-    file_of,
     founded,
     load,
     names_in,
@@ -23,6 +20,9 @@ from swarmnode.network.private.swarm_record import (
     save,
     succeeded,
 )
+from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.admission import file_of
+from swarmnode.network.finding.invitation import Invitation, read_invitation
 
 FOUNDER, FRIEND, MALLORY = (NodeKey(bytes([number]) * 32) for number in range(3))
 SEED = f"/ip4/192.0.2.7/tcp/4001/p2p/{FOUNDER.peer_id}"

@@ -1,0 +1,74 @@
+"""A home's admission to a private swarm, as the rest of a node sees it; who reads the key is an extension.
+
+home, name of the swarm -> [admission_to] -> assemble.py (the host around the transport, seeds), doctor
+invitation with a key -> [accept] -> home
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from swarmnode.errors import ConfigError
+from swarmnode.machine.storage import Paths
+from swarmnode.network.finding.invitation import Invitation
+from swarmnode.network.streams import StreamHost
+from swarmnode.registry import find, ours
+
+SUFFIX = ".swarm"
+"""Ending of the file that a home keeps for each private swarm that it has a key of."""
+
+
+class Admission(Protocol):
+    """A private swarm that this home has a key of."""
+
+    @property
+    def founder(self) -> str:
+        """Peer id of the founder."""
+        ...
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """Addresses to dial that came with the invitation."""
+        ...
+
+    def host(self, inner: StreamHost) -> StreamHost:
+        """Returns a host around another one, for holders of the key and nobody else."""
+        ...
+
+
+class Admissions(Protocol):
+    """Makes admissions: the part `key`."""
+
+    def __call__(self, path: Path, met_path: Path) -> Admission:
+        """Reads the file of a private swarm; its members are noted in the other as they are met. Raises
+        NetworkError for a damaged file: to go on without it would be to go public."""
+        ...
+
+    def accept(self, invitation: Invitation, folder: Path) -> None:
+        """Keeps the contents of an invitation. Raises NetworkError, StorageError."""
+        ...
+
+
+def admission_to(paths: Paths, name: str) -> Admission | None:
+    """Returns this home's admission to a private swarm. None: it has no key of that name, so the swarm is
+    public. Raises NetworkError for a damaged file, ConfigError where nothing here can read it."""
+    path = file_of(paths.swarms, name)
+    return _admissions(name)(path, paths.met_members(name)) if path.exists() else None
+
+
+def accept(invitation: Invitation, paths: Paths) -> None:
+    """Keeps the contents of an invitation with a key. Raises NetworkError, StorageError, ConfigError."""
+    _admissions(invitation.name).accept(invitation, paths.swarms)
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """Returns the file of a private swarm in its folder of a home."""
+    return folder / f"{name}{SUFFIX}"
+
+
+def _admissions(name: str) -> Admissions:
+    if "key" not in ours("admission"):
+        raise ConfigError(
+            f"{name} is a private swarm, and nothing here reads its key",
+            hint="that comes with swarmnode.extensions.private_swarms: install swarmnode as a whole",
+        )
+    return find("admission", "key")

@@ -1,0 +1,41 @@
+"""Figures as a person reads them, the same in log, panel, page and commands."""
+
+from collections.abc import Sequence
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def shown(value: float | None, spec: str = ".3f") -> str:
+    """A number, or `-` for what is unknown.
+
+    >>> shown(None), shown(0.25)
+    ('-', '0.250')
+    """
+    return "-" if value is None else format(value, spec)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in characters, from the lowest to the highest value shown.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▄█'
+    """
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[int((value - low) * scale)] for value in values)
+
+
+def age(seconds: float) -> str:
+    """A duration as a person would say it.
+
+    >>> age(75), age(7300)
+    ('1 min 15 s', '2 h 1 min')
+    """
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,1 +1,0 @@
-"""Conversations with environments and tools, turn by turn."""
