@@ -62,6 +62,8 @@ class TensorTransport:
         """By peer and hash of a message that is being taken."""
         self._done: dict[str, BoundedDict[int, None]] = {}
         """By peer, the hashes of messages that were taken."""
+        self.received = 0
+        """Messages taken since the start."""
         self.duplicates = 0
         """Messages that came again since the start."""
 
@@ -144,3 +146,4 @@ class TensorTransport:
         self._inbox.admit(incoming.peer_id, incoming.message)
         async with incoming.payload() as payload:
             await self._inbox.take(incoming.peer_id, incoming.message, payload)
+            self.received += 1
