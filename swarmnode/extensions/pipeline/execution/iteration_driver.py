@@ -240,7 +240,7 @@ class MicroBatchDriver:
         try:
             async with asyncio.timeout(limit_s):
                 hidden_BTD = await queue.perform("forward", attempt.agent, forward)
-                arrived = await self._there(in_flight, hidden_BTD)
+                arrived = await self._answer_to(in_flight, hop, hidden_BTD)
                 if isinstance(arrived, HopFailure):
                     return arrived
                 found = await queue.perform(
@@ -251,7 +251,8 @@ class MicroBatchDriver:
                     ),
                 )
                 homeward = True
-                gradient = await self._back(in_flight, found.gradient_BTD)
+                homeward_hop = hop.backward(len(hop.path) - 1)
+                gradient = await self._answer_to(in_flight, homeward_hop, found.gradient_BTD)
                 if isinstance(gradient, HopFailure):
                     return gradient
         except Rejected as rejected:
@@ -274,24 +275,13 @@ class MicroBatchDriver:
         settings, planned_s = self._context.settings, predicted_s(self._plan)[attempt.agent][attempt.wave]
         return planned_s * settings.slack + settings.hop_timeout_s + settings.grace_s
 
-    async def _there(self, in_flight: InFlightMicroBatch, hidden_BTD: Tensor) -> Tensor | HopFailure:
-        """Send hidden states along the path. Returns them as they are behind its end."""
-        if len(in_flight.hop.path) == 1:
-            return hidden_BTD
-        return await self._answer_to(in_flight, in_flight.hop, hidden_BTD)
-
-    async def _back(self, in_flight: InFlightMicroBatch, gradient_BTD: Tensor) -> Tensor | HopFailure:
-        """Send the loss's gradient along the path in reverse. Returns the gradient of what we handed on."""
-        last = len(in_flight.hop.path) - 1
-        if last == 0:
-            return gradient_BTD
-        return await self._answer_to(in_flight, in_flight.hop.backward(last), gradient_BTD)
-
     async def _answer_to(
         self, in_flight: InFlightMicroBatch, hop: ForwardHop | BackwardHop, values: Tensor
     ) -> Tensor | HopFailure:
-        """Send a tensor with this message. Returns the one that comes home. Does not wait until the deadline
-        for a node that is known to be gone."""
+        """Send a tensor with this message. Returns the one that comes home: the same, where there is no other
+        node on the path. Does not wait until the deadline for a node that is known to be gone."""
+        if len(hop.path) == 1:
+            return values
         arrival = in_flight.expect(type(hop))
 
         async def send() -> None:

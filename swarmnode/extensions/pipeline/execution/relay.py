@@ -133,14 +133,10 @@ class Relay:
         if isinstance(message, BackwardHop):
             self._expecting(message)
             return
-        attempt, newest = attempt_of(message), self._relayed.get(message.agent)
-        if message.iteration != self._context.iteration:
-            early = self._early.get(message.agent)
-            if early is not None and attempt <= attempt_of(early[0]):
-                raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {attempt_of(early[0])}")
-        elif newest is not None and attempt <= newest.attempt:
-            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {newest.attempt}")
-        early = message.iteration != self._context.iteration
+        attempt, early = attempt_of(message), message.iteration != self._context.iteration
+        former = self._newest(message.agent, early=early)
+        if former is not None and attempt <= attempt_of(former):
+            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {attempt_of(former)}")
         if not self.slots.may_have(message.agent, early=early):
             self._free_slots_of_the_lost()
         if not self.slots.may_have(message.agent, early=early):
@@ -190,6 +186,12 @@ class Relay:
             if message.iteration == self._context.iteration:
                 self._begin(message, values)
         return bool(early)
+
+    def _newest(self, agent: int, *, early: bool = False) -> ForwardHop | None:
+        """Return the message of the agent's newest attempt. `early`: for the next iteration."""
+        if early:
+            return self._early[agent][0] if agent in self._early else None
+        return self._relayed[agent].hop if agent in self._relayed else None
 
     def _expecting(self, message: BackwardHop) -> RelayedMicroBatch:
         relayed = self._relayed.get(message.agent)
@@ -292,8 +294,7 @@ class Relay:
         context, node, data_node = self._context, hop.path[position], hop.path[0]
         if trouble == "silent":
             context.has_lost(node, "did not take a tensor in time")
-        newest = self._relayed.get(hop.agent)
-        if node == data_node or newest is None or newest.hop is not hop:
+        if node == data_node or self._newest(hop.agent) is not hop:
             return
         message = Lost(
             plan=hop.plan, iteration=hop.iteration, attempt=hop.attempt, micro_batch=hop.micro_batch,
