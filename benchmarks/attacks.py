@@ -36,7 +36,7 @@ from attacks_reward import Drop, RewardRuns
 from attacks_swarm import ATTACKERS_PREFIX, Swarm, Window, busy_share
 from common import MODELS, TimeIsOver, at_most, elapsed_s, machine, parts, report
 
-from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from tests.warm_start import WarmStart
 
 ATTACKS = (

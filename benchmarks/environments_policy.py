@@ -12,8 +12,8 @@ from pathlib import Path
 
 import environments_task
 
-from swarmnode.model.demonstration.tiny import RECIPE, TURN_END, Recipe, build_tiny
-from swarmnode.model.demonstration.warmup import TrainingPhase
+from swarmnode.extensions.demonstration.tiny import RECIPE, TURN_END, Recipe, build_tiny
+from swarmnode.extensions.demonstration.warmup import TrainingPhase
 from swarmnode.types import Example, ExampleKey
 
 TURNS = 3

@@ -22,8 +22,8 @@ from last import DEMONSTRATIONS
 from learning import run
 
 import swarmnode as sn
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.model.demonstration.tiny import build_tiny
 
 README = Path(__file__).parent.parent / "README.md"
 SEEDS = (7, 2, 0, 1, 3, 4, 5, 6, 8, 9)

@@ -41,8 +41,8 @@ from common import MODELS, arguments, interleaved, middle, parts, ratios, report
 from grpo_job import Job
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from swarmnode.extensions.demonstration.tiny import VOCABULARY, build_tiny
 from swarmnode.machine.hardware import cpu_has_bf16
-from swarmnode.model.demonstration.tiny import VOCABULARY, build_tiny
 
 ROOT = Path(__file__).parent.parent
 TRL_HOME = ROOT / "build" / "trl"

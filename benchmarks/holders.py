@@ -31,9 +31,9 @@ from typing import Any
 import psutil
 from common import arguments, report
 
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from swarmnode.extensions.trial_swarm.nat_lab import Lab, LabMachine, stop, why_not
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.node.building.node_process import read_running
 
 ROOT = Path(__file__).parent.parent

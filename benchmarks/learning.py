@@ -17,7 +17,7 @@ from typing import Any
 
 from common import MODELS, arguments, report
 
-from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.extensions.demonstration.tiny import build_tiny
 
 ROUNDS = 60
 

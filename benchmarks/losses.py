@@ -24,8 +24,8 @@ from typing import Any
 
 from common import arguments, cpu_seconds, report
 
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from swarmnode.model.base_model import load_base_model
-from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.model.policy import Policy
 from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine

@@ -39,9 +39,9 @@ from learning import run
 import swarmnode as sn
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.node.building.node_process import read_running
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span

@@ -26,8 +26,8 @@ from typing import Literal
 
 from common import arguments, report
 
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from swarmnode.model.base_model import load_base_model
-from swarmnode.model.demonstration.tiny import build_tiny
 from swarmnode.model.policy import Policy
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams

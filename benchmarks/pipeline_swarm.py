@@ -162,7 +162,7 @@ def build_model(folder: Path) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from swarmnode.model.demonstration.tiny import build_quick_tiny
+    from swarmnode.extensions.demonstration.tiny import build_quick_tiny
 
     tiny = build_quick_tiny(folder / "models")
     config = AutoConfig.from_pretrained(str(tiny))

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import common
 
+from swarmnode.extensions.demonstration.tiny import build_quick_tiny, build_tiny
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.model.demonstration.tiny import build_quick_tiny, build_tiny
 from swarmnode.node.building.node_process import read_running
 
 POLICIES = 3

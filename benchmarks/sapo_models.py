@@ -1,7 +1,7 @@
 """The policies that swarms start from, built once into the folder where nodes keep theirs.
 
-[models_of] -> model/demonstration/tiny.py, extensions/trial_swarm/specialists.py -> one folder per node ->
-    sapo_run.py
+[models_of] -> extensions/demonstration/tiny.py, extensions/trial_swarm/specialists.py
+    -> one folder per node -> sapo_run.py
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from sapo_plan import Swarm
 from sapo_worlds import tasks_of
 from torch import Tensor
 
+from swarmnode.extensions.demonstration.tiny import RECIPE, Recipe, build_tiny
 from swarmnode.extensions.trial_swarm.specialists import OWN_PERCENT, OWN_TASKS, build_specialists, own_tasks
 from swarmnode.machine.hardware import cpu_has_bf16
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.model.demonstration.tiny import RECIPE, Recipe, build_tiny
 
 WIDE = replace(RECIPE, hidden=96, intermediate=240, heads=3)
 """Twice the parameters of the tiny policy: every other node of `sizes`."""

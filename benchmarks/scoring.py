@@ -32,7 +32,7 @@ from common import MODELS, arguments, interleaved, middle, parts, ratios, report
 
 import swarmnode as sn
 from swarmnode.errors import TaskError
-from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate

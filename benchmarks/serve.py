@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import openai
 from common import MODELS, arguments, report
 
-from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from swarmnode.node.building.page_client import ask_page
 from tests import joined_node
 from tests.joined_node import JoinedNode

@@ -34,7 +34,7 @@ import psutil
 from common import MODELS, TimeIsOver, arguments, at_most, elapsed_s, report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from swarmnode.node.building.page_client import ask_page
 from tests.joined_node import JoinedNode
 from tests.warm_start import WarmStart

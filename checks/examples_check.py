@@ -19,8 +19,8 @@ from pages_check import run_pages
 from report import Report
 from steps import StepFailed, run, step
 
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.model.demonstration.tiny import build_tiny
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 RUN_S = 900

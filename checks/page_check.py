@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.extensions.demonstration.tiny import build_tiny
 from tests.joined_node import JoinedNode
 from tests.warm_start import WarmStart
 

@@ -42,7 +42,7 @@ TINY = ModelCard(
     tied=True,
     qk_norm=True,
 )
-"""Card of the model that model/demonstration/tiny.py builds."""
+"""Card of the model that extensions/demonstration/tiny.py builds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "panel", "caller", "guard", "evaluation", "check", "kernels", "contribution", "push",
-    "admission",
-    "environment",
+    "run", "page", "panel", "reach", "rollouts", "local_peers", "caller", "guard", "evaluation", "check",
+    "kernels", "contribution", "receipts", "push", "admission", "environment", "model", "convention",
+    "names", "builtin",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -42,13 +42,7 @@ class Seam:
 
 
 SEAMS: Mapping[Kind, Seam] = {
-    "engine": Seam(
-        "rollout.engine",
-        {
-            "embedded": "swarmnode.rollout.decode.own_engines:EMBEDDED",
-            "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
-        },
-    ),
+    "engine": Seam("rollout.engine", {"embedded": "swarmnode.rollout.decode.embedded_record:EMBEDDED"}),
     "transport": Seam("network.transport", {"p2pd": "swarmnode.network.daemon.p2pd_host:P2pdHost"}),
     "learner": Seam("node.learner", {"local": "swarmnode.node.policy_learner:PolicyLearner"}),
     "loss": Seam(
@@ -72,7 +66,11 @@ SEAMS: Mapping[Kind, Seam] = {
         },
     ),
     "task": Seam("--task", {"hf": "swarmnode.tasks.kinds.data:DATA_SETS"}),
-    "environment": Seam("tools, environment", {}),
+    "model": Seam("policy.model", {}),
+    "builtin": Seam("--task", {}),
+    "convention": Seam("tasks.reward", {}),
+    "names": Seam("settings", {}),
+    "environment": Seam("tools", {}),
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),
@@ -83,17 +81,11 @@ SEAMS: Mapping[Kind, Seam] = {
             "join": "swarmnode.cli.join:join",
             "seed": "swarmnode.cli.seed:seed",
             "status": "swarmnode.cli.status:status",
-            "pause": "swarmnode.cli.control:pause",
-            "resume": "swarmnode.cli.control:resume",
-            "finish": "swarmnode.cli.control:finish",
-            "stop": "swarmnode.cli.control:stop",
             "logs": "swarmnode.cli.logs:logs",
-            "peers": "swarmnode.cli.peers:peers",
             "doctor": "swarmnode.cli.doctor:doctor",
             "eval": "swarmnode.cli.evaluate:evaluate",
             "export": "swarmnode.cli.home.export:export",
             "runs": "swarmnode.cli.home.runs:app",
-            "library": "swarmnode.cli.home.library:app",
             "identity": "swarmnode.cli.home.identity:app",
             "config": "swarmnode.cli.config_commands:app",
             "version": "swarmnode.cli.app:version",
@@ -102,7 +94,11 @@ SEAMS: Mapping[Kind, Seam] = {
     "run": Seam("join", {"alone": "swarmnode.node.building.run:run_node"}),
     "page": Seam("node.page", {}),
     "panel": Seam("join", {}),
+    "reach": Seam("join", {}),
+    "rollouts": Seam("join", {}),
+    "local_peers": Seam("network.mdns", {}),
     "contribution": Seam("join", {}),
+    "receipts": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
     "evaluation": Seam("eval --suite", {}),
@@ -158,6 +154,12 @@ def find(kind: Kind, name: str) -> Any:
     if path is None:
         raise ConfigError(f"{said}: {_unknown(kind, names(kind))}")
     return _imported(said, path)
+
+
+def first(kind: Kind) -> Any | None:
+    """Imports the first part of this kind. None: nothing here has one."""
+    name = next(iter(names(kind)), None)
+    return None if name is None else find(kind, name)
 
 
 def _unknown(kind: Kind, names: tuple[str, ...]) -> str:

@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def quick_model(models: Path) -> Path:
     """A tiny policy that knows nothing, for tests that do not look at rewards."""
-    from swarmnode.model.demonstration.tiny import build_quick_tiny
+    from swarmnode.extensions.demonstration.tiny import build_quick_tiny
 
     with one_at_a_time(models):
         return build_quick_tiny(models)
@@ -49,7 +49,7 @@ def quick_model(models: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(models: Path) -> Path:
     """The tiny policy that users get; built once for all tests."""
-    from swarmnode.model.demonstration.tiny import build_tiny
+    from swarmnode.extensions.demonstration.tiny import build_tiny
 
     with one_at_a_time(models):
         return build_tiny(models)

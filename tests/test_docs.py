@@ -12,13 +12,12 @@ import typer
 from swarmnode.cli.app import app
 from swarmnode.exchange import limits, messages
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL
-from swarmnode.exchange.gossip.header_gossip import topic_of
+from swarmnode.exchange.gossip.header_gossip import receipts_topic_of, topic_of
 from swarmnode.exchange.gossip.helping import help_topic_of
-from swarmnode.exchange.gossip.receipts import receipts_topic_of
 from swarmnode.exchange.library import library_pages
 from swarmnode.extensions.pipeline.wire import frames, member_streams
+from swarmnode.extensions.reach import dialback
 from swarmnode.network import host, stream_slots
-from swarmnode.network.reach import dialback
 from swarmnode.settings.config import KEYS
 from swarmnode.settings.other_names import FORMER_SETTINGS
 from swarmnode.training.records import FORMAT

@@ -61,9 +61,10 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
         (("join", "--pipeline", "ours"), "join = 'pipeline': no such run: there are alone;"),
         (("join", "--task", "rows.jsonl?reward=http://127.0.0.1:9"), "no such judge: there are none;"),
         (("join", "--set", "node.monitors=wandb"), "no such monitor: there are none;"),
-        (("join", "--engine", "vllm"), "no such engine: there are auto, embedded, generate;"),
+        (("join", "--engine", "vllm"), "no such engine: there are auto, embedded;"),
         (("eval", "--suite", "gsm8k.jsonl"), "eval --suite = 'suites': no such evaluation: there are none;"),
         (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
+        (("join", "--model", "tiny"), "policy.model = 'tiny': no such model: there are none;"),
         (("join", "--task", "tools.py"), "'turns': no such environment: there are none;"),
         (("join", "--task", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
     ],
@@ -90,15 +91,26 @@ def test_a_terminal_shows_the_lines_of_the_log_where_no_panel_is_installed(heart
 
 @pytest.mark.parametrize("named", [("--swarm", "friends"), (FRIENDS.text(),)])
 def test_a_private_swarm_is_never_joined_as_a_public_one(
-    named: tuple[str, ...], heart: Run, tmp_path: Path
+    named: tuple[str, ...], heart: Run, quick_model: Path, tmp_path: Path
 ) -> None:
     key = file_of(resolve_paths(tmp_path / "home").swarms, "friends")
     key.parent.mkdir(parents=True)
     key.write_text("of another day")
-    done = heart("-m", "swarmnode", "join", *named, "--model", "tiny", "--rounds", "1")
+    model = ("--model", str(quick_model), "--preset", "tiny")
+    done = heart("-m", "swarmnode", "join", *named, *model, "--rounds", "1")
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "friends is a private swarm, and nothing here reads its key" in done.stderr
     assert "swarmnode.extensions.private_swarms" in done.stderr
+
+
+def test_nobody_finds_out_who_can_reach_a_node(heart: Run) -> None:
+    asked = (
+        "from swarmnode.network.finding.discovery import Discovery\n"
+        "from swarmnode.network.finding.peer_book import PeerBook\n"
+        "from swarmnode.network.memory_network import MemoryNetwork\n"
+        "print(Discovery(MemoryNetwork().host(), PeerBook(), (), 'swarm').reach.verdict)"
+    )
+    assert heart("-c", asked).stdout == "unknown\n"
 
 
 def test_the_doctor_says_nothing_of_what_is_not_here(heart: Run) -> None:

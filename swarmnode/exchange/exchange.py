@@ -31,15 +31,15 @@ from swarmnode.exchange.bodies.replay_buffer import ReplayBuffer, SavedGroup, re
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_settings import ExchangeSettings
-from swarmnode.exchange.exchange_stats import ExchangeStats
+from swarmnode.exchange.exchange_stats import ExchangeStats, ReceiptStats
 from swarmnode.exchange.gossip.announcing import ModelLabel
-from swarmnode.exchange.gossip.header_gossip import HeaderGossip, topic_of
+from swarmnode.exchange.gossip.header_gossip import HeaderGossip, receipts_topic_of, topic_of
 from swarmnode.exchange.gossip.header_pool import HeaderPool
 from swarmnode.exchange.gossip.helping import help_topic_of
 from swarmnode.exchange.gossip.inbox import Inbox
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.gossip.publisher import Publisher
-from swarmnode.exchange.gossip.receipts import Receipts, receipts_topic_of
+from swarmnode.exchange.gossip.thanks import NOTHING_SAVED, find_receipts
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
@@ -111,15 +111,13 @@ class Exchange:
         )
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=clock, rng=context.rng, shelf=shelf)
         model = ModelLabel(model_family[:MAX_NAME_CHARS], model_size)
-        self.receipts = Receipts(context)
-        """Thanks to those that we learnt from, and theirs to us."""
+        self.receipts = find_receipts(context)
+        """Thanks to those that we learnt from, and theirs to us. None: nothing here says or counts them."""
         self._publisher = publisher = Publisher(context, self._bodies.own, shelf, model, self.receipts)
         swarm = settings.swarm
-        hearers = {
-            topic_of(swarm): self._hear,
-            help_topic_of(swarm): publisher.hear_request,
-            receipts_topic_of(swarm): self.receipts.hear,
-        }
+        hearers = {topic_of(swarm): self._hear, help_topic_of(swarm): publisher.hear_request}
+        if self.receipts is not None:
+            hearers[receipts_topic_of(swarm)] = self.receipts.hear
         self._gossip = HeaderGossip(host, hearers)
         self._pool = HeaderPool()
         self._inbox = Inbox(context, self._pool, on_admitted=lambda _: self._fetcher.wake())
@@ -250,7 +248,7 @@ class Exchange:
             upload_bytes_per_s=self._settings.upload_bytes_per_s,
             judgements_stuck=self._fetcher.judgements_stuck,
             help=self._publisher.helping.stats(),
-            receipts=self.receipts.stats(),
+            receipts=ReceiptStats() if self.receipts is None else self.receipts.stats(),
             health=self._context.health.figures(reputation.givers, self._reaches),
         )
 
@@ -263,7 +261,8 @@ class Exchange:
             tasks.create_task(self._fetcher.run(), name="fetch rollouts")
             tasks.create_task(self._bodies.holder.run(), name="fetch rollouts for others")
             tasks.create_task(self._gate.run(), name="keep banned peers out")
-            tasks.create_task(self.receipts.run(), name="thank others")
+            if self.receipts is not None:
+                tasks.create_task(self.receipts.run(), name="thank others")
             if self._recorder is not None:
                 tasks.create_task(self._recorder.run(), name="remember peers")
             if self.library is not None:
@@ -312,7 +311,8 @@ class Exchange:
         self._inbox.seen[False].restore(record.headers_of_others)
         self._fetcher.seen.restore(record.groups)
         restore_standings(self._ledger.reputation, record.standings)
-        self.receipts.restore(record.receipts)
+        if self.receipts is not None:
+            self.receipts.restore(record.receipts)
         for peer in self._ledger.reputation.banned_peers():
             self._gate.bar(peer)
 
@@ -323,7 +323,7 @@ class Exchange:
             tuple(self._inbox.seen[False].items()),
             tuple(self._fetcher.seen.items()),
             saved_standings(self._ledger.reputation),
-            self.receipts.saved(),
+            NOTHING_SAVED if self.receipts is None else self.receipts.saved(),
         )
 
     def _shut_out(self, peer: str) -> None:

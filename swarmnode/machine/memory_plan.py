@@ -219,11 +219,6 @@ def weight_bytes(card: ModelCard, work: Workload) -> float:
     return card.linear_parameters * NF4_BYTES + others * work.number_bytes + unpacked
 
 
-def adapter_bytes(card: ModelCard, work: Workload) -> int:
-    """An adapter as PEFT holds it."""
-    return ADAPTER_BYTES * adapter_parameters(card, work.rank)
-
-
 def _a_copy(card: ModelCard, work: Workload) -> float:
     return card.parameters * work.number_bytes
 

@@ -52,6 +52,7 @@ from swarmnode.node.lifecycle import (
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard, Watcher
 from swarmnode.node.showing.figures import shown
+from swarmnode.node.showing.kept_rollouts import KeepRollouts
 from swarmnode.node.showing.node_status import (
     NodeStatus,
     PipelineStatus,
@@ -75,9 +76,6 @@ TICK_S = 0.5
 COLLECT_DEADLINE_S = 5.0
 """Longest wait for other nodes' groups in a round, however long its own work took (longest_wait_s); what has
 not come by then is replaced by own groups."""
-
-
-KeepRollouts = Callable[[int, Sequence[RolloutGroup], Sequence[RolloutGroup]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +115,7 @@ class NodeLoop:
     ) -> None:
         """`run`: its name. `policy` is its number in this process, `neighbours` are the peer ids of the
         others there. `pipeline`: how the larger model is doing that this node holds a part of.
-        `contribution`: what this machine gave and got. `keep_rollouts`: called with the number of each round,
-        its own groups, and those of others."""
+        `contribution`: what this machine gave and got. `keep_rollouts`: told of every round."""
         self._config = config
         self._learner = learner
         self._watcher = watcher
@@ -395,13 +392,14 @@ class NodeLoop:
     def _thank(self, before: Mapping[Origin, int], external: Sequence[RolloutGroup]) -> None:
         """Note whose groups were learnt from: those whose answers came into the book; without a library all
         of the round's."""
-        if self._network is None:
+        receipts = None if self._network is None else self._network.exchange.receipts
+        if receipts is None:
             return
         taught = [(group.author, group.example.key.task, len(group.completions)) for group in external]
         if self._library is not None:
             new = self._origins.keys() - before.keys()
             taught = [(author, key.task, self._origins[author, key]) for author, key in new]
-        self._network.exchange.receipts.learnt(taught)
+        receipts.learnt(taught)
 
     @property
     def _gauge(self) -> SharingGauge:

@@ -1,6 +1,6 @@
 """Which engine runs a model, and why.
 
-node, cli -> [make_engine] -> EngineRecord.make -> decode/embedded.py | decode/fallback.py | ...
+node, cli -> [make_engine] -> EngineRecord.make -> decode/embedded.py | those of extensions/
                  ^
   choose(outline) before the weights are loaded: what cannot be had is refused then
 

@@ -3,7 +3,7 @@
 import math
 import sys
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from swarmnode.errors import EngineError, RequestRefused
@@ -66,13 +66,6 @@ class RequestQueue:
         """Takes the next requests, at most `count`."""
         taken, self._line = self._line[:count], self._line[count:]
         return [request for _, _, request in taken]
-
-    def take_alike(self, count: int, alike: Callable[[Request], object]) -> list[Request]:
-        """Takes the next requests, at most `count`, while `alike` gives the same value for all of them."""
-        same = 0
-        while same < min(count, len(self._line)) and alike(self._line[same][2]) == alike(self._line[0][2]):
-            same += 1
-        return self.take(same)
 
     def withdraw(self, request_ids: Iterable[str] | None) -> list[Request]:
         """Removes these requests from the queue (None: all); ids that do not wait are ignored."""

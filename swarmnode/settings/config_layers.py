@@ -20,12 +20,7 @@ from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import Paths, builtin_folder, resolve_paths
 from swarmnode.models import resolve_model
 from swarmnode.settings.config import KEYS, SECRET, SECTIONS, Config
-from swarmnode.settings.other_names import (
-    ARGUMENTS_OF_TRL,
-    FORMER_SETTINGS,
-    NAMES_OF_TRL,
-    WITHOUT_A_NAME_HERE,
-)
+from swarmnode.settings.other_names import FORMER_SETTINGS, other_names
 
 ENV_PREFIX = "SWARMNODE_"
 NOT_SETTINGS = frozenset(
@@ -203,18 +198,15 @@ def _parse_value(text: str) -> Any:
 
 def _closest(key: str) -> str:
     """Returns advice for an unknown key: what became of a former setting, or the nearest known key: a slip of
-    one letter, TRL's name, the name in another section, then the nearest by whole name and by last part."""
+    one letter, another trainer's name, the name in another section, then the nearest by whole name and by
+    last part."""
     if key in FORMER_SETTINGS:
         return f"There is no such setting any more: {FORMER_SETTINGS[key]}"
     tail = key.rpartition(".")[2]
     slips = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.94)
-    if tail in NAMES_OF_TRL and not slips:
-        ours, note = NAMES_OF_TRL[tail]
-        return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
-    if tail in WITHOUT_A_NAME_HERE and not slips:
-        return f"TRL's {tail} has no setting here: {WITHOUT_A_NAME_HERE[tail]}"
-    if tail in ARGUMENTS_OF_TRL and not slips:
-        return f"TRL's {tail} is here {ARGUMENTS_OF_TRL[tail]}"
+    theirs = next((advice for one in other_names() if (advice := one.advice(tail))), None)
+    if theirs is not None and not slips:
+        return theirs
     matches = (
         slips
         or [full for full in KEYS if full.endswith(f".{tail}")]
@@ -232,12 +224,13 @@ def advice_for_argument(name: str, known: Collection[str]) -> str:
     >>> advice_for_argument("roundz", ["rounds", "home"])
     "Did you mean 'rounds'?"
     """
-    if name in ARGUMENTS_OF_TRL:
-        return f"TRL's {name} is here {ARGUMENTS_OF_TRL[name]}"
-    if name in WITHOUT_A_NAME_HERE:
-        return _closest(name)
+    for one in other_names():
+        if (advice := one.advice_for_argument(name)) is not None:
+            return advice
+        if name in one.without:
+            return _closest(name)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    if close and name not in NAMES_OF_TRL:
+    if close and not any(name in one.settings for one in other_names()):
         return f"Did you mean {close[0]!r}?"
     advice = _closest(name)
     stop = "" if advice.endswith(("?", ")", ".")) else "."

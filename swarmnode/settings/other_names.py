@@ -1,97 +1,49 @@
-"""Names that people bring along: what TRL calls something, and what it is called here.
+"""Names that people bring along: what another trainer, or an earlier version, calls something.
 
-[NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
-[WITHOUT_A_NAME_HERE] -> config_layers.py
-[ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
+registry.py -> [other_names] -> config_layers.py (advice for an unknown name), settings_page.py
 [FORMER_SETTINGS] -> config_layers.py (advice for a setting that there was)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 
-NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
-    "num_generations": ("rollout.group_size", ""),
-    "generation_batch_size": ("rollout.groups", "counted in groups: groups x group_size answers a round"),
-    "steps_per_generation": ("rollout.groups", "a round's answers over training.sequences_per_step"),
-    "per_device_train_batch_size": (
-        "training.sequences_per_step",
-        "counts completions, whatever fits in memory at once: that is training.micro_batch_tokens",
-    ),
-    "gradient_accumulation_steps": ("training.micro_batch_tokens", "it follows from free memory by itself"),
-    "max_completion_length": ("rollout.max_tokens", ""),
-    "max_prompt_length": ("rollout.max_prompt_tokens", "longer prompts are left out, not cut"),
-    "temperature": ("rollout.temperature", ""),
-    "top_p": ("rollout.top_p", ""),
-    "learning_rate": ("training.learning_rate", "the default is 1e-4, for LoRA"),
-    "lr": ("training.learning_rate", ""),
-    "max_grad_norm": ("training.grad_clip", ""),
-    "beta": ("training.kl_coef", ""),
-    "num_iterations": ("training.inner_epochs", ""),
-    "lr_scheduler_type": ("training.schedule", "constant, linear or cosine"),
-    "warmup_steps": ("training.warmup_rounds", "counted in rounds"),
-    "reward_weights": ("tasks.reward_weights", ""),
-    "report_to": ("node.monitors", "metrics.jsonl is always written"),
-    "loss_type": ("training.loss", ""),
-    "importance_sampling_level": ("training.loss", "sequence is the loss gspo"),
-    "scale_rewards": ("training.loss", "without scaling it is dr_grpo"),
-    "gradient_checkpointing": ("training.gradient_checkpointing", ""),
-    "max_steps": ("node.rounds", "rounds= of sn.Node, --rounds of join; over all starts"),
-    "num_train_epochs": ("node.rounds", "a stream of examples has no epochs"),
-    "save_steps": ("node.checkpoint_every", "counted in rounds"),
-    "save_total_limit": ("node.keep_checkpoints", ""),
-    "eval_steps": ("node.eval_every", "counted in rounds"),
-    "seed": ("node.seed", ""),
-    "use_vllm": ("rollout.engine", "vllm, embedded or auto"),
-    "model_name_or_path": ("policy.model", "model= of sn.Node, --model of join"),
-    "bf16": ("policy.dtype", "bfloat16"),
-    "load_in_4bit": ("policy.quantization", "nf4"),
-    "chat_template_kwargs": ("policy.chat_template", ""),
-    "r": ("policy.lora_rank", "of peft's LoraConfig"),
-    "lora_r": ("policy.lora_rank", ""),
-    "target_modules": ("policy.lora_targets", ""),
-    "reward_funcs": ("tasks.reward", "functions: reward= of sn.Node"),
-    "max_length": ("rollout.max_tokens", "of answers; rollout.max_prompt_tokens bounds the prompt"),
-    "run_name": ("node.run", "run= of sn.Node, --run of join"),
-    "dataset_name": ("tasks.names", "the first argument of sn.Node, --task of join: hf:OWNER/NAME"),
-}
-"""Our setting by TRL's name, with remarks."""
+from swarmnode.registry import find, names
 
-WITHOUT_A_NAME_HERE: Mapping[str, str] = {
-    "log_completions": "rollouts.jsonl in the run's folder has some of every round",
-    "weight_decay": "the adapter has none; training.kl_coef keeps it near the base",
-    "lora_dropout": "the adapter has none",
-    "optim": "always AdamW",
-    "sync_ref_model": "the reference of training.kl_coef is the base model",
-    "remove_unused_columns": "rewards get every column",
-    "shuffle_dataset": "each seed asks the rows in another order; node.seed fixes it",
-    "push_to_hub": "none: `swarmnode export DIR` writes what `hf upload` takes",
-    "mask_truncated_completions": "TRL's get_soft_overlong_punishment is a reward, and tasks.reward takes it",
-    "resume_from_checkpoint": "the same call goes on with its run by itself; run=NAME chooses one",
-    "deepspeed": "a model that is too large for one machine is split over several: `join --pipeline NAME`",
-    "epsilon": "each loss has its own clip, dapo 0.2 and 0.28; one of yours may have another",
-    "epsilon_high": "each loss has its clip, as with epsilon",
-    "delta": "the ratio is clipped by the clip of the loss alone",
-    "vllm_mode": "the engine runs beside the trainer by itself; rollout.engine chooses it",
-    "repetition_penalty": "none: training needs the probabilities that the policy itself gives",
-    "vllm_importance_sampling_correction": "always: tokens of another version are weighted by TIS",
-    "max_tool_calling_iterations": "an environment says it, most_turns = 16; its methods are tools",
-    "top_k": "none: rollout.top_p and rollout.temperature shape the sampling",
-    "min_p": "none: rollout.top_p and rollout.temperature shape the sampling",
-}
-"""Remarks by TRL's name, for options without a setting here."""
 
-ARGUMENTS_OF_TRL: Mapping[str, str] = {
-    "train_dataset": "the first argument, task=: sn.Node(rows, reward=f)",
-    "reward_funcs": "reward=, one function or a list of them",
-    "args": "settings={'section.name': value}, and rounds=, home=, run=",
-    "processing_class": "tokenizer=, beside model= where that is a loaded model",
-    "peft_config": "settings={'policy.lora_rank': 16, 'policy.lora_alpha': 32}: LoRA is the default",
-    "output_dir": "home=, a folder for everything that is kept; `swarmnode export` writes an adapter",
-    "logging_steps": "nothing: every round is logged, and on_round= or monitors= are told",
-    "callbacks": "on_round=, or monitors=",
-    "trackers": "monitors=, such as monitors=['tensorboard']",
-    "environment_factory": "environment=",
-}
-"""Equivalents in sn.Node, by argument of TRL's trainer or of its config."""
+@dataclass(frozen=True, slots=True)
+class OtherNames:
+    """Another trainer's names of settings and arguments."""
+
+    trainer: str
+    settings: Mapping[str, tuple[str, str]]
+    """Our setting by their name, with remarks."""
+    without: Mapping[str, str]
+    """Remarks by their name, for options without a setting here."""
+    arguments: Mapping[str, str]
+    """Equivalents in sn.Node, by argument of their trainer or of its config."""
+    page: str
+    """Text before the table of these settings on the page of all settings."""
+
+    def advice(self, name: str) -> str | None:
+        """Returns advice for one of their names. None: it is none."""
+        if name in self.settings:
+            ours, note = self.settings[name]
+            return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
+        if name in self.without:
+            return f"{self.trainer}'s {name} has no setting here: {self.without[name]}"
+        return self.advice_for_argument(name)
+
+    def advice_for_argument(self, name: str) -> str | None:
+        """Returns advice for an argument of their trainer. None: it is none."""
+        return f"{self.trainer}'s {name} is here {self.arguments[name]}" if name in self.arguments else None
+
+
+@cache
+def other_names() -> Sequence[OtherNames]:
+    """Returns the names of the trainers that are known."""
+    return [find("names", name) for name in names("names")]
+
 
 _CLIP = (
     "each training.loss has its own clip; replace(DAPO, clip=Clip(0.2, 0.4)) is a loss of your own"

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from swarmnode.settings.config import SECTIONS, Section
-from swarmnode.settings.other_names import NAMES_OF_TRL
+from swarmnode.settings.other_names import other_names
 
 HEAD = """# Every setting
 
@@ -21,21 +21,16 @@ the two. [configs/README.md](../configs/README.md) says where a value may come f
 `settings={"training.loss": "grpo"}`, or a dictionary for a section.
 """
 
-COMING_FROM_TRL = """## Coming from TRL
-
-An unknown setting that has one of these names is answered with ours. The objects that a GRPOTrainer takes are
-arguments of `sn.Node`: [docs/library.md](library.md).
-
-| TRL | here | |
-|---|---|---|
-"""
-
 
 def reference_page() -> str:
-    """Returns the whole page as Markdown: a table for each section, and one of TRL's names."""
+    """Returns the whole page as Markdown: a table for each section, and one of another trainer's names."""
     tables = [_table(name, section) for name, section in SECTIONS.items()]
-    known = "".join(f"| `{theirs}` | `{ours}` | {note} |\n" for theirs, (ours, note) in NAMES_OF_TRL.items())
-    return "\n".join([HEAD, *tables, COMING_FROM_TRL + known])
+    known = [one.page + "".join(_known(*pair) for pair in one.settings.items()) for one in other_names()]
+    return "\n".join([HEAD, *tables, *known])
+
+
+def _known(theirs: str, here: tuple[str, str]) -> str:
+    return f"| `{theirs}` | `{here[0]}` | {here[1]} |\n"
 
 
 def _table(name: str, section: type[Section]) -> str:

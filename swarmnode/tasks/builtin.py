@@ -3,8 +3,8 @@
 [rev sort next bitop pop max bin gcd] -> draw_train -> rollout -> the answer and nothing else
 
 Every prompt reads `<task> <query>=`; every answer has at most nine characters, short enough for the tiny
-policy (`model/demonstration/tiny.py`). An example depends on nothing but the task's name and version, the
-seed and the index: the draw comes from BLAKE2b and not from `random`, whose `randint` and `choice` may
+policy (`extensions/demonstration/tiny.py`). An example depends on nothing but the task's name and version,
+the seed and the index: the draw comes from BLAKE2b and not from `random`, whose `randint` and `choice` may
 differ between Python versions, so two nodes draw the same example on any platform, now and in ten years.
 """
 
@@ -12,9 +12,11 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from typing import Any
 
+from swarmnode.registry import find, names
 from swarmnode.types import Example, ExampleKey
 
 VERSION = "1"
@@ -147,3 +149,10 @@ BUILTIN_TASKS = tuple(
         "gcd": _greatest_common_divisor,
     }.items()
 )
+
+
+@cache
+def builtin_by_name() -> Mapping[str, BuiltinTask]:
+    """Returns all tasks that need nothing but their name: these eight, and those that others register."""
+    further = {name: find("builtin", name) for name in names("builtin")}
+    return {task.name: task for task in BUILTIN_TASKS} | further

@@ -18,7 +18,7 @@ from swarmnode.types import Example
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentMaker:
-    """What an extension makes of tools and environments."""
+    """The functions that an extension makes tasks of tools and environments with."""
 
     around: Callable[..., Task]
     """Called with a FileTask, tools, an environment, further settings of the file and `own`, the user's

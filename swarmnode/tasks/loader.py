@@ -37,28 +37,24 @@ import difflib
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import cast
 
 from swarmnode import registry
 from swarmnode.errors import TaskError
-from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
+from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask, builtin_by_name
 from swarmnode.tasks.digests import digest_of_texts, sources_beside
 from swarmnode.tasks.environment_maker import environments, listed
 from swarmnode.tasks.file_task import Draw, FileTask, require_seed
+from swarmnode.tasks.judging.conventions import adapted
 from swarmnode.tasks.judging.rewards import Reward, load_reward, with_weights
-from swarmnode.tasks.kinds.conventions import adapted
 from swarmnode.tasks.kinds.imported import find_attribute, task_of
-from swarmnode.tasks.kinds.puzzles import PUZZLES
 from swarmnode.tasks.source_file import load_source, of_theirs
 from swarmnode.tasks.specs import DATA_SUFFIXES, TaskKind, TaskSpec, parse_spec
 from swarmnode.tasks.task import Isolated, Task
 from swarmnode.tasks.task_source import task_source
-
-BUILTIN: Mapping[str, Task] = {task.name: task for task in (*BUILTIN_TASKS, *PUZZLES)}
-"""Tasks that need nothing but their name."""
 
 ALL_BUILTIN = "builtin"
 """Spec that stands for every built-in task."""
@@ -78,7 +74,7 @@ def load_tasks(
     """
     tasks: dict[str, Task] = {}
     for spec in specs:
-        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (BUILTIN.get(spec) or load(spec),):
+        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (builtin_by_name().get(spec) or load(spec),):
             if task.name in tasks:
                 raise TaskError(f"two tasks are called {task.name}", hint="name each task once")
             tasks[task.name] = task
@@ -94,8 +90,8 @@ def load_task(spec: str, text: str | None = None) -> Task:
     >>> load_task("rev").version
     '1'
     """
-    if spec in BUILTIN:
-        return BUILTIN[spec]
+    if (builtin := builtin_by_name().get(spec)) is not None:
+        return builtin
     asked = parse_spec(spec)
     match asked.kind:
         case TaskKind.FILE:
@@ -117,15 +113,15 @@ def spec_of(task: Task) -> str | None:
 
 
 def _unknown(spec: str) -> TaskError:
-    close = difflib.get_close_matches(spec, BUILTIN, n=1)
+    close = difflib.get_close_matches(spec, builtin_by_name(), n=1)
     if close:
         hint = f"did you mean {close[0]}?"
     elif ":" in spec:
         hint = f"kinds of tasks are {', '.join(registry.names('task'))}: `swarmnode task list` tells more"
     else:
         hint = (
-            f"built in are {', '.join(BUILTIN)}; or give a .py file, package.module:attribute, or a data set"
-            f" that ends with {', '.join(DATA_SUFFIXES)}"
+            f"built in are {', '.join(builtin_by_name())}; or give a .py file, package.module:attribute, or a"
+            f" data set that ends with {', '.join(DATA_SUFFIXES)}"
         )
     return TaskError(f"there is no task {spec!r}", hint=hint)
 

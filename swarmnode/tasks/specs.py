@@ -8,9 +8,8 @@ from urllib.parse import parse_qsl, quote
 
 from swarmnode.errors import TaskError
 from swarmnode.registry import IMPORT_PATH, names
-from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.kinds.conventions import split_convention
-from swarmnode.tasks.kinds.puzzles import PUZZLES
+from swarmnode.tasks.builtin import builtin_by_name
+from swarmnode.tasks.judging.conventions import split_convention
 
 DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
 """Files with these endings are data sets."""
@@ -34,10 +33,6 @@ OWN_KINDS = (TaskKind.BUILTIN, TaskKind.FILE, TaskKind.IMPORT)
 
 WITHOUT_PREFIX = (*OWN_KINDS, TaskKind.DATA)
 """All others stand before a colon."""
-
-
-OWN_NAMES = frozenset({"builtin", *(task.name for task in (*BUILTIN_TASKS, *PUZZLES))})
-"""Names of built-in tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,7 @@ def parse_spec(spec: str) -> TaskSpec:
     if IMPORT_PATH.fullmatch(name) or ".py:" in name:
         return TaskSpec(TaskKind.IMPORT, name, options)
     # A folder that is called like a task of ours is written ./NAME.
-    if "/" in name or (Path(name).is_dir() and name not in OWN_NAMES):
+    if "/" in name or (Path(name).is_dir() and name not in ("builtin", *builtin_by_name())):
         return TaskSpec(TaskKind.DATA, name, options)
     return TaskSpec(TaskKind.BUILTIN, spec)
 

@@ -34,10 +34,10 @@ from transformers.generation.logits_process import (
 )
 
 from swarmnode.errors import EngineError
+from swarmnode.extensions.generate.generate_engine import GenerateEngine
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import (
     BASE_VERSION,
     Engine,

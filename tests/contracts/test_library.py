@@ -11,10 +11,10 @@ import pytest
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
-from swarmnode.exchange.library.library_files import copy_verified
 from swarmnode.exchange.library.library_pages import MAX_BODY_BESIDE
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup, signed_group
+from swarmnode.extensions.library_files.library_files import copy_verified
 from swarmnode.identity.key_file import load
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.streams import StreamHost

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from swarmnode.rollout.decode.fallback import GenerateEngine
+from swarmnode.extensions.generate.generate_engine import GenerateEngine
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
 from tests.packed import in_nf4
 

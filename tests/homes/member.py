@@ -19,6 +19,7 @@ from pathlib import Path
 
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.extensions.mdns.mdns import local_peers
 from swarmnode.extensions.private_swarms.private_host import PrivateHost
 from swarmnode.extensions.private_swarms.private_swarm import PrivateSwarm
 from swarmnode.identity.key_file import load_or_create
@@ -64,7 +65,9 @@ async def main(folder: Path, port: int, seeds: Sequence[str]) -> None:
     if RECORD:
         host = PrivateHost(host, PrivateSwarm(Path(RECORD), folder / "met.json"))
     book = PeerBook.load(folder / "peers.json")
-    discovery = Discovery(host, book, seeds, "/swarmnode/homes", mdns=True, asks_router=MAP_PORT)
+    discovery = Discovery(
+        host, book, seeds, "/swarmnode/homes", local_peers=local_peers, asks_router=MAP_PORT
+    )
     exchange = Exchange(
         host,
         key,

@@ -24,6 +24,15 @@ def topic_of(swarm: str) -> str:
     return f"/swarmnode/{PROTOCOL}/{swarm}/rollouts/0"
 
 
+def receipts_topic_of(swarm: str) -> str:
+    """Returns the topic of a swarm's receipts.
+
+    >>> receipts_topic_of("commons")
+    '/swarmnode/4/commons/receipts/0'
+    """
+    return f"/swarmnode/{PROTOCOL}/{swarm}/receipts/0"
+
+
 class HeaderGossip:
     """Listens to topics. Subscriptions survive a restart of the host."""
 

@@ -17,7 +17,7 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose, give, resealed
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.gossip.helping import Helping, help_topic_of, rarely_right
-from swarmnode.exchange.gossip.receipts import Receipts
+from swarmnode.exchange.gossip.thanks import ReceiptKeeper
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, PACE
@@ -39,7 +39,7 @@ class Publisher:
         bodies: BodyStore,
         shelf: Shelf | None,
         model: ModelLabel,
-        receipts: Receipts,
+        receipts: ReceiptKeeper | None,
     ) -> None:
         """`bodies`: where others find ours. `shelf`: the library's; None: there is none. `receipts`: told
         what others may learn from."""
@@ -130,7 +130,8 @@ class Publisher:
             now=self._context.clock(),
             for_library=for_library,
         )
-        self._receipts.gave(composed.header.task, composed.header.group_size)
+        if self._receipts is not None:
+            self._receipts.gave(composed.header.task, composed.header.group_size)
         return composed
 
     def _shelve(self, composed: Composed) -> None:

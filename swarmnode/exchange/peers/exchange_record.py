@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarmnode.exchange.gossip.receipts import SavedReceipts
+from swarmnode.exchange.gossip.thanks import NOTHING_SAVED
 from swarmnode.exchange.limits import MAX_SEEN, MAX_TRACKED_PEERS
 from swarmnode.exchange.peers.recently_seen import KEY_BYTES
 from swarmnode.exchange.peers.reputation import FULL_SCORE, Reputation, Standing
@@ -67,7 +67,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     headers_of_others: SeenKeys = ()
     groups: SeenKeys = ()
     standings: Annotated[tuple[SavedStanding, ...], Meta(max_length=MAX_TRACKED_PEERS)] = ()
-    receipts: SavedReceipts = SavedReceipts()
+    receipts: msgspec.Raw = NOTHING_SAVED
 
 
 def saved_standings(reputation: Reputation) -> tuple[SavedStanding, ...]:

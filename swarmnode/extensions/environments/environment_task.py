@@ -231,4 +231,4 @@ def _place(example: Example, turns: Sequence[Turn]) -> EpisodeKey:
 
 
 TURNS = EnvironmentMaker(environment_around, RewardedEnvironment, final_answers)
-"""What the heart asks of this extension (registry.py)."""
+"""The part that this extension registers (registry.py)."""

@@ -1,6 +1,6 @@
 """Keeps a node's home below limits.disk_gb: what is oldest goes first, what a run goes on with never does.
 
-machine_guard.py -> [make_room] -> checkpoint_store.py: CheckpointStore.prune, rollout_log.py: FILE
+machine_guard.py -> [make_room] -> checkpoint_store.py: CheckpointStore.prune, kept_rollouts.py: FILE
 """
 
 import logging
@@ -12,7 +12,7 @@ from pathlib import Path
 from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
 from swarmnode.node.building.node_process import read_running
-from swarmnode.node.showing.rollout_log import FILE
+from swarmnode.node.showing.kept_rollouts import FILE
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.checkpoints.run_folders import TrainingRun, runs_in
 

@@ -2,4 +2,7 @@
 
 from swarmnode.registry import Parts
 
-PARTS: Parts = {"page": {"web": "swarmnode.extensions.page.page_server:PageServer"}}
+PARTS: Parts = {
+    "page": {"web": "swarmnode.extensions.page.page_server:PageServer"},
+    "rollouts": {"file": "swarmnode.extensions.page.rollout_log:RolloutLog"},
+}

@@ -5,9 +5,9 @@ page_server.py -> [overview] -> routes.py -> JSON -> static/page.js
 
 from typing import Any
 
+from swarmnode.extensions.page.known_peers import known_peers
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.verdicts import helping, learning, pace, sampler, why_little
-from swarmnode.node.showing.known_peers import known_peers
 from swarmnode.node.showing.node_status import invitation, joins_from, printable_status
 from swarmnode.node.showing.page import PageSource
 from swarmnode.node.showing.reasons import in_words

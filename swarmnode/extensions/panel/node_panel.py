@@ -16,7 +16,7 @@ from rich.text import Text
 
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
-from swarmnode.network.reach.reachability import Reach
+from swarmnode.network.reach import Reach
 from swarmnode.node.showing.figures import age, shown, sparkline
 from swarmnode.node.showing.node_status import (
     LibraryStatus,

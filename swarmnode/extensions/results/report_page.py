@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
+from swarmnode.extensions.page.known_peers import known_peers
 from swarmnode.extensions.page.verdicts import PageVerdict, helping, learning, pace, sampler, why_little
 from swarmnode.extensions.results.html import Curve, Html, element, plot, table
 from swarmnode.extensions.results.model_card import base_name
 from swarmnode.extensions.results.run_record import RunRecord
 from swarmnode.node.showing.figures import age
-from swarmnode.node.showing.known_peers import known_peers
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.node.showing.reasons import in_words
 

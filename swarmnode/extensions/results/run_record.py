@@ -3,20 +3,22 @@
 page of a running node | metrics.jsonl, state.json, settings.json -> [read_record] -> report_page.py
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
 from swarmnode.errors import CheckpointError, SwarmnodeError
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.rollout_reader import RolloutReader
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.storage import Paths
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_page, ask_status
-from swarmnode.node.showing.node_status import NodeStatus, printable_status, status_of
-from swarmnode.node.showing.rollout_log import FILE
+from swarmnode.node.showing.kept_rollouts import FILE
+from swarmnode.node.showing.node_status import NodeStatus, printable_status
 from swarmnode.node.showing.used_settings import SETTINGS_FILE
 from swarmnode.training.checkpoints.run_folders import TrainingRun, no_such_run, runs_in
 
@@ -77,3 +79,31 @@ def _kept_settings(run: TrainingRun) -> list[dict[str, str]]:
         return msgspec.json.decode((run.folder / SETTINGS_FILE).read_bytes(), type=list[dict[str, str]])
     noted: dict[str, Any] = {} if run.state is None else run.state.settings
     return [{"key": key, "value": str(value), "origin": "checkpoint"} for key, value in noted.items()]
+
+
+def status_of(values: Mapping[str, Any], *, model: str = "") -> NodeStatus:
+    """Returns the status of an ended run by a line of metrics.jsonl, which has no texts but `peer` and `run`:
+    the inverse of `measurements`. Raises msgspec.ValidationError."""
+    peer = str(values.get("peer", ""))
+    tree: dict[str, Any] = {
+        "peer_id": peer, "name": memorable_name(peer), "run": values.get("run", ""), "model": model,
+        "swarm": "", "version": "", "pid": 0, "started_at": 0.0,
+        "phase": {"name": "ended", "since": values.get("time", 0.0)}, "network": {"state": "ended"},
+    }  # fmt: skip
+    for name, value in values.items():
+        # Every number of the file is a float.
+        whole = isinstance(value, float) and value.is_integer()
+        _put(tree, NodeStatus, name, int(value) if whole else value)
+    return msgspec.convert(tree, NodeStatus)
+
+
+def _put(tree: dict[str, Any], struct: type[msgspec.Struct], name: str, value: Any) -> None:
+    """Puts a number to its place in the tree of a struct; names that are not known are left out."""
+    first, _, rest = name.partition(".")
+    field = get_type_hints(struct).get(first)
+    if isinstance(field, type) and issubclass(field, msgspec.Struct) and rest:
+        _put(tree.setdefault(first, {}), field, rest, value)
+    elif get_origin(field) is dict and rest:
+        tree.setdefault(first, {})[rest] = value
+    elif field is not None and not rest:
+        tree[first] = value

@@ -219,7 +219,7 @@ def _models(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> 
 
         show("building policies that know different things, unless they are there from the last time")
         return [str(path) for path in build_specialists(folder, plan.nodes)]
-    from swarmnode.model.demonstration.tiny import build_tiny
+    from swarmnode.extensions.demonstration.tiny import build_tiny
 
     show("building the tiny policy, once for all nodes")
     return [str(build_tiny(folder))] * plan.nodes

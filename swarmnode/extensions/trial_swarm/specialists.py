@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swarmnode.model.demonstration.tiny import RECIPE, Progress, Recipe, build_tiny
+from swarmnode.extensions.demonstration.tiny import RECIPE, Recipe, build_tiny
+from swarmnode.model.built_model import Progress
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task
 

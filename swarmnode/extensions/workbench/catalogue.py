@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from swarmnode.registry import names
-from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.kinds.puzzles import PUZZLES
+from swarmnode.tasks.builtin import builtin_by_name
 from swarmnode.tasks.task import Task
 from swarmnode.tasks.task_source import task_source
 
@@ -55,4 +54,4 @@ def builtin_tasks() -> tuple[Task, ...]:
     >>> builtin_tasks()[0].name
     'rev'
     """
-    return (*BUILTIN_TASKS, *PUZZLES)
+    return tuple(builtin_by_name().values())

@@ -29,7 +29,7 @@ from swarmnode.training.evaluation import collect, conversation_rules
 from swarmnode.types import FinishReason, Scores, total_reward
 
 if TYPE_CHECKING:
-    from swarmnode.model.demonstration.tiny import Progress
+    from swarmnode.model.built_model import Progress
     from swarmnode.node.building.local_policy import LocalPolicy
 
 

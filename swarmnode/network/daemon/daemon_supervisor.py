@@ -19,8 +19,8 @@ from swarmnode.network.daemon.daemon_process import (
     resolve_port,
     start_daemon,
 )
+from swarmnode.network.daemon.relaying import grants_what_was_asked, on_this_machine
 from swarmnode.network.host import HostState, HostStatus
-from swarmnode.network.reach.relaying import grants_what_was_asked, on_this_machine
 from swarmnode.network.skip_counters import SkipCounters
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Keeps a node attached to its swarm: remembers addresses, dials, advertises, looks around, forever.
 
-seeds, cache, Kademlia providers, mDNS -> PeerBook -> next_dials -> [Discovery] -> Host.connect
+seeds, cache, Kademlia providers, the local network -> PeerBook -> next_dials -> [Discovery] -> Host.connect
 
 With every seed down the node starts alone, says so, and attaches as soon as anyone appears. Nothing that a
 peer or the daemon does ends `run`.
@@ -10,16 +10,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Protocol
 
 from swarmnode.errors import HostDown, NetworkError, StorageError
-from swarmnode.network.finding.mdns import local_peers
 from swarmnode.network.finding.peer_book import KnownAddress, PeerBook, Source, next_dials
 from swarmnode.network.finding.seed_addresses import Resolve, ask_dns, look_up
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_of
-from swarmnode.network.reach.reachability import Reach, Reachability
+from swarmnode.network.reach import Reach, find_reach
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,17 @@ LOOK_UP_RETRY_S = 60.0
 """Seconds between two look-ups of names, while attached and while alone."""
 
 
+class LocalSearch(Protocol):
+    """Announces our addresses in the local network, and finds those of others: what is registered for it."""
+
+    def __call__(
+        self, addresses: Sequence[str], *, namespace: str, interfaces: Sequence[str]
+    ) -> AbstractAsyncContextManager[AsyncIterable[Sequence[str]]]:
+        """Returns the addresses of one peer after the other, for ever. `interfaces`: IP addresses of ours.
+        Raises NetworkError where the machine has no multicast."""
+        ...
+
+
 class Discovery:
     """Finds and keeps peers for a running host.
 
@@ -66,14 +77,15 @@ class Discovery:
         *,
         names: Sequence[str] = (),
         resolve: Resolve = ask_dns,
-        mdns: bool = False,
-        mdns_interfaces: Sequence[str] = (),
+        local_peers: LocalSearch | None = None,
+        interfaces: Sequence[str] = (),
         asks_router: bool = False,
         target: int = TARGET_PEERS,
         rng: random.Random | None = None,
     ) -> None:
         """`namespace` is what we advertise and look for, `names` stand for more seeds in the DNS.
-        `asks_router`: the host asks the router to forward its port.
+        `asks_router`: the host asks the router to forward its port. `local_peers`: looks around in the local
+        network, on these `interfaces`; None: nobody does.
 
         Raises NetworkError for a malformed seed: a typing error should stop the start, not be retried."""
         for seed in seeds:
@@ -83,19 +95,19 @@ class Discovery:
         self._namespace = namespace
         self._names = tuple(names)
         self._resolve = resolve
-        self._mdns = mdns
-        self._mdns_interfaces = tuple(mdns_interfaces)
+        self._local_peers = local_peers
+        self._interfaces = tuple(interfaces)
         self._target = target
         self._rng = rng or random.Random()
         self._attached = asyncio.Event()
         self._said_attached: bool | None = None
         self._news = asyncio.Event()
-        self._reachability = Reachability(host, self._dialled, asks_router=asks_router)
+        self._reach = find_reach(host, self._dialled, asks_router=asks_router)
 
     @property
     def reach(self) -> Reach:
         """Reachability of this node from outside, as far as peers have found out."""
-        return self._reachability.reach
+        return Reach() if self._reach is None else self._reach.reach
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -103,11 +115,12 @@ class Discovery:
             tasks.create_task(self._dial_forever())
             tasks.create_task(self._advertise_forever())
             tasks.create_task(self._find_forever())
-            tasks.create_task(self._reachability.run())
+            if self._reach is not None:
+                tasks.create_task(self._reach.run())
             if self._names:
                 tasks.create_task(self._look_up_forever())
-            if self._mdns:
-                tasks.create_task(self._browse_forever())
+            if self._local_peers is not None:
+                tasks.create_task(self._browse_forever(self._local_peers))
 
     async def _dial_forever(self) -> None:
         while True:
@@ -223,18 +236,18 @@ class Discovery:
                     logger.debug("%s", error)
             await asyncio.sleep(LOOK_UP_INTERVAL_S if self._attached.is_set() else LOOK_UP_RETRY_S)
 
-    async def _browse_forever(self) -> None:
+    async def _browse_forever(self, local_peers: LocalSearch) -> None:
         while True:
             try:
-                await self._browse()
+                await self._browse(local_peers)
             except NetworkError as error:
                 logger.warning("mDNS is off: %s; retrying in %.0f s", error, MDNS_RETRY_S)
             await asyncio.sleep(MDNS_RETRY_S)
 
-    async def _browse(self) -> None:
+    async def _browse(self, local_peers: LocalSearch) -> None:
         """Looks around in local networks, and only there: nothing public is announced or taken from there."""
         own = [address for address in await self._host.addresses() if scope_of(address) != "public"]
-        interfaces = self._mdns_interfaces or _local_ips(own)
+        interfaces = self._interfaces or _local_ips(own)
         if not interfaces:
             return
         async with local_peers(own, namespace=self._namespace, interfaces=interfaces) as local:

@@ -29,7 +29,7 @@ from swarmnode.network.streams import StreamHost, Transport
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.policies import Seat, choose_port
 from swarmnode.node.node import NetworkParts
-from swarmnode.registry import find
+from swarmnode.registry import find, first
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config, NetworkConfig
 from swarmnode.tasks.task import Task
@@ -118,14 +118,15 @@ def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
     network, book = config.network, PeerBook.load(paths.peers)
     namespace = f"/swarmnode/1/{config.swarm.name}"
     seeds = _all_seeds(config, paths)
+    in_lan = network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"
     return Discovery(
         host,
         book,
         seeds.addresses,
         namespace,
         names=seeds.names,
-        mdns=network.mdns and (network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"),
-        mdns_interfaces=_interfaces(network),
+        local_peers=first("local_peers") if network.mdns and in_lan else None,
+        interfaces=_interfaces(network),
         asks_router=network.map_port,
     )
 

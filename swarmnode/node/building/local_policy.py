@@ -23,7 +23,7 @@ from swarmnode.cpu_kernels import use_kernels
 from swarmnode.machine.hardware import GIB, find_card, torch_threads
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import LoadedModel, find_device, load_base_model
-from swarmnode.model.demonstration.tiny import Progress, build_tiny
+from swarmnode.model.built_model import Progress, source_of
 from swarmnode.model.policy import Policy
 from swarmnode.models import find_model
 from swarmnode.node.building.look_ahead import look_ahead
@@ -81,7 +81,7 @@ def load_policy(
         logger.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)
     torch.set_num_threads(torch_threads())
     use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
-    source = str(build_tiny(paths.models, progress=progress)) if model == "tiny" else model
+    source = source_of(model, paths.models, progress)
     look_ahead(config, source, policies=policies)
     if config.limits.memory_gb is not None and card.gpu is not None and card.gpu.memory_total_bytes:
         share = config.limits.memory_gb * GIB / card.gpu.memory_total_bytes

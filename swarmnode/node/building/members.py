@@ -29,8 +29,8 @@ from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.board import Watcher, Watchers
 from swarmnode.node.showing.contribution import open_contribution
+from swarmnode.node.showing.kept_rollouts import FILE, find_keeper
 from swarmnode.node.showing.monitors import Monitor, MonitorFeed, run_info
-from swarmnode.node.showing.rollout_log import FILE, RolloutLog
 from swarmnode.node.showing.screen import Screen
 from swarmnode.registry import find
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
@@ -106,9 +106,7 @@ def build_members(
             policy=seat.number,
             contribution=contribution,
             neighbours=[other.key.peer_id for other in seats if other is not seat],
-            keep_rollouts=RolloutLog(
-                store.folder / FILE, learner.credit, seat.seed, local.renderer.pieces
-            ).keep,
+            keep_rollouts=find_keeper(store.folder / FILE, learner.credit, seat.seed, local.renderer.pieces),
         )
         network = partial(build_network, tasks=tasks_of_others, local=local, neighbourhood=neighbourhood)
         leave = (lambda: None) if cohort is None else partial(cohort.leave, seat.label)

@@ -48,10 +48,10 @@ from swarmnode.node.building.policies import (
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.board import Watcher, policy_label
+from swarmnode.node.showing.kept_rollouts import FILE
 from swarmnode.node.showing.monitors import Monitor, make_monitors
 from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, joins_from, swarm_of
 from swarmnode.node.showing.page import Page, PageSource, open_page
-from swarmnode.node.showing.rollout_log import FILE
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.node.showing.used_settings import keep_settings
 from swarmnode.settings.config import Config

@@ -27,7 +27,7 @@ from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, ev
 from swarmnode.training.records import Evaluation, State
 
 if TYPE_CHECKING:
-    from swarmnode.model.demonstration.tiny import Progress
+    from swarmnode.model.built_model import Progress
     from swarmnode.node.building.local_policy import LocalPolicy
     from swarmnode.training.checkpoints.checkpoint import Checkpoint
 

@@ -21,9 +21,8 @@ from typing import Self
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.exchange_settings import ExchangeSettings
-from swarmnode.exchange.gossip.header_gossip import HeaderGossip, topic_of
+from swarmnode.exchange.gossip.header_gossip import HeaderGossip, receipts_topic_of, topic_of
 from swarmnode.exchange.gossip.helping import help_topic_of
-from swarmnode.exchange.gossip.receipts import receipts_topic_of
 from swarmnode.exchange.limits import TOTAL_HEADERS_BURST, TOTAL_HEADERS_PER_S
 from swarmnode.exchange.peers.connection_gate import ConnectionGate
 from swarmnode.exchange.peers.ledger import Ledger

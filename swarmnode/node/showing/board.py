@@ -24,10 +24,10 @@ from swarmnode.errors import NetworkError
 from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
 from swarmnode.exchange.exchange_stats import ExchangeStats
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
+from swarmnode.network.daemon.relaying import RELAY_IN_WORDS
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, scope_of
-from swarmnode.network.reach.reachability import Reach
-from swarmnode.network.reach.relaying import RELAY_IN_WORDS
+from swarmnode.network.reach import Reach
 from swarmnode.node.catching_up import CatchingUp
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.showing.figures import shown

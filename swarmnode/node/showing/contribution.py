@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
-from swarmnode.registry import find, names
+from swarmnode.registry import first
 from swarmnode.settings.config import Config
 
 
@@ -37,10 +37,8 @@ def open_contribution(
 ) -> Callable[[NodeStatus], WeekContribution]:
     """Returns what tells of the contribution, until the stack is closed: the first keeper that is installed.
     A node does without where there is none."""
-    name = next(iter(names("contribution")), None)
-    if name is None:
+    keep = first("contribution")
+    if keep is None:
         return lambda status: WeekContribution()
-    keeper: ContributionKeeper = stack.enter_context(
-        find("contribution", name)(ContributionSource(folder, config.policy.device))
-    )
+    keeper: ContributionKeeper = stack.enter_context(keep(ContributionSource(folder, config.policy.device)))
     return keeper.see

@@ -10,16 +10,15 @@ All of them read the same record, so they can never disagree. None means unknown
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
 
 from swarmnode.errors import NetworkError
 from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, PeerFigures, ReceiptStats
-from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
 from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
-from swarmnode.network.reach.reachability import Reach
+from swarmnode.network.reach import Reach
 from swarmnode.node.learner import Generation
 from swarmnode.printable import printable
 from swarmnode.training.records import TrainReport
@@ -438,34 +437,6 @@ def measurements(status: NodeStatus) -> dict[str, float]:
     """
     found = dict(_numbers("", msgspec.to_builtins(status)))
     return {name: value for name, value in found.items() if status.learns or name.startswith(OF_SEEDS)}
-
-
-def status_of(values: Mapping[str, Any], *, model: str = "") -> NodeStatus:
-    """Returns the status of an ended run by a line of metrics.jsonl, which has no texts but `peer` and `run`:
-    the inverse of `measurements`. Raises msgspec.ValidationError."""
-    peer = str(values.get("peer", ""))
-    tree: dict[str, Any] = {
-        "peer_id": peer, "name": memorable_name(peer), "run": values.get("run", ""), "model": model,
-        "swarm": "", "version": "", "pid": 0, "started_at": 0.0,
-        "phase": {"name": "ended", "since": values.get("time", 0.0)}, "network": {"state": "ended"},
-    }  # fmt: skip
-    for name, value in values.items():
-        # Every number of the file is a float.
-        whole = isinstance(value, float) and value.is_integer()
-        _put(tree, NodeStatus, name, int(value) if whole else value)
-    return msgspec.convert(tree, NodeStatus)
-
-
-def _put(tree: dict[str, Any], struct: type[msgspec.Struct], name: str, value: Any) -> None:
-    """Puts a number to its place in the tree of a struct; names that are not known are left out."""
-    first, _, rest = name.partition(".")
-    field = get_type_hints(struct).get(first)
-    if isinstance(field, type) and issubclass(field, msgspec.Struct) and rest:
-        _put(tree.setdefault(first, {}), field, rest, value)
-    elif get_origin(field) is dict and rest:
-        tree.setdefault(first, {})[rest] = value
-    elif field is not None and not rest:
-        tree[first] = value
 
 
 @dataclass(frozen=True, slots=True)

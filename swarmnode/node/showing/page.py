@@ -33,7 +33,7 @@ class PageSource:
     logs: Path
     """The folder of metrics.jsonl."""
     rollouts: Path | None = None
-    """The file of the run's rollouts (rollout_log.py). None: the node keeps none."""
+    """The file of the run's rollouts (kept_rollouts.py). None: the node keeps none."""
 
 
 class Page(Protocol):

@@ -19,7 +19,7 @@ from swarmnode.node.showing.monitors import MOST_LOG_BYTES
 from swarmnode.node.showing.monitors import logger as monitors_logger
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.printable import printable, printable_lines
-from swarmnode.registry import find, names
+from swarmnode.registry import first
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ class TerminalPanel:
 
 def find_panel() -> TerminalPanel | None:
     """Returns the first panel that is installed. A node does without where there is none."""
-    name = next(iter(names("panel")), None)
-    return None if name is None else find("panel", name)
+    return first("panel")
 
 
 class Screen:

@@ -1,1 +1,1 @@
-"""Our own engines: a continuous decode loop, the model's own `generate`, and the weights of both."""
+"""Our own engine: a continuous decode loop, and the weights that it reads."""

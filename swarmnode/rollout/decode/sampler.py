@@ -1,6 +1,6 @@
 """Next tokens from logits, one random stream per request, whatever else is in the batch.
 
-decoder.py | fallback.py -> logits -> [sampler] -> tokens and their log-probabilities
+decoder.py | generate_engine.py -> logits -> [sampler] -> tokens and their log-probabilities
                                           |
                                           v  on a CPU, where nobody filters:
                                           cpu_kernels.py

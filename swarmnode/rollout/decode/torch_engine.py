@@ -1,5 +1,7 @@
-"""The common part of both torch engines: requests, rows, policy versions and spans. The arithmetic is
-theirs."""
+"""The common part of engines in torch: requests, rows, policy versions and spans. The arithmetic is theirs.
+
+[TorchEngine] <- embedded.py | extensions/generate/generate_engine.py
+"""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,6 +1,6 @@
 r"""Finding the answer in a completion and comparing it with the right one: `#### 42`, `\boxed{\frac{1}{2}}`.
 
-completion -> [hashed, last_boxed, tagged] -> [same_number, same_math] -> formats.py; gym, puzzles, votes
+completion -> [hashed, last_boxed, tagged] -> [same_number, same_math] -> formats.py; gym, votes, puzzles
 
 Two answers of MATH are the same where they are written the same once the usual differences are taken out
 (Hendrycks et al. 2021, `is_equiv`), or are the same number. Nothing is computed: 2x + 2 is not 2(x + 1).

@@ -43,8 +43,8 @@ from swarmnode.errors import TaskError
 from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.arguments import accepted, parameters_of
+from swarmnode.tasks.judging.conventions import adapted, split_convention
 from swarmnode.tasks.judging.plain_rewards import builtin
-from swarmnode.tasks.kinds.conventions import adapted, split_convention
 from swarmnode.tasks.kinds.imported import import_module
 from swarmnode.tasks.source_file import load_source, of_theirs, traceback_of, where
 from swarmnode.tasks.task import MAX_ABS_REWARD, is_held_out
@@ -140,7 +140,9 @@ def load_reward(spec: str) -> Reward:
     origin, _, name = path.rpartition(":")
     module = _module(origin)
     reward = _attribute(module, name)
-    if not callable(reward) and (reward is None or convention != "nanochat"):
+    if not callable(reward) and (
+        reward is None or convention is None or not find("convention", convention).of_objects
+    ):
         raise _unknown(spec, _offered(module))
     return adapted(reward, convention)
 

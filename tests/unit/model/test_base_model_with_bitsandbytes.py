@@ -16,7 +16,7 @@ BESIDE = Path(sys.prefix) / "nf4"
 FILES = (
     "tests/unit/model/adapters/test_nf4.py",
     "tests/unit/model/test_base_model.py",
-    "tests/unit/rollout/decode/test_fallback_nf4.py",
+    "tests/unit/extensions/generate/test_generate_engine_nf4.py",
 )
 
 

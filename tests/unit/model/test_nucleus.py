@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from transformers import TopPLogitsWarper
 
+from swarmnode.extensions.generate.generate_engine import GenerateEngine
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.head import TokenLogprobs, head_logprobs, logits_logprobs
 from swarmnode.model.nucleus import outside_nucleus
 from swarmnode.model.policy import Policy
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import Engine, Output, Request, SamplingParams
 from swarmnode.settings.config import PolicyConfig, TrainingConfig
 from swarmnode.training.forward import Forward

@@ -23,11 +23,11 @@ from transformers import (
 
 from swarmnode.engine_record import record_of
 from swarmnode.errors import EngineError, ModelError
+from swarmnode.extensions.generate.generate_engine import GenerateEngine
 from swarmnode.extensions.vllm import compat as vllm_compat
 from swarmnode.extensions.vllm import vllm_engine as vllm_engine
 from swarmnode.extensions.vllm.compat import missing_reason
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import Engine, Request, SamplingParams
 from swarmnode.rollout.engine_choice import choose, make_engine
 

@@ -11,7 +11,7 @@ from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import builtin_folder
 from swarmnode.settings.config import KEYS, Config, explain_setting
 from swarmnode.settings.config_layers import advice_for_argument, load_config, presets
-from swarmnode.settings.other_names import NAMES_OF_TRL
+from swarmnode.settings.other_names import other_names
 from swarmnode.settings.settings_page import reference_page
 
 VARIABLE = re.compile(r'"(SWARMNODE_[A-Z]+(?:_[A-Z]+)*)"')
@@ -85,7 +85,8 @@ def test_an_unknown_key_names_the_closest_one(assignment: str, closest: str) -> 
 
 @pytest.mark.parametrize("name", ["", "training.", "rollout."])
 def test_a_name_that_trl_has_is_answered_with_ours(name: str) -> None:
-    for theirs, (ours, _) in NAMES_OF_TRL.items():
+    (trl,) = other_names()
+    for theirs, (ours, _) in trl.settings.items():
         assert ours in KEYS
         if f"{name}{theirs}" not in KEYS:
             with pytest.raises(ConfigError) as caught:

@@ -40,7 +40,7 @@ from swarmnode.machine.hardware import torch_threads
 from swarmnode.machine.memory_plan import size_text
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
-from swarmnode.model.demonstration.tiny import build_tiny
+from swarmnode.model.built_model import source_of
 from swarmnode.network.admission import admission_to
 from swarmnode.node.building.assemble import build_discovery, build_host, check_addresses, seed_of
 from swarmnode.node.building.node_process import remove_running, stop_on_signals
@@ -122,7 +122,7 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
     torch.set_num_threads(torch_threads())
     use_kernels(config.policy.cpu_kernels).keep_in(paths.cache / "native")
-    source = str(build_tiny(paths.models, progress=screen.progress)) if model == "tiny" else model
+    source = source_of(model, paths.models, screen.progress)
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
 
 

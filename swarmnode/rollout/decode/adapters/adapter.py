@@ -1,6 +1,6 @@
 """The LoRA tensors of a policy update, checked against the weights they are for, and merged into them.
 
-trainer -> PolicyUpdate -> [lora_pairs] -> weights.py (embedded engine) | fallback.py (any other model)
+trainer -> PolicyUpdate -> [lora_pairs] -> weights.py (embedded engine) | generate_engine.py
                                |
                                v  LoraPair -> [merged_weight] -> weights.py | model_lora.py | vllm/policies.py
 

@@ -14,7 +14,7 @@ from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.guards import GuardSource
 from swarmnode.node.building.node_process import RunningNode, write_running
 from swarmnode.node.run_control import RunControl
-from swarmnode.node.showing.rollout_log import FILE
+from swarmnode.node.showing.kept_rollouts import FILE
 from swarmnode.settings.config import Config
 from swarmnode.training.records import FORMAT, STATE, Counters, Measure, State
 from tests.shown_page import STATUS

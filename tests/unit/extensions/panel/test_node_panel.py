@@ -15,7 +15,7 @@ from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
 from swarmnode.extensions.panel.live_panel import room_below
 from swarmnode.extensions.panel.node_panel import NodePanel, rows_that_fit
-from swarmnode.network.reach.reachability import Reach
+from swarmnode.network.reach import Reach
 from swarmnode.node.learner import Generation
 from swarmnode.node.showing.node_status import (
     LibraryStatus,

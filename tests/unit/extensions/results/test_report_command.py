@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 from swarmnode.cli.app import app
 from swarmnode.errors import CheckpointError
 from swarmnode.extensions.results.html import element, plot
+from swarmnode.extensions.results.run_record import status_of
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import RunningNode, write_running
+from swarmnode.node.showing.kept_rollouts import FILE
 from swarmnode.node.showing.monitors import append_line
-from swarmnode.node.showing.node_status import NodeStatus, Rewards, measurements, status_of
-from swarmnode.node.showing.rollout_log import FILE
+from swarmnode.node.showing.node_status import NodeStatus, Rewards, measurements
 from swarmnode.node.showing.used_settings import keep_settings
 from swarmnode.settings.config import Config
 from swarmnode.training.checkpoints.run_folders import PREFIX

@@ -7,6 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from swarmnode.extensions.demonstration import warmup
+from swarmnode.extensions.demonstration.tiny import QUICK_RECIPE, build_tiny
+from swarmnode.extensions.demonstration.warmup import TrainingPhase
 from swarmnode.extensions.trial_swarm.specialists import (
     OWN_PERCENT,
     UNSURE_PERCENT,
@@ -14,9 +17,6 @@ from swarmnode.extensions.trial_swarm.specialists import (
     own_tasks,
     specialist_recipe,
 )
-from swarmnode.model.demonstration import warmup
-from swarmnode.model.demonstration.tiny import QUICK_RECIPE, build_tiny
-from swarmnode.model.demonstration.warmup import TrainingPhase
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 
 TAUGHT = TrainingPhase("two steps", 2, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=1)

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from swarmnode.cli.app import app, main
 from swarmnode.errors import StorageError, TaskError
+from swarmnode.extensions.demonstration.tiny import MAX_POSITIONS
 from swarmnode.extensions.workbench.check import check_task
-from swarmnode.model.demonstration.tiny import MAX_POSITIONS
 
 ODD = """
 def examples(seed):

@@ -11,7 +11,7 @@ import pytest
 
 from swarmnode.errors import NetworkError
 from swarmnode.network.finding import discovery, peer_book
-from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.discovery import Discovery, LocalSearch
 from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 
@@ -32,11 +32,17 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def discovering(
-    host: MemoryHost, *, seeds: tuple[str, ...] = (), book: PeerBook | None = None, mdns: bool = False
+    host: MemoryHost,
+    *,
+    seeds: tuple[str, ...] = (),
+    book: PeerBook | None = None,
+    local_peers: LocalSearch | None = None,
 ) -> AsyncGenerator[None, None]:
     known = PeerBook() if book is None else book
     interfaces = ("127.0.0.1",)
-    finder = Discovery(host, known, seeds, SWARM, mdns=mdns, mdns_interfaces=interfaces, rng=random.Random(0))
+    finder = Discovery(
+        host, known, seeds, SWARM, local_peers=local_peers, interfaces=interfaces, rng=random.Random(0)
+    )
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(finder.run())
         try:
@@ -152,17 +158,6 @@ async def test_a_malformed_seed_is_told_at_once():
         Discovery(MemoryNetwork().host(), PeerBook(), ["localhost:4001"], SWARM)
 
 
-async def test_two_nodes_of_one_local_network_meet_by_mdns():
-    network = MemoryNetwork()
-    async with (
-        network.host() as alice,
-        network.host() as bob,
-        discovering(alice, mdns=True),
-        discovering(bob, mdns=True),
-    ):
-        await until_connected(alice, bob)
-
-
 async def test_a_name_in_the_dns_leads_to_the_swarm_once_it_resolves(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(discovery, "LOOK_UP_RETRY_S", 0.02)
     network, asked = MemoryNetwork(), [0]
@@ -182,7 +177,7 @@ async def test_a_name_in_the_dns_leads_to_the_swarm_once_it_resolves(monkeypatch
             running.cancel()
 
 
-async def test_nothing_public_is_taken_from_the_local_network(monkeypatch: pytest.MonkeyPatch):
+async def test_nothing_public_is_taken_from_the_local_network():
     told: list[str] = []
 
     @asynccontextmanager
@@ -196,9 +191,11 @@ async def test_nothing_public_is_taken_from_the_local_network(monkeypatch: pytes
 
         yield found()
 
-    monkeypatch.setattr("swarmnode.network.finding.discovery.local_peers", neighbours)
     book = PeerBook()
-    async with MemoryNetwork().host(ip="192.168.1.20") as node, discovering(node, book=book, mdns=True):
+    async with (
+        MemoryNetwork().host(ip="192.168.1.20") as node,
+        discovering(node, book=book, local_peers=neighbours),
+    ):
 
         async def learned() -> bool:
             return len(book) > 0

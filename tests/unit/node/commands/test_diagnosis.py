@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.extensions.demonstration.tiny import MAX_POSITIONS
 from swarmnode.extensions.vllm import compat as vllm_compat
 from swarmnode.machine import hardware
 from swarmnode.machine.hardware import GIB, Card, Gpu, Machine, TorchCuda
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.model.demonstration.tiny import MAX_POSITIONS
-from swarmnode.network.reach.reachability import Reach
+from swarmnode.network.reach import Reach
 from swarmnode.node.building import machine_memory as memory_module
 from swarmnode.node.building.machine_memory import plan_for
 from swarmnode.node.building.node_process import RunningNode, write_running

@@ -9,9 +9,8 @@ import pytest
 
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
-from swarmnode.exchange.gossip.header_gossip import topic_of
+from swarmnode.exchange.gossip.header_gossip import receipts_topic_of, topic_of
 from swarmnode.exchange.gossip.helping import help_topic_of
-from swarmnode.exchange.gossip.receipts import receipts_topic_of
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook

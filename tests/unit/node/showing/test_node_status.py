@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from swarmnode.network.finding.invitation import Invitation, read_invitation
 from swarmnode.network.memory_network import MemoryNetwork
-from swarmnode.network.reach.reachability import Reach
+from swarmnode.network.reach import Reach
 from swarmnode.node.showing.board import Starving, StatusBoard, policy_label, round_line
 from swarmnode.node.showing.node_status import NodeStatus, invitation, joins_from, measurements
 from swarmnode.node.showing.screen import Screen

@@ -14,10 +14,10 @@ from transformers import (
     PreTrainedModel,
 )
 
+from swarmnode.extensions.generate.generate_engine import GenerateEngine
 from swarmnode.extensions.native import compiler
 from swarmnode.families.family import FAMILIES, Family, longest_sequence_of
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.decode.weights import longest_sequence, unsupported_reason
 from swarmnode.rollout.engine import Output, Request
 from swarmnode.rollout.engine_choice import make_engine

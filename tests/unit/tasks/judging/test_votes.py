@@ -7,10 +7,10 @@ import pytest
 
 from swarmnode.chat import Turn
 from swarmnode.tasks.builtin import BUILTIN_TASKS
+from swarmnode.tasks.judging.conventions import adapted
 from swarmnode.tasks.judging.plain_rewards import final_answer
 from swarmnode.tasks.judging.rewards import builtin_rewards, call_reward, load_reward
 from swarmnode.tasks.judging.votes import extracted, majority_at_k
-from swarmnode.tasks.kinds.conventions import adapted
 from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes.isolated_task import isolate

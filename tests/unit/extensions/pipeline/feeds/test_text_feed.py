@@ -10,12 +10,12 @@ import torch
 import swarmnode.extensions.pipeline.feeds.text_feed as sources
 from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import ConfigError
+from swarmnode.extensions.demonstration.tiny import build_quick_tiny
 from swarmnode.extensions.pipeline.execution.member_records import Feed
 from swarmnode.extensions.pipeline.feeds.objectives import cross_entropy
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.model.demonstration.tiny import build_quick_tiny
 from swarmnode.training.packing import MicroBatch
 from tests.unit.extensions.pipeline.tiny_models import CPU, VOCABULARY, saved, tiny_config, tiny_model
 

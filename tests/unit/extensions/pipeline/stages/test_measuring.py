@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from swarmnode.extensions.demonstration.tiny import build_quick_tiny
 from swarmnode.extensions.pipeline.stages.measuring import measure_stage, memory_for_stage, time_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import open_model
 from swarmnode.machine.hardware import GIB
-from swarmnode.model.demonstration.tiny import build_quick_tiny
 
 
 def test_a_machine_measures_what_real_layers_of_the_model_cost(tmp_path: Path) -> None:

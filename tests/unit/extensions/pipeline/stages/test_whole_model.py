@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from swarmnode.errors import ModelError
+from swarmnode.extensions.demonstration.tiny import build_quick_tiny
 from swarmnode.extensions.pipeline.stages.whole_model import load_tokenizer, open_model
 from swarmnode.model.base_model import load_base_model
-from swarmnode.model.demonstration.tiny import build_quick_tiny
 from swarmnode.settings.config import PolicyConfig
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from swarmnode.extensions.generate.model_lora import own_model
 from swarmnode.rollout.decode.adapters.adapter import LoraPair, lora_pairs, lost_share, merged_weight, stretch
-from swarmnode.rollout.decode.adapters.model_lora import own_model
 from swarmnode.rollout.decode.weights import FusedWeights
 from swarmnode.rollout.engine import PolicyUpdate
 

@@ -1,0 +1,47 @@
+"""`swarmnode peers`: who the running node knows, and what they gave."""
+
+from collections.abc import Iterator, Sequence
+
+from swarmnode.cli.output import Json, table, tell
+from swarmnode.cli.settings import Home, Policy
+from swarmnode.cli.status import running_nodes
+from swarmnode.errors import SwarmnodeError
+from swarmnode.extensions.page.known_peers import KnownPeer, known_peers
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import read_running
+from swarmnode.node.building.page_client import ask_status
+
+DISTANCES = {
+    "machine": "this machine", "lan": "this LAN", "public": "internet", "relayed": "through a relay",
+    "": "connected", None: "not connected",
+}  # fmt: skip
+
+
+def peers(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
+    """List whoever is connected or gave something: groups that were accepted, what was dropped by a fault of
+    theirs, groups learnt from, and their reputation (100 at most, below 20 banned)."""
+    paths = resolve_paths(home)
+    running_nodes(paths)
+    if (note := read_running(paths.policy(policy).running)) is None:
+        raise SwarmnodeError(f"no policy {policy} is running here", hint="name another: --policy")
+    status = ask_status(note, paths)
+    if isinstance(status, SwarmnodeError):
+        raise status
+    found = known_peers(status)
+    tell(json, {"peers": found, "reach": status.network.reach.text}, _lines(found, status.network.reach.text))
+
+
+def _lines(found: Sequence[KnownPeer], reach: str) -> Iterator[str]:
+    rows = [("peer", "connected", "accepted", "dropped", "learnt from", "reputation", "peer id")]
+    yield from table([*rows, *map(_row, found)]) if found else ["no peers yet"]
+    if reach:
+        yield f"this node: {reach}"
+
+
+def _row(one: KnownPeer) -> tuple[str, ...]:
+    counts, worth = ("-", "-"), "-"
+    if one.figures is not None:
+        counts = str(one.figures.accepted), str(one.figures.dropped)
+        worth = f"{one.figures.score:.0f}, {'banned' if one.figures.banned else one.figures.trust}"
+    learnt = f"{one.gave}, waits" if one.waits else str(one.gave)
+    return one.name, DISTANCES.get(one.connected, str(one.connected)), *counts, learnt, worth, one.peer

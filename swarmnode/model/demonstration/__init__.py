@@ -1,1 +1,0 @@
-"""The small policies that the project builds itself."""

@@ -1,1 +1,0 @@
-"""Reachability of this node for others, and by which way."""

@@ -1,0 +1,55 @@
+"""Rewards of other trainers: whoever registers their convention makes them ones on TRL's contract.
+
+load_reward("verl:package.module:function") -> [adapted] -> registry.py -> Convention -> rewards.py
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarmnode.registry import find, names
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """The calls of a trainer's rewards."""
+
+    adapted: Callable[[Any], Any]
+    """Returns a function of that trainer on TRL's contract."""
+    fits: Callable[[Sequence[str]], bool] = lambda arguments: False
+    """Returns True if a function with these arguments was written for that trainer."""
+    of_objects: bool = False
+    """True if a reward may be an object that is no function."""
+
+
+def adapted(function: Any, convention: str | None = None) -> Any:
+    """Returns `function` on TRL's contract. Without `convention` its arguments tell which one it has; a
+    function of TRL's or of an unknown convention is returned as it is. Raises ConfigError for an unknown
+    name."""
+    if convention is not None:
+        return find("convention", convention).adapted(function)
+    arguments = argument_names(function)
+    for one in (find("convention", name) for name in names("convention")):
+        if one.fits(arguments):
+            return one.adapted(function)
+    return function
+
+
+def split_convention(reward: str) -> tuple[str | None, str]:
+    """Returns which trainer the function of a reward was written for, and its name without that.
+    `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
+
+    >>> split_convention("verl:rw.py:f"), split_convention("verl:f"), split_convention("a:b/rw.py:f")
+    (('verl', 'rw.py:f'), (None, 'verl:f'), (None, 'a:b/rw.py:f'))
+    """
+    first, _, rest = reward.partition(":")
+    return (first, rest) if ":" in rest and first in names("convention") else (None, reward)
+
+
+def argument_names(function: Any) -> list[str]:
+    """Returns the names of a function's arguments; none where they are not known."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
