@@ -65,7 +65,7 @@ class Partition:
     path_length: int
     """Stages that a micro-batch visits, stage 0 included."""
     spare: tuple[str, ...]
-    """Members that fit no stage."""
+    """Members that are not needed, or fit no stage. refilling.py finds a stage for those that help."""
 
     @property
     def stage_of(self) -> dict[str, int]:
@@ -149,44 +149,14 @@ def _best_count(
 def _finish(
     settings: PlanSettings, peers: tuple[GridMember, ...], stages: int, cut: LayerDivision
 ) -> Partition:
-    sums = _sums(settings, stages)
-    groups, spare = _place_the_rest(sums, cut, peers)
     bounds = zip((0, *cut.ends[:-1]), cut.ends, strict=True)
     parts = tuple(
         planned_stage(settings, first, end, (peer.peer_id for peer in group))
-        for (first, end), group in zip(bounds, groups, strict=True)
+        for (first, end), group in zip(bounds, cut.groups, strict=True)
     )
-    return Partition(parts, sums.path_length, spare)
-
-
-def _place_the_rest(
-    sums: LayerSums, cut: LayerDivision, peers: tuple[GridMember, ...]
-) -> tuple[list[list[GridMember]], tuple[str, ...]]:
-    """Add members that the optimum did not need to the busiest stage that they can hold."""
-    groups = [list(group) for group in cut.groups]
-    starts = (0, *cut.ends[:-1])
-    needs = [sums.first_bytes(cut.ends[0])]
-    loads = [sums.first_load(cut.ends[0])]
-    for first, end in zip(starts[1:], cut.ends[1:], strict=True):
-        needs.append((end - first) * sums.layer_bytes)
-        loads.append(sums.load_of(end - first))
-    busy = {peer for group in groups for peer in group}
-    spare: list[str] = []
-    for peer in peers:
-        if peer in busy:
-            continue
-        able = [
-            stage
-            for stage, need in enumerate(needs)
-            if peer.free_bytes >= need and (stage > 0 or peer.holds_data)
-        ]
-        if not able:
-            spare.append(peer.peer_id)
-            continue
-        speeds = [sum(other.speed for other in group) for group in groups]
-        busiest = max(able, key=lambda stage: (loads[stage] * PICO // speeds[stage], -stage))
-        groups[busiest].append(peer)
-    return groups, tuple(sorted(spare))
+    busy = {peer for group in cut.groups for peer in group}
+    spare = tuple(sorted(peer.peer_id for peer in peers if peer not in busy))
+    return Partition(parts, path_length(stages, settings.skip), spare)
 
 
 def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], settings: PlanSettings) -> ModelError:

@@ -190,6 +190,8 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
             raise
         # Whoever was left alone with the model goes on so: these newcomers are too small to share it.
         return _alone(inputs, scene.costs[min(whole)])
+    # The fewest members that are as fast: the others take the stages where they help.
+    parts = refill_stages(scene, [part.end for part in parts.stages], parts.stage_of) or parts
     instance, table = scene.measured(parts)
     steps = _steps(settings, instance)
     effort = PlacementEffort(swaps=steps // 20, steps=steps // 4)
