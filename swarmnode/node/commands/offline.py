@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
+from swarmnode.machine.storage import whole_folder
 from swarmnode.models import find_model
 from swarmnode.node.building.machine_memory import check_loadable
 from swarmnode.node.building.task_processes import start_tasks
@@ -223,19 +224,12 @@ def export_offline(settings: Settings, folder: Path, *, merged: bool, best: bool
             settings, base=False, best=best, progress=screen.progress, apply=False, purpose="export"
         )
     assert checkpoint is not None, "only the base model has none"
-    aside = folder.with_name(f".{folder.name}.partial")
+    write = _write_merged if merged else _write_adapter
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        if merged:
-            _write_merged(local, checkpoint, aside)
-        else:
-            _write_adapter(local, checkpoint, aside)
-        aside.rename(folder)
+        with whole_folder(folder) as aside:
+            write(local, checkpoint, aside)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the path") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     what = "the merged model" if merged else "the adapter (PEFT)"
     run = checkpoint.folder.parent.name
     return Exported(f"{what} {of_round(checkpoint)}", merged, checkpoint.state, run, folder)
@@ -296,7 +290,7 @@ def _write_merged(local: "LocalPolicy", checkpoint: "Checkpoint", folder: Path) 
 
 def _write_adapter(local: "LocalPolicy", checkpoint: "Checkpoint", folder: Path) -> None:
     """The adapter with its tokenizer, and a name of its base by which PEFT finds that from any folder."""
-    shutil.copytree(checkpoint.adapter, folder)
+    shutil.copytree(checkpoint.adapter, folder, dirs_exist_ok=True)
     local.base.tokenizer.save_pretrained(folder)
     base = Path(find_model(local.base.name))
     path = folder / "adapter_config.json"

@@ -16,18 +16,16 @@ before, and goes on once `set_policy` has named the new one. There is one policy
 pinned.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import ConfigError, EngineError
-from swarmnode.extensions.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.chain import Chain, Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.feeder import Feeder, RecoveryCounts
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
-from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
-from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers
@@ -243,23 +241,3 @@ class PipelineEngine(TorchEngine):
                 hint="update to a policy without tensors first",
             )
         return DecodePolicy(BASE_VERSION, [], is_base=True)
-
-    # Scores
-
-    def _logits(
-        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
-    ) -> Iterator[Tensor]:
-        feeds: list[ChainFeed] = []
-        for ids, tail in zip(sequences, tails, strict=True):
-            path = self._feeder.path_for(ids[: len(ids) - tail + 1])
-            route = self._chain.route(path)
-            assert route is not None  # path_for has found it
-            segments = Segments((), (0,), (len(ids),), (tail,))
-            feeds.append(ChainFeed(route, 0, tuple(ids), segments, self._newest.version))
-        for found in self._chain.run(feeds):
-            if isinstance(found, Stopped):
-                if found.why is StopReason.NOT_FINITE:
-                    raise not_finite(self._newest.version)
-                raise EngineError(f"nothing can be scored: node {found.node}, {found.why}, {found.detail}")
-            for piece in found.split(max(1, LOGITS_AT_ONCE // self._vocab)):
-                yield self._chain.logits(piece)
