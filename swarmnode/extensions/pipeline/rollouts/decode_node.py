@@ -43,7 +43,7 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     check_message,
 )
 from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightSteps
-from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, SessionKey, StageCaches
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.codec import decode
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, TensorHeader
@@ -157,7 +157,7 @@ class DecodeNode:
     async def compute(
         self,
         plan: str,
-        key: tuple[str, int] | None,
+        key: SessionKey,
         segments: Segments,
         hidden: Callable[[StageModel], Tensor],
         version: int,
@@ -229,8 +229,6 @@ class DecodeNode:
         """Raises Rejected: wrong_route, unless the message is on the route of its session. The first step
         determines the route; after that, only members on it can send messages of the session."""
         key, route = (members.peers[message.path[0]], message.session), (message.plan, message.path)
-        if not message.session:
-            return
         if self._routes.setdefault(key, route) != route:
             raise Rejected(Refusal.WRONG_ROUTE, f"a session along {message.path}")
         if isinstance(message, Closed):
@@ -276,7 +274,7 @@ class DecodeNode:
             if step.position == len(step.path):
                 self._in_flight.arrived(step, hidden_ND)
                 return None
-            key = (owner, step.session) if step.session else None
+            key = owner, step.session
             found_ND = await self.compute(step.plan, key, step.segments, lambda _: hidden_ND, step.version)
         if isinstance(found_ND, Stopped):
             return _halted(step, found_ND, step.position)
