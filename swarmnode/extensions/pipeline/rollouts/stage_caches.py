@@ -151,8 +151,8 @@ class StageCaches:
         """Apply our own layers to hidden states [N, D] of all tokens in `segments`, which lie end to end.
 
         Raises Rejected, with everything as before: wrong_shape, not_finite, unknown_work (cells that do not
-        reach as far as a start says), no_memory, no_slot. If the output of the layers is not_finite, the next step writes over the columns
-        that it has filled.
+        reach as far as a start says), no_memory, no_slot. If the output of the layers is not_finite, the next
+        step writes over the columns that it has filled.
         """
         self._check(segments, hidden_ND)
         hidden_ND = hidden_ND.to(self.model.device, self.model.settings.dtype)
