@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -197,25 +197,24 @@ def distances(node: JoinedNode, replies: Sequence[Reply]) -> tuple[list[float], 
 
     from swarmnode.model.base_model import load_base_model
     from swarmnode.model.policy import Policy
-    from swarmnode.rollout.decode.embedded import EmbeddedEngine
-    from swarmnode.rollout.engine import PolicyUpdate
     from swarmnode.settings.config import PolicyConfig
     from swarmnode.training.checkpoints.checkpoint import read_checkpoint
 
     config = PolicyConfig()
     base = load_base_model(str(build_tiny(MODELS)), config)
-    engine, policy = EmbeddedEngine(base.model, base.eos_token_ids), Policy(base, config, 0)
+    policy = Policy(base, config, 0)
     read = [read_checkpoint(folder) for folder in node.paths.checkpoints.glob("*/round-*")]
     adapters = {one.state.policy_version: one.adapter for one in read}
 
     def apart(reply: Reply, version: int | None) -> float:
-        if version is None:
-            engine.set_policy(PolicyUpdate(0, {}, 1.0))
-        else:
+        if version is not None:
             policy.load_adapter(adapters[version])
-            engine.set_policy(policy.update())
-        [scores] = engine.score([(reply.prompt_ids, reply.token_ids)])
-        return float((torch.tensor(scores) - torch.tensor(reply.logprobs)).abs().max())
+        ids = torch.tensor([[*reply.prompt_ids, *reply.token_ids]])
+        bare = policy.peft_model.disable_adapter() if version is None else nullcontext()
+        with torch.no_grad(), bare:
+            logits = policy.peft_model(input_ids=ids).logits[0, len(reply.prompt_ids) - 1 : -1]
+        exact = logits.log_softmax(-1).gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+        return float((exact - torch.tensor(reply.logprobs)).abs().max())
 
     own: list[float] = []
     before: list[float] = []

@@ -4,7 +4,9 @@ cut."""
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,6 +164,34 @@ def set_aside(path: Path) -> None:
         path.replace(path.with_name(f"{path.name}.damaged"))
     except OSError as error:
         logger.warning("the damaged file %s cannot be set aside: %s", path, error.strerror)
+
+
+@contextmanager
+def whole_folder(target: Path) -> Generator[Path]:
+    """Yields a folder to fill, which is `target` at the end, in place of one that was there: it is whole, or
+    not there at all."""
+    aside, old = (target.with_name(f".{target.name}.{os.getpid()}{end}") for end in ("", ".old"))
+    try:
+        make_folder(target.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        yield aside
+        sync(aside)
+        if target.exists():
+            target.rename(old)
+        aside.rename(target)
+        sync(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def discard(folder: Path) -> None:
+    """Deletes a folder, renamed first, so that nobody sees half of it. What cannot be deleted stays."""
+    going = folder.with_name(f".{folder.name}.{os.getpid()}")
+    with suppress(OSError):
+        folder.rename(going)
+    shutil.rmtree(going, ignore_errors=True)
 
 
 def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> str:

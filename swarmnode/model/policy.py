@@ -77,7 +77,7 @@ class Policy:
             torch.manual_seed(seed)
             # peft 0.21 finds by itself that Conv1D stores its weight transposed, and says so each time.
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)
-            lora = lora_config(config, self.targets)
+            lora = lora_config(config, self.targets.names)
             self.peft_model: Any = _with_adapter(base, lora, self.adapter_name, beside)
         self.peft_model.base_model_name_or_path = base.name
         self._fused: list[FusedLora] = [] if beside is None else beside._fused
@@ -148,15 +148,15 @@ class Policy:
         return {name.replace(mark, "."): p for name, p in sorted(named) if ".lora_" in name and mark in name}
 
 
-def lora_config(config: PolicyConfig, targets: LoraTargets) -> Any:
-    """Returns PEFT's description of a policy's adapter."""
+def lora_config(config: PolicyConfig, modules: Collection[str]) -> Any:
+    """Returns PEFT's description of a policy's adapter of these modules."""
     from peft import LoraConfig
 
     return LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=0.0,
-        target_modules=list(targets.names),
+        target_modules=list(modules),
         task_type="CAUSAL_LM",
     )
 

@@ -266,13 +266,6 @@ class Engine(Protocol):
         """
         ...
 
-    def score(
-        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
-    ) -> list[tuple[float, ...]]:
-        """Returns log-probabilities at temperature 1 of the second part of each (prompt_ids, completion_ids),
-        under a live version (None: the newest). Requests in flight are not disturbed."""
-        ...
-
     def load(self, update: PolicyUpdate) -> None:
         """Makes a version live beside the newest, for requests that name it: it is forgotten when no request
         does. One that is live stays as it is. Raises EngineError, with everything as before, for an adapter
@@ -282,12 +275,8 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
     def snapshot(self, request_ids: Iterable[str] | None = None) -> tuple[Request, ...]:
-        """Returns these requests in flight (None: all) as requests that go on where each one is. Plain data;
-        changes nothing."""
-        ...
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        """Submits the requests of a snapshot. A version that is not live here becomes the newest."""
+        """Returns these requests in flight (None: all) as requests that go on where each one is, here or in
+        another engine that gets them. Plain data; changes nothing."""
         ...
 
     def sleep(self) -> Sequence[Output]:

@@ -4,7 +4,6 @@ import math
 import sys
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import BASE_VERSION, Output, Request, SamplingParams
@@ -133,33 +132,6 @@ def _check_sampling(name: str, sampling: SamplingParams) -> None:
 def untouched(request: Request) -> Output:
     """Returns the output of a request aborted while it waits: the tokens that it came with."""
     return Output(request.request_id, request.sampled, "abort")
-
-
-def with_live_version(request: Request, live_versions: Collection[int]) -> Request:
-    """Returns a request of a snapshot, on the newest version if its own is gone."""
-    if request.version in (None, BASE_VERSION, *live_versions):
-        return request
-    return replace(request, version=None)
-
-
-def refuse_sequences(
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]], max_length: int, vocab: int
-) -> None:
-    """Raises EngineError for sequences that the model could not read."""
-    for prompt, completion in sequences:
-        known = (*prompt, *completion)
-        if not prompt:
-            raise EngineError("a sequence to score has an empty prompt", hint="start it with one token")
-        if not 0 <= min(known) <= max(known) < vocab:
-            raise EngineError(
-                f"a sequence to score has token ids outside 0..{vocab - 1}",
-                hint="encode it with the tokenizer of this model",
-            )
-        if len(known) > max_length:
-            raise EngineError(
-                f"a sequence to score has {len(known)} tokens, this engine holds {max_length}",
-                hint="shorten it, or start the engine with a larger max_length",
-            )
 
 
 def not_finite(version: int) -> EngineError:

@@ -38,7 +38,6 @@ from swarmnode.rollout.engine import (
 )
 from swarmnode.rollout.fair_lock import FairLock
 from swarmnode.rollout.member_state import FIRST_SERIAL, MemberRow, MemberState, fair_shares
-from swarmnode.rollout.request_queue import with_live_version
 from swarmnode.token_bucket import TokenBucket
 
 MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
@@ -446,14 +445,6 @@ class SharedMember:
             )
         self._member.check_versions(update.version, inflight, can.max_versions)
 
-    def score(
-        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
-    ) -> list[tuple[float, ...]]:
-        with self._shared.turns:
-            serial = self._member.serial_of(version)
-            self._shared.load(self._member, serial)
-            return self._shared.engine.score(sequences, serial)
-
     def load(self, update: PolicyUpdate) -> None:
         raise EngineError(f"policy {update.version} is not live", hint="only a guest asks for older ones")
 
@@ -467,10 +458,6 @@ class SharedMember:
         with self._shared.turns:
             in_flight = self._snapshot()
         return tuple(one for one in in_flight if chosen is None or one.request_id in chosen)
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        live = self._member.live_versions
-        self.submit([with_live_version(request, live) for request in snapshot])
 
     def sleep(self) -> Sequence[Output]:
         with self._shared.turns:

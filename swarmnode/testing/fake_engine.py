@@ -22,7 +22,7 @@ from swarmnode.rollout.engine import (
     Sampled,
 )
 from swarmnode.rollout.engine_counters import EngineCounters
-from swarmnode.rollout.request_queue import RequestQueue, untouched, with_live_version
+from swarmnode.rollout.request_queue import RequestQueue, untouched
 from swarmnode.types import FinishReason, Span
 
 LOGPROB = -0.5
@@ -165,13 +165,6 @@ class FakeEngine:
         self._counters.swaps += 1
         return aborted
 
-    def score(
-        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
-    ) -> list[tuple[float, ...]]:
-        if version not in (None, BASE_VERSION, *self._live_versions()):
-            raise EngineError(f"policy {version} is not live")
-        return [(self._logprob,) * len(completion) for _, completion in sequences]
-
     def load(self, update: PolicyUpdate) -> None:
         live = self._live_versions()
         if update.version in live:
@@ -189,10 +182,6 @@ class FakeEngine:
         running = [running.request.resumed(running.sampled()) for running in self._running]
         in_flight = (*running, *self._queue.waiting)
         return tuple(one for one in in_flight if chosen is None or one.request_id in chosen)
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        live = self._live_versions()
-        self.submit([with_live_version(request, live) for request in snapshot])
 
     def sleep(self) -> Sequence[Output]:
         return self.abort()

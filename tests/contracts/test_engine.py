@@ -922,8 +922,6 @@ def test_an_engine_of_one_policy_has_the_base_only_while_it_is_the_newest(
     engine.set_policy(lora(model)[1])
     with pytest.raises(EngineError):
         engine.submit([free(prompt, version=BASE_VERSION)])
-    with pytest.raises(EngineError):
-        engine.score([(prompt, (5,))], BASE_VERSION)
     assert engine.stats().waiting == 0
 
 
@@ -995,55 +993,6 @@ def test_nothing_is_lost_whatever_happens(bookkeeper: Engine, seed: int) -> None
             assert {span.version for span in output.spans} <= {request.version}
 
 
-# Scores
-
-
-def test_a_score_is_a_plain_forward_pass(model: PreTrainedModel, engine: Engine) -> None:
-    first, second = lora(model, 1, version=1), lora(model, 2, version=2)
-    questions, answers = prompts(7), prompts(7, seed=1, longest=40)
-    engine.set_policy(first[1])
-    pinned = free((5,), "pinned", version=1)
-    if engine.capabilities.max_versions > 1:
-        walk(engine, [pinned], 2)
-    engine.set_policy(second[1])
-    policies: dict[int | None, PreTrainedModel] = {None: second[0], 2: second[0]}
-    if engine.capabilities.max_versions > 1:
-        policies |= {1: first[0], BASE_VERSION: model}
-    for version, policy in policies.items():
-        scores = engine.score(list(zip(questions, answers, strict=True)), version)
-        for prompt, answer, found in zip(questions, answers, scores, strict=True):
-            assert_logprobs(found, answer, reference_logits(policy, prompt, answer))
-    for output in run(engine).values():
-        assert_segments(output, (5,), {1: first[0]})
-
-
-def test_scoring_does_not_disturb_what_is_in_flight(engine: Engine) -> None:
-    request = free(prompts(1)[0], seed=4)
-    alone = run(engine, [request])["a"]
-    walk(engine, [request], 5)
-    assert engine.score([((5, 6), (7,)), ((5,), ())]) != [(), ()]
-    together = run(engine)["a"]
-    assert together.token_ids == alone.token_ids
-    assert together.logprobs == pytest.approx(alone.logprobs, abs=TOLERANCE)
-
-
-def test_an_empty_completion_has_an_empty_score(engine: Engine) -> None:
-    assert engine.score([((5,), ()), ((5,), (6,)), ((6,), ())])[::2] == [(), ()]
-
-
-@pytest.mark.parametrize("pair", [((), (5,)), ((5,), (VOCAB,)), ((5,) * 100, (5,) * 100)])
-def test_what_cannot_be_scored_is_refused(
-    engine: Engine, pair: tuple[tuple[int, ...], tuple[int, ...]]
-) -> None:
-    with pytest.raises(EngineError):
-        engine.score([pair])
-
-
-def test_a_version_that_is_not_live_cannot_be_scored(bookkeeper: Engine) -> None:
-    with pytest.raises(EngineError, match="not live"):
-        bookkeeper.score([((5,), (6,))], version=5)
-
-
 # Standing still
 
 
@@ -1059,17 +1008,11 @@ def test_a_snapshot_goes_on_in_a_new_engine(backend: Backend, temperature: float
     assert {request.request_id for request in snapshot} == set(whole)
     assert tokens_of(run(engine)) == tokens_of(whole)
     restored = backend.engine()
-    restored.restore(snapshot)
+    restored.submit(snapshot)
     outputs = run(restored)
     assert tokens_of(outputs) == tokens_of(whole)
     for name, output in outputs.items():
         assert output.logprobs == pytest.approx(whole[name].logprobs, abs=TOLERANCE)
-
-
-def test_a_version_that_is_gone_becomes_the_newest(bookkeeper: Engine) -> None:
-    stranger = replace(ask((5,), max_tokens=4), version=41, sampled=Sampled((1,), (-0.5,), (Span(41, 0, 1),)))
-    bookkeeper.restore([stranger])
-    assert run(bookkeeper)["a"].spans == (Span(41, 0, 1), Span(0, 1, 4))
 
 
 def test_sleep_aborts_and_the_next_request_wakes(model: PreTrainedModel, engine: Engine) -> None:

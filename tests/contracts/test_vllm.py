@@ -646,23 +646,6 @@ def test_every_seed_we_allow_is_one_that_vllm_takes(engine, seed):
     assert segment_seed(seed, 0) != segment_seed(seed, 8)
 
 
-def test_the_longest_sequence_can_be_scored(engine, base):
-    completion = [1 + i % 50 for i in range(LENGTH - len(PROMPT))]
-    [scores] = engine.score([(PROMPT, completion)])
-    exact = (
-        logits(base, PROMPT, completion).log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-    )
-    assert torch.allclose(torch.tensor(scores), exact, atol=1e-5)
-
-
-def test_scoring_hands_out_what_others_finish_meanwhile(engine):
-    engine.submit([ask("a", 3)])
-    steps(engine, 2)
-    engine.score([(PROMPT, [1, 2, 3])] * 20)
-    assert engine.stats().running == 1
-    assert [len(output.token_ids) for output in engine.step()] == [3]
-
-
 def test_a_policy_of_nothing_but_nan_is_reported_and_forgotten(engine, base):
     huge = {name: tensor * 1e30 for name, tensor in policy(base, 1).tensors.items()}
     engine.set_policy(PolicyUpdate(1, huge, 1.0))
@@ -673,16 +656,6 @@ def test_a_policy_of_nothing_but_nan_is_reported_and_forgotten(engine, base):
     engine.set_policy(policy(base, 2))
     engine.submit([ask("a")])
     assert distance(finish(engine)["a"], changed(base, policy(base, 2))) < 1e-5
-
-
-def test_what_is_in_flight_survives_the_scoring_of_nan(lora_engine, base):
-    huge = {name: tensor * 1e30 for name, tensor in policy(base, 1).tensors.items()}
-    lora_engine.set_policy(PolicyUpdate(1, huge, 1.0))
-    lora_engine.submit([ask("base", 40, version=BASE_VERSION)])
-    steps(lora_engine, 5)
-    with pytest.raises(EngineError, match="policy 1 gives NaN"):
-        lora_engine.score([(PROMPT, [1, 2, 3])] * 3)
-    assert distance(finish(lora_engine)["base"], base) < 1e-5
 
 
 # In a process of its own, as on CUDA
@@ -729,7 +702,6 @@ def test_vllm_in_a_process_of_its_own_keeps_versions_apart(make_engine_beside, b
         engine.set_policy(second, "keep")
         engine.submit([ask("second", 4)])
         done |= until(engine, "second")
-        [scores] = engine.score([(PROMPT, [5, 6, 7])])
         engine.set_policy(third, "recompute")
         engine.submit([ask("cut", ENDLESS), ask("third")])
         done |= until(engine, "third")
@@ -746,8 +718,6 @@ def test_vllm_in_a_process_of_its_own_keeps_versions_apart(make_engine_beside, b
     assert distance(done["second"], changed(base, second)) < 1e-5
     for output in (done["third"], cut, done["awake"]):
         assert distance(output, changed(base, third)) < 1e-5
-    exact = logits(changed(base, second), PROMPT, [5, 6, 7]).log_softmax(-1)
-    assert torch.allclose(torch.tensor(scores), exact[[0, 1, 2], [5, 6, 7]], atol=1e-5)
     spans = done["follows"].spans
     assert [(span.version, span.kv) for span in spans] == [(1, "fresh"), (2, "stale"), (3, "fresh")]
     assert distance(done["follows"], changed(base, first), end=spans[0].end) < 1e-5

@@ -11,7 +11,7 @@ policy at a time, so no version can be pinned. Seeds, log-probabilities, abort a
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from swarmnode.errors import EngineError
 from swarmnode.extensions.generate.model_lora import own_model
 from swarmnode.rollout.decode.adapters.adapter import lora_pairs
-from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE, PADDING
 from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers, longest_sequence
@@ -149,23 +148,6 @@ class GenerateEngine(TorchEngine):
             )
         return DecodePolicy(BASE_VERSION, [], is_base=True)
 
-    # Scores
-
-    def _logits(
-        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
-    ) -> Iterator[Tensor]:
-        # A model gives the logits of all tokens of a batch, so one that is too large is cut by sequences.
-        at_once = max(1, LOGITS_AT_ONCE // (self._vocab * max(map(len, sequences))))
-        for start in range(0, len(sequences), at_once):
-            batch = _Batch(sequences[start : start + at_once], self._device)
-            logits = batch.all_logits(self._model, self._inputs)
-            for row, tail in zip(logits, tails[start : start + at_once], strict=True):
-                yield row[-tail:].float()
-
-    @property
-    def _padding(self) -> int:
-        return PADDING if self._may_pad else 0
-
 
 def _known_ids(request: Request) -> tuple[int, ...]:
     return request.prompt_ids + request.sampled.token_ids
@@ -197,10 +179,6 @@ class _Batch:
         result = self._forward(model, inputs, known, extra)
         self._cache = result.get("past_key_values")
         return result.logits[:, -1].float()
-
-    def all_logits(self, model: Any, inputs: frozenset[str]) -> Tensor:
-        """Returns the logits [rows, width, vocab] after every token."""
-        return self._forward(model, inputs, 0, {"use_cache": False}).logits
 
     def append(self, tokens: Tensor, logprobs: Tensor) -> None:
         self._tokens = torch.cat([self._tokens, tokens[:, None]], dim=1)

@@ -45,8 +45,6 @@ GROUPED_LORA = "swarmnode.extensions.vllm.vllm_lora.GroupedLora"
 DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    # A sequence of the longest length that is scored needs room for one more token, never computed on.
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
 }
 """Environment variables that we prefer; one that the user has set stays as it is."""
 

@@ -17,24 +17,17 @@ from torch import Tensor
 
 from swarmnode.extensions.vllm.compat import require_vllm, runs_on_cpu, starting_vllm
 from swarmnode.extensions.vllm.vllm_driver import (
-    SCORED_AT_ONCE,
     Delta,
     DriverSettings,
     Start,
     engine_arguments,
     finish_reason,
     lora_request,
-    scoring_sampling,
     starting_model,
-    unscored,
     vllm_sampling,
 )
-from swarmnode.rollout.request_queue import AHEAD_OF_ALL
 
 SCHEDULER = "swarmnode.extensions.vllm.scheduler.DecodingScheduler"
-
-MAX_SCORING_STEPS = 1_000_000
-"""Most steps of scoring, more than any sequences could need."""
 
 
 class InProcessDriver:
@@ -51,7 +44,6 @@ class InProcessDriver:
             self._noise = torch.get_rng_state()
         self._client: Any = self._engine.engine_core
         self._core: Any = self._client.engine_core
-        self._unheard: list[Delta] = []
         self._added = 0
 
     def start(self, starts: Sequence[Start]) -> None:
@@ -60,19 +52,15 @@ class InProcessDriver:
             self._add(start.key, start.token_ids, sampling, start.adapter, start.salt, start.priority)
 
     def step(self) -> list[Delta]:
-        heard, self._unheard = self._unheard, []
-        return heard or [_delta(output) for output in self._advance()]
+        return [_delta(output) for output in self._advance()]
 
     def abort(self, keys: Collection[str]) -> list[Delta]:
         self._client.abort_requests(list(keys))
-        theirs = [delta for delta in self._unheard if delta.key in keys]
-        self._unheard = [delta for delta in self._unheard if delta.key not in keys]
-        return theirs
+        return []
 
     @contextmanager
     def standstill(self) -> Iterator[list[Delta]]:
-        heard, self._unheard = self._unheard, []
-        yield heard
+        yield []
 
     def load_adapter(self, adapter: int, folder: Path) -> None:
         from vllm.lora.request import LoRARequest
@@ -85,14 +73,6 @@ class InProcessDriver:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
-
-    def score(
-        self, sequences: Sequence[tuple[list[int], int]], adapter: int | None
-    ) -> list[tuple[float, ...]]:
-        results: list[tuple[float, ...]] = []
-        for at in range(0, len(sequences), SCORED_AT_ONCE):
-            results += self._score_together(sequences[at : at + SCORED_AT_ONCE], adapter)
-        return results
 
     def scrub(self) -> None:
         self._engine.reset_prefix_cache()
@@ -152,26 +132,6 @@ class InProcessDriver:
             )
         )
 
-    def _score_together(
-        self, sequences: Sequence[tuple[list[int], int]], adapter: int | None
-    ) -> list[tuple[float, ...]]:
-        found: dict[str, tuple[float, ...] | None] = {}
-        first: dict[str, int] = {}
-        for token_ids, start in sequences:
-            key = f"score-{self._added}"
-            found[key], first[key] = None, start
-            # A salt of its own: what is cached has no logits, so nothing could be reused anyway.
-            self._add(key, token_ids[:-1], scoring_sampling(token_ids[-1]), adapter, key, AHEAD_OF_ALL)
-        for _ in range(MAX_SCORING_STEPS):
-            if None not in found.values():
-                break
-            for output in self._advance():
-                if output.request_id in found:
-                    found[output.request_id] = _scores(output, first[output.request_id])
-                else:
-                    self._unheard.append(_delta(output))
-        return [scores for scores in found.values() if scores is not None]
-
 
 def _delta(output: Any) -> Delta:
     """Returns a `Delta` for vLLM's `EngineCoreOutput`; a decoding step of scheduler.py gives one already."""
@@ -185,14 +145,3 @@ def _delta(output: Any) -> Delta:
         None if reason is None else finish_reason(str(reason)),
         None if prefill is None else prefill.num_cached_tokens,
     )
-
-
-def _scores(output: Any, first: int) -> tuple[float, ...]:
-    """Returns the log-probabilities of the tokens from the `first` on; the last of them is at the place where
-    vLLM would have sampled."""
-    prompt = output.new_prompt_logprobs_tensors
-    if output.new_logprobs is None:
-        raise unscored()
-    before = [] if prompt is None else prompt.logprobs[first - 1 :, 0].tolist()
-    # Column 0 is the token it drew, column 1 the one that was asked for.
-    return (*before, float(output.new_logprobs.logprobs[0, 1]))

@@ -26,19 +26,15 @@ from swarmnode.extensions.vllm.compat import (
     starting_vllm,
 )
 from swarmnode.extensions.vllm.vllm_driver import (
-    SCORED_AT_ONCE,
     Delta,
     DriverSettings,
     Start,
     engine_arguments,
     finish_reason,
     lora_request,
-    scoring_sampling,
     starting_model,
-    unscored,
     vllm_sampling,
 )
-from swarmnode.rollout.request_queue import AHEAD_OF_ALL
 
 T = TypeVar("T")
 
@@ -64,7 +60,6 @@ class AsyncDriver:
         self._heard: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
         self._unheard: list[Delta] = []
         self._fault: EngineError | None = None
-        self._scored = 0
         self._engine: Any = None
         self._tasks = asyncio.TaskGroup()
         self._followers: dict[str, asyncio.Task[None]] = {}
@@ -123,11 +118,6 @@ class AsyncDriver:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         raise EngineError("merged weights need vLLM in this process", hint='use weights="lora"')
-
-    def score(
-        self, sequences: Sequence[tuple[list[int], int]], adapter: int | None
-    ) -> list[tuple[float, ...]]:
-        return self._call(self._score_all(sequences, adapter))
 
     def scrub(self) -> None:
         self._call(self._engine.reset_prefix_cache())
@@ -258,33 +248,6 @@ class AsyncDriver:
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         for _ in range(SETTLE_TURNS):
             await asyncio.sleep(0)
-
-    async def _score_all(
-        self, sequences: Sequence[tuple[list[int], int]], adapter: int | None
-    ) -> list[tuple[float, ...]]:
-        tickets = asyncio.Semaphore(SCORED_AT_ONCE)
-
-        async def score(token_ids: list[int], first: int) -> tuple[float, ...]:
-            async with tickets:
-                return await self._score(token_ids, first, adapter)
-
-        return list(await asyncio.gather(*(score(token_ids, first) for token_ids, first in sequences)))
-
-    async def _score(self, token_ids: list[int], first: int, adapter: int | None) -> tuple[float, ...]:
-        self._scored += 1
-        key, last = f"score-{self._scored}", token_ids[-1]
-        outputs = self._engine.generate(
-            _prompt(token_ids[:-1], key),
-            scoring_sampling(last),
-            key,
-            lora_request=lora_request(adapter),
-            priority=AHEAD_OF_ALL,
-        )
-        async for output in outputs:
-            prompt = output.prompt_logprobs[first:] if output.prompt_logprobs else []
-            scored = zip(token_ids[first:], [*prompt, *output.outputs[0].logprobs], strict=True)
-            return tuple(position[token].logprob for token, position in scored)
-        raise unscored()
 
 
 def _as_fault(error: BaseException) -> EngineError:

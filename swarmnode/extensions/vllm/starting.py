@@ -9,7 +9,6 @@ from swarmnode.errors import EngineError
 from swarmnode.extensions.vllm.compat import require_vllm, runs_on_cpu, starting_vllm
 from swarmnode.extensions.vllm.vllm_driver import (
     CPU_BLOCK_TOKENS,
-    SCORED_AT_ONCE,
     TORCH_DTYPES,
     Driver,
     DriverSettings,
@@ -53,8 +52,8 @@ def kv_room(base: PreTrainedModel, settings: DriverSettings) -> int:
     itemsize = TORCH_DTYPES[settings.dtype].itemsize
     per_token = 2 * layers * _key_heads(base) * head_size(base) * itemsize
     # Sequences take whole blocks, and one block stays empty.
-    longest = settings.max_length + 1 + CPU_BLOCK_TOKENS
-    wanted = (settings.max_slots + SCORED_AT_ONCE + 1) * longest * per_token
+    longest = settings.max_length + CPU_BLOCK_TOKENS
+    wanted = (settings.max_slots + 1) * longest * per_token
     return min(wanted, int(psutil.virtual_memory().available * KV_SHARE))
 
 

@@ -23,9 +23,6 @@ CPU_BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 8192
 """Most tokens of one step. Prompts that do not fit whole wait for the next one."""
 
-SCORED_AT_ONCE = 8
-"""Most sequences scored at once beside everything that runs. Each holds [tokens, vocab] logits."""
-
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM can reserve room."""
 
@@ -112,12 +109,6 @@ class Driver(Protocol):
         """Replaces base weights, by the names they have in a checkpoint."""
         ...
 
-    def score(
-        self, sequences: Sequence[tuple[list[int], int]], adapter: int | None
-    ) -> list[tuple[float, ...]]:
-        """Returns the log-probabilities of each sequence from its n-th token on."""
-        ...
-
     def scrub(self) -> None:
         """Forgets all keys and values, cached ones too. Called while nothing runs."""
         ...
@@ -145,14 +136,14 @@ def engine_arguments(settings: DriverSettings, on_cpu: bool) -> dict[str, Any]:
         "enforce_eager": True,
         # A seeded request whose prompt is cut into chunks rewinds its random generator, which a CPU's cannot.
         "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(CPU_STEP_TOKENS, settings.max_length + 1),
+        "max_num_batched_tokens": max(CPU_STEP_TOKENS, settings.max_length),
     }
     cuda = {"enable_sleep_mode": True, "gpu_memory_utilization": GPU_MEMORY_SHARE}
     return {
         "model": settings.model,
         "dtype": settings.dtype,
-        "max_model_len": settings.max_length + 1,
-        "max_num_seqs": settings.max_slots + SCORED_AT_ONCE,
+        "max_model_len": settings.max_length,
+        "max_num_seqs": settings.max_slots,
         "kv_cache_memory_bytes": settings.kv_bytes,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
@@ -214,15 +205,6 @@ def vllm_sampling(start: Start) -> Any:
     )
 
 
-def scoring_sampling(last_token: int) -> Any:
-    """Returns parameters that give log-probabilities of the prompt, and of one token behind it."""
-    from vllm import SamplingParams as VllmSamplingParams
-
-    return VllmSamplingParams(
-        max_tokens=1, prompt_logprobs=0, logprob_token_ids=[last_token], ignore_eos=True, detokenize=False
-    )
-
-
 def lora_request(adapter: int | None) -> Any:
     """Returns the request for a loaded adapter. Its folder is gone by then, and never read again."""
     from vllm.lora.request import LoRARequest
@@ -237,13 +219,6 @@ def finish_reason(name: str | None) -> FinishReason | None:
             return name
         case _:
             raise EngineError(f'vLLM ended a sequence with "{name}"', hint="look at its log")
-
-
-def unscored() -> EngineError:
-    """Returns the error for a sequence that vLLM ended without the scores that were asked for."""
-    return EngineError(
-        "vLLM returned no log-probabilities for a sequence to be scored", hint="look at its log"
-    )
 
 
 def head_size(base: PreTrainedModel) -> int:

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from swarmnode.errors import EngineError
 from swarmnode.extensions.vllm.inprocess import InProcessDriver
 from swarmnode.extensions.vllm.separate import AsyncDriver
 from swarmnode.extensions.vllm.starting import (
@@ -50,9 +49,7 @@ from swarmnode.rollout.engine_counters import EngineCounters
 from swarmnode.rollout.request_queue import (
     RequestQueue,
     not_finite,
-    refuse_sequences,
     untouched,
-    with_live_version,
 )
 
 
@@ -164,29 +161,6 @@ class VllmEngine:
                 self._move_followers(policy)
         return aborted
 
-    def score(
-        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
-    ) -> list[tuple[float, ...]]:
-        if version not in (None, BASE_VERSION, *self._live_versions()):
-            live = ", ".join(map(str, sorted(self._live_versions())))
-            raise EngineError(f"policy {version} is not live", hint=f"live are {live}")
-        if not self._policies.has_base(self._policies.newest):
-            refuse_base([version])
-        refuse_sequences(sequences, self.capabilities.max_length, self._vocab)
-        self._wake()
-        asked = [([*prompt, *completion], len(prompt)) for prompt, completion in sequences if completion]
-        lane = self._policies.enter(version)
-        try:
-            scores = self._driver.score(asked, lane.adapter)
-        finally:
-            self._policies.leave(lane)
-        if not all(math.isfinite(sum(score)) for score in scores):
-            self._restart(lambda row: True)
-            self._driver.scrub()
-            raise not_finite(lane.policy.version)
-        found = iter(scores)
-        return [next(found) if completion else () for _, completion in sequences]
-
     def load(self, update: PolicyUpdate) -> None:
         if update.version in self._live_versions():
             return
@@ -206,10 +180,6 @@ class VllmEngine:
         running = (row.request.resumed(s) for row, s in zip(rows, self._sampled(rows), strict=True))
         waiting = self._queue.waiting
         return (*running, *(one for one in waiting if chosen is None or one.request_id in chosen))
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        live = self._live_versions()
-        self.submit([with_live_version(request, live) for request in snapshot])
 
     def sleep(self) -> Sequence[Output]:
         outputs = self.abort()

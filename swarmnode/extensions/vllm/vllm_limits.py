@@ -1,7 +1,7 @@
 """Requests and policies that the vLLM engine refuses, before anything has changed, with advice.
 
 vllm_record.py -> unsupported_reason
-vllm_engine.py (start, submit, set_policy, score) -> [limits] -> EngineError
+vllm_engine.py (start, submit, set_policy) -> [limits] -> EngineError
 """
 
 from collections.abc import Collection, Iterable

@@ -13,7 +13,7 @@ A conversation comes turn by turn, each one behind all that was before. Its keys
 turn ends (kv_reuse.py), and only what is new is computed for the next one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,12 +24,10 @@ from swarmnode.rollout.decode.adapters.policy_mix import PolicyMix
 from swarmnode.rollout.decode.cached_attention import Scratch, cache_attention
 from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
 from swarmnode.rollout.decode.prompts.kv_reuse import KEPT_TOKENS, KeptStore
-from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.prompts.prompt_store import (
     PromptBatch,
     PromptStore,
     StoredPrompt,
-    compute_batch,
 )
 from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.slots import Slots
@@ -216,14 +214,6 @@ class EmbeddedEngine(TorchEngine):
         bare = next((policy for policy in self._policies.values() if policy.is_base), None)
         layers = self._weights.merged({}) if bare is None else bare.layers
         return DecodePolicy(BASE_VERSION, layers, is_base=True)
-
-    def _logits(
-        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
-    ) -> Iterator[Tensor]:
-        self._decoder.reserve(max(map(len, sequences)))
-        hidden = compute_batch(self._decoder, policy.layers, sequences, tails).hidden
-        for piece in hidden.split(max(1, LOGITS_AT_ONCE // self._vocab)):
-            yield self._decoder.logits(piece)
 
 
 def _by_batch(

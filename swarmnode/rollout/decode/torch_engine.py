@@ -5,8 +5,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from sys import maxsize
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapters.adapter import LoraPair
-from swarmnode.rollout.decode.prompts.pass_batches import PADDING
 from swarmnode.rollout.decode.running_rows import DecodePolicy, RunningRow, StopTokens
 from swarmnode.rollout.decode.sampler import Sampler
 from swarmnode.rollout.decode.weights import Layers
@@ -29,7 +27,7 @@ from swarmnode.rollout.engine import (
     Sampled,
 )
 from swarmnode.rollout.engine_counters import EngineCounters
-from swarmnode.rollout.request_queue import RequestQueue, not_finite, untouched, with_live_version
+from swarmnode.rollout.request_queue import RequestQueue, not_finite, untouched
 from swarmnode.types import FinishReason
 
 LoraPairs = Mapping[str, LoraPair]
@@ -112,21 +110,9 @@ class TorchEngine(ABC):
         """Returns the model without an adapter. Raises EngineError if it is not available now."""
 
     @abstractmethod
-    def _logits(
-        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
-    ) -> Iterator[Tensor]:
-        """Yields the logits after the last `tails[i]` tokens of each sequence, as [tokens, vocab] pieces in
-        order."""
-
-    @abstractmethod
     def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
         """Called as a request stops that may go on. Its row has keys and values for all of these tokens but
         the newest, under this policy; they may be kept now."""
-
-    @property
-    def _padding(self) -> int:
-        """Most difference in length between sequences scored together."""
-        return PADDING
 
     # The Protocol
 
@@ -185,20 +171,6 @@ class TorchEngine(ABC):
         return outputs
 
     @torch.inference_mode()
-    def score(
-        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
-    ) -> list[tuple[float, ...]]:
-        from swarmnode.rollout.decode.scoring import score_pairs
-
-        policy = self._policy(version)
-        self._forget_unused()
-        limits = self.capabilities.max_length, self._vocab
-        scores = score_pairs(sequences, *limits, partial(self._logits, policy), self._padding)
-        if not all(math.isfinite(sum(logprobs)) for logprobs in scores):
-            raise not_finite(policy.version)
-        return scores
-
-    @torch.inference_mode()
     def load(self, update: PolicyUpdate) -> None:
         if update.version in self._policies:
             return
@@ -224,10 +196,6 @@ class TorchEngine(ABC):
         ]
         waiting = self._queue.waiting
         return (*running, *(one for one in waiting if chosen is None or one.request_id in chosen))
-
-    def restore(self, snapshot: Iterable[Request]) -> None:
-        live = self._live_versions()
-        self.submit([with_live_version(request, live) for request in snapshot])
 
     def sleep(self) -> Sequence[Output]:
         # The merged weights stay: only keys and values grow with what is in flight.

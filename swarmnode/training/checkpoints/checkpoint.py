@@ -181,7 +181,6 @@ def write_files(snapshot: Snapshot, folder: Path) -> None:
     state = msgspec.structs.replace(snapshot.state, digests=digests)
     write_synced(folder / STATE, [_as_json(state)])
     sync(folder / ADAPTER)
-    sync(folder)
 
 
 def add_evaluation(checkpoint: Checkpoint, snapshot: Snapshot) -> None:

@@ -10,14 +10,13 @@ such a folder is set aside, never deleted, and the one before it is used.
 
 import errno
 import logging
-import os
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from swarmnode.errors import CheckpointError, StorageError
-from swarmnode.machine.storage import make_folder, sync
+from swarmnode.machine.storage import discard, whole_folder
 from swarmnode.training.checkpoints.checkpoint import (
     Checkpoint,
     DamagedCheckpoint,
@@ -53,18 +52,11 @@ class CheckpointStore:
             if there.state.reward is None and snapshot.state.reward is not None:
                 self._add_evaluation(there, snapshot)
             return target.name
-        aside = self.folder / f".{target.name}.{os.getpid()}"
         try:
-            make_folder(self.folder)
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            write_files(snapshot, aside)
-            aside.rename(target)
-            sync(self.folder)
+            with whole_folder(target) as aside:
+                write_files(snapshot, aside)
         except OSError as error:
             raise _storage_error(error, target) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
         self.prune(self.keep)
         return target.name
 
@@ -113,12 +105,8 @@ class CheckpointStore:
             logger.warning("%s; nothing is deleted while it is unknown which checkpoint is the best", error)
             return
         for old in self._folders()[keep:]:
-            if old in best:
-                continue
-            going = self.folder / f".{old.name}.{os.getpid()}"
-            with suppress(OSError):
-                old.rename(going)
-            shutil.rmtree(going, ignore_errors=True)
+            if old not in best:
+                discard(old)
 
     def _folders(self) -> list[Path]:
         """Newest first."""

@@ -1,6 +1,8 @@
 from pathlib import Path
 
-from swarmnode.machine.storage import builtin_folder, resolve_paths
+import pytest
+
+from swarmnode.machine.storage import builtin_folder, discard, resolve_paths, whole_folder
 
 
 def test_one_variable_moves_everything() -> None:
@@ -29,3 +31,24 @@ def test_the_identity_is_not_in_the_cache() -> None:
 def test_presets_and_rewards_are_found_from_a_checkout() -> None:
     assert (builtin_folder("configs") / "tiny.toml").is_file()
     assert builtin_folder("rewards").is_dir()
+
+
+def test_a_folder_is_whole_or_not_there_and_replaces_the_former(tmp_path: Path) -> None:
+    target = tmp_path / "above" / "folder"
+    for number in "12":
+        with whole_folder(target) as aside:
+            (aside / number).touch()
+        assert [path.name for path in target.iterdir()] == [number]
+    with pytest.raises(OSError, match="full"), whole_folder(target) as aside:
+        (aside / "3").touch()
+        raise OSError("the disk is full")
+    assert [path.name for path in target.iterdir()] == ["2"]
+    assert [*target.parent.iterdir()] == [target]
+
+
+def test_a_folder_that_is_discarded_is_gone(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    target.mkdir()
+    (target / "file").touch()
+    discard(target)
+    assert not [*tmp_path.iterdir()]

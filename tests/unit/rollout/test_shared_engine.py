@@ -266,7 +266,7 @@ def test_a_snapshot_is_a_members_own_and_goes_on_elsewhere() -> None:
         "pinned": (BASE_VERSION, (Span(BASE_VERSION, 0, 1),)),
     }
     alone = FakeEngine(lambda request: range(1, 100))
-    alone.restore(snapshot)
+    alone.submit(snapshot)
     assert len(run(alone)) == 2
 
 

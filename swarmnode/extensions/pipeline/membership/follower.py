@@ -10,7 +10,7 @@ half-way, so two conveners at once end up with one plan.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.membership.membership_messages import (
@@ -29,31 +29,6 @@ STEPS_TO_COME = 2
 already."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanJob:
-    """Compute the plan of these inputs, then report it by `planned`."""
-
-    inputs: PlanInputs
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareJob:
-    """Load the weights of the new assignment as far as that goes ahead of time, then report it by
-    `prepared`."""
-
-    agreed: AgreedPlan
-
-
-@dataclass(frozen=True, slots=True)
-class TakeJob:
-    """Take the assignment, then report it by `taken`."""
-
-    agreed: AgreedPlan
-
-
-Job = PlanJob | PrepareJob | TakeJob
-
-
 class Follower:
     """The state of one member. Methods named after requests raise Rejected."""
 
@@ -66,7 +41,6 @@ class Follower:
         self.progress = ProposalProgress.NONE
         self.detail = ""
         self.iteration = 0
-        self.weights = ""
         self.busy = False
         self.in_force: AgreedPlan | None = None
         """The plan that micro-batches are sent under, or will be once it has `begun`."""
@@ -130,15 +104,15 @@ class Follower:
             raise Rejected(Refusal.NOT_READY, f"{self.progress}, assignment not taken")
         self._begin(now_s)
 
-    def stepped(self, iteration: int, weights: str, now_s: float) -> None:
-        """Record that our weights are at this iteration. `weights`: their digest."""
-        # A data node may have begun it before its digest was there to be told.
+    def stepped(self, iteration: int, now_s: float) -> None:
+        """Record that our weights are at this iteration."""
+        # A data node may have begun it before the step was told.
         self.busy = self.busy and iteration == self.iteration
         if iteration > self.iteration and self.stopped_since_s is not None:
             self.stopped_since_s = now_s
         if iteration > self.iteration and self.progress == ProposalProgress.HELD:
             self.ordered_at_s = now_s  # another may follow, and takes its time
-        self.iteration, self.weights = iteration, weights
+        self.iteration = iteration
 
     def hear(self, sender: str, status: Status, now_s: float) -> None:
         """Take note of another member's status.
@@ -155,10 +129,14 @@ class Follower:
         if self.progress == ProposalProgress.READY and same and status.progress == ProposalProgress.BEGUN:
             self._begin(now_s)
 
-    def job(self, now_s: float, living: Collection[str] = ()) -> Job | None:
-        """Return the next job, one at a time, or None. `living`: other members that we hear ourselves."""
-        if self.progress == ProposalProgress.PLANNING and self._inputs is not None:
-            return PlanJob(self._inputs) if self._agreed is None else PrepareJob(self._agreed)
+    def job(self, now_s: float, living: Collection[str] = ()) -> PlanInputs | AgreedPlan | None:
+        """Return what is to be done next, one at a time, or None: compute the plan of these inputs and report
+        it by `planned`; while planning, load the weights of this plan as far as that goes ahead of time and
+        report it by `prepared`; once held, take its assignment and report it by `taken`.
+
+        `living`: other members that we hear ourselves."""
+        if self.progress == ProposalProgress.PLANNING:
+            return self._agreed or self._inputs
         if self.progress == ProposalProgress.HELD and self._take_ordered and self._agreed and not self.busy:
             # Further behind, or under a plan that others have left, it has no step to come.
             behind = self._held_from - self.iteration
@@ -166,7 +144,7 @@ class Follower:
             is_time = not waits or now_s >= self.ordered_at_s + self._catch_up_s
             # The convener's word alone does not do: it may have told others something else.
             if is_time and not self.unconvinced(living):
-                return TakeJob(replace(self._agreed, iteration=self._held_from))
+                return replace(self._agreed, iteration=self._held_from)
         return None
 
     def unconvinced(self, living: Collection[str]) -> list[str]:

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from swarmnode.errors import SwarmnodeError
-from swarmnode.extensions.pipeline.membership.follower import Follower, Job, PlanJob, PrepareJob, TakeJob
+from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
 from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, compute_plan
+from swarmnode.extensions.pipeline.membership.membership_messages import ProposalProgress
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanInputs, compute_plan
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class JobRunner:
         news: ChangeSignal,
         *,
         look: Callable[[Iterable[str]], Awaitable[None]],
-        prepare: OnAgreed | None,
+        prepare: OnAgreed,
         on_agreed: OnAgreed,
     ) -> None:
         """`look`: asks these members for their status. `prepare`, `on_agreed`: as for Membership."""
@@ -50,7 +51,7 @@ class JobRunner:
             if job is None:
                 await self._news.pause(settings.poll_s)
                 continue
-            epoch = job.inputs.epoch if isinstance(job, PlanJob) else job.agreed.epoch
+            epoch = job.epoch
             try:
                 await self._do(job)
             except (SwarmnodeError, TimeoutError) as error:
@@ -63,26 +64,23 @@ class JobRunner:
                 follower.failed(epoch, "internal error, see the log of this member")
             self._news.tell()
 
-    async def _do(self, job: Job) -> None:
+    async def _do(self, job: PlanInputs | AgreedPlan) -> None:
         follower, settings = self._follower, self._members.settings
-        match job:
-            case PlanJob(inputs):
-                loop = asyncio.get_running_loop()
-                agreed = await loop.run_in_executor(None, compute_plan, inputs)
-                follower.planned(inputs, agreed)
-                await self._look(peer for peer in self._members.living() if peer in agreed.members)
-            case PrepareJob(agreed):
-                if self.prepare is not None:
-                    async with asyncio.timeout(settings.prepare_s):
-                        await self.prepare(agreed)
-                follower.prepared(agreed)
-            case TakeJob(agreed):
-                follower.taking()
-                async with asyncio.timeout(settings.assignment_s):
-                    await self.on_agreed(agreed)
-                follower.taken(agreed)
-                place = agreed.place_of(self._members.own)
-                logger.info("epoch %d from iteration %d: %s", agreed.epoch, agreed.iteration, place)
+        if isinstance(job, PlanInputs):
+            agreed = await asyncio.get_running_loop().run_in_executor(None, compute_plan, job)
+            follower.planned(job, agreed)
+            await self._look(peer for peer in self._members.living() if peer in agreed.members)
+        elif follower.progress == ProposalProgress.PLANNING:
+            async with asyncio.timeout(settings.prepare_s):
+                await self.prepare(job)
+            follower.prepared(job)
+        else:
+            follower.taking()
+            async with asyncio.timeout(settings.assignment_s):
+                await self.on_agreed(job)
+            follower.taken(job)
+            place = job.place_of(self._members.own)
+            logger.info("epoch %d from iteration %d: %s", job.epoch, job.iteration, place)
 
     def _give_up_waiting(self) -> None:
         """Pass over a convener that lives but has not finished a change of plan in time."""

@@ -7,18 +7,19 @@ Tables are bounded: the dead make room for the living, strangers are refused onc
 """
 
 import logging
-from collections import OrderedDict
 from dataclasses import dataclass
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     MAX_MEMBERS,
     Presence,
+    Propose,
     Status,
     differing,
     open_presence,
 )
-from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.token_bucket import TokenBucket
 
@@ -115,14 +116,6 @@ class KnownMember:
     """Time before which it may not propose."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberClaim:
-    """The announced costs of a member, and the session of its process."""
-
-    session: int
-    costs: MemberCosts
-
-
 class KnownMembers:
     """The other members of the pipeline. `topic`: that presences are signed for. `terms`: settings that must
     be equal."""
@@ -135,8 +128,8 @@ class KnownMembers:
         self.gone_at_s = float("-inf")
         """Time when a member was last lost, or left."""
         self._known: dict[str, KnownMember] = {}
-        self._allowances: OrderedDict[str, TokenBucket] = OrderedDict()
-        self._told: OrderedDict[str, str] = OrderedDict()
+        self._allowances = BoundedDict[str, TokenBucket](MAX_TRACKED_PEERS)
+        self._told = BoundedDict[str, str](MAX_TRACKED_PEERS)
 
     def __getitem__(self, peer_id: str) -> KnownMember:
         return self._known[peer_id]
@@ -146,12 +139,8 @@ class KnownMembers:
 
     def allow(self, peer_id: str, now_s: float) -> None:
         """Count one request or message of a peer. Raises Rejected: too_often."""
-        bucket = self._allowances.setdefault(
-            peer_id, TokenBucket(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_BURST)
-        )
-        self._allowances.move_to_end(peer_id)
-        if len(self._allowances) > MAX_TRACKED_PEERS:
-            self._allowances.popitem(last=False)
+        bucket = self._allowances.get(peer_id) or TokenBucket(REQUESTS_PER_S, REQUESTS_BURST)
+        self._allowances[peer_id] = bucket
         if not bucket.take(now=now_s):
             raise Rejected(Refusal.TOO_OFTEN, f"{peer_id} asks more than {REQUESTS_PER_S:g} times a second")
 
@@ -194,6 +183,33 @@ class KnownMembers:
         self._make_room()
         self._known[author] = KnownMember(presence, sealed, joined_at_s=now_s, ping_at_s=now_s)
         return True
+
+    def check_proposal(
+        self, proposal: Propose, sender: str, *, session: int, wall_s: float, now_s: float
+    ) -> tuple[CostAnnouncement, ...]:
+        """Return the announcements of a proposal, and take its presences for news. `session`: ours.
+
+        Raises Rejected: malformed, not_in_it, and as for presences.
+        """
+        found: dict[str, Presence] = {}
+        for sealed in proposal.presences:
+            author, presence = self.open(sealed, wall_s=wall_s)
+            if author in found:
+                raise Rejected(Refusal.MALFORMED, f"{author} is in the proposal twice")
+            found[author] = presence
+        own = found.get(self.own)
+        if own is None or own.session != session or sender not in found:
+            raise Rejected(Refusal.NOT_IN_IT, "the proposal leaves out whom it is sent to or by")
+        if any(stage >= len(proposal.ends) for stage in proposal.stage_of.values()):
+            raise Rejected(Refusal.MALFORMED, "a stage without layers")
+        for sealed in proposal.presences:
+            try:
+                self.introduce(sealed, sender=None, wall_s=wall_s, now_s=now_s)
+            except Rejected as error:
+                # We know newer of a third one, or have no room for it: that is not the convener's doing.
+                if error.reason not in (Refusal.OLD_NEWS, Refusal.FULL):
+                    raise
+        return tuple(presence.costs for presence in found.values())
 
     def heard(self, peer_id: str, status: Status, now_s: float) -> bool:
         """Record a member's status. Returns False if its newest presence is not known here."""
@@ -273,10 +289,9 @@ class KnownMembers:
         """Return the members that answer, without us; sorted."""
         return sorted(peer for peer, known in self._known.items() if known.lives)
 
-    def claims(self) -> dict[str, MemberClaim]:
-        """Return the claim of each other member that answers."""
-        said = {peer: self._known[peer].presence for peer in self.living()}
-        return {peer: MemberClaim(each.session, each.costs.member) for peer, each in said.items()}
+    def presences(self) -> dict[str, Presence]:
+        """Return the presence of each other member that answers."""
+        return {peer: self._known[peer].presence for peer in self.living()}
 
     def usable(self, now_s: float) -> list[str]:
         """Return the other members that a plan may count on; sorted."""
@@ -322,8 +337,6 @@ class KnownMembers:
         if self._told.get(author) == wrong:
             return
         self._told[author] = wrong
-        if len(self._told) > MAX_TRACKED_PEERS:
-            self._told.popitem(last=False)
         logger.warning("%s cannot take part in pipeline %s: %s", author, self.settings.name, wrong)
 
 

@@ -1,6 +1,6 @@
 """Short measurements between members.
 
-incoming_streams.py <- [ProbeService]   member_streams.py <- [LinkProber] -> LinkCosts (member_costs.py)
+incoming_streams.py, member_streams.py <- [LinkProber] -> LinkCosts (member_costs.py)
 
 A probe is random bytes; the answer is their hash, so nobody can answer before all of them have arrived.
 Latency is half the median round trip of tiny probes. Bandwidth comes from one bulk transfer, which grows
@@ -10,9 +10,9 @@ until it takes long enough to tell the line from its latency. What we answer is 
 import asyncio
 import hashlib
 import logging
-import random
+import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_high, median_low
@@ -20,6 +20,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import NetworkError, PeerUnreachable, Rejected
 from swarmnode.extensions.pipeline.plans.member_costs import (
     MAX_AGE_S,
@@ -48,8 +49,8 @@ LEAST_TRANSFER_S = 1e-4
 BYTES_PER_S = 512 * 1024.0
 BURST_BYTES = 8.0 * 1024 * 1024
 """Bytes that one peer may send at once: two full probes, and one more every eight seconds."""
-ECHOES_PER_S = 2.0
-BURST_ECHOES = 64.0
+LEAST_PRICE_BYTES = 128 * 1024
+"""Bytes that a probe counts as at least: 64 echoes at once, and four more a second."""
 MAX_TRACKED_PEERS = 1024
 """Bound of the tracked peers: as many as could be members. The one that was not heard of for longest is
 forgotten."""
@@ -67,16 +68,6 @@ RECENT = 5
 """Measurements of a link of which the median counts: two outliers in five leave no trace."""
 
 
-@dataclass(slots=True)
-class _Allowance:
-    """Token buckets of one peer: bytes and number of probes."""
-
-    bulk: TokenBucket = field(default_factory=lambda: TokenBucket(rate_per_s=BYTES_PER_S, burst=BURST_BYTES))
-    echoes: TokenBucket = field(
-        default_factory=lambda: TokenBucket(rate_per_s=ECHOES_PER_S, burst=BURST_ECHOES)
-    )
-
-
 class Probe(MemberMessage, frozen=True, tag="probe"):
     """Asks for the hash of the random bytes behind it."""
 
@@ -85,38 +76,6 @@ class Probe(MemberMessage, frozen=True, tag="probe"):
     @property
     def payload_bytes(self) -> int:
         return self.size_bytes
-
-
-class ProbeService:
-    """Answers the probes of others by their hash, and refuses those of a peer beyond its allowance.
-
-    ProbeService(streams).begin()
-    """
-
-    def __init__(self, streams: MemberStreams, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._streams = streams
-        self._clock = clock
-        self._peers: OrderedDict[str, _Allowance] = OrderedDict()
-
-    def begin(self) -> None:
-        """Answer the probes of others from now on."""
-        self._streams.incoming.begin(MemberService.PROBES, ServiceHandler(Probe, self.answer, knows=None))
-
-    def allows(self, peer_id: str, size_bytes: int) -> bool:
-        """Count a probe of this many bytes. Returns False if the peer is beyond its allowance."""
-        allowance = self._peers.setdefault(peer_id, _Allowance())
-        self._peers.move_to_end(peer_id)
-        if len(self._peers) > MAX_TRACKED_PEERS:
-            self._peers.popitem(last=False)
-        now = self._clock()
-        return allowance.echoes.take(now=now) and allowance.bulk.take(size_bytes, now=now)
-
-    async def answer(self, incoming: Incoming[Probe]) -> Reply:
-        """Return the hash of a probe. Raises Rejected: too_often, before its bytes are read."""
-        if not self.allows(incoming.peer_id, incoming.message.size_bytes):
-            raise Rejected(Refusal.TOO_OFTEN)
-        async with incoming.payload() as probe:
-            return Reply(_digest(probe))
 
 
 @dataclass(slots=True)
@@ -128,26 +87,40 @@ class _Link:
     )
     """Latest measurements, each with its time."""
     due_at_s: float = 0.0
-    failures: int = 0
-    """Failed probes in a row."""
 
 
 class LinkProber:
-    """Measures our links to other members, one at a time, so that probes do not slow each other down.
+    """Measures our links to other members, one at a time, so that probes do not slow each other down, and
+    answers their probes.
 
-    prober = LinkProber(streams, rng=random.Random(1))
+    prober = LinkProber(streams)
+    prober.begin()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(prober.run(lambda: members))
     """
 
-    def __init__(
-        self, streams: MemberStreams, *, rng: random.Random, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`rng` makes the probes' bytes, `clock` tells seconds."""
+    def __init__(self, streams: MemberStreams, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._streams = streams
-        self._rng = rng
         self._clock = clock
         self._links: dict[str, _Link] = {}
+        self._allowances = BoundedDict[str, TokenBucket](MAX_TRACKED_PEERS)
+
+    def begin(self) -> None:
+        """Answer the probes of others from now on."""
+        self._streams.incoming.begin(MemberService.PROBES, ServiceHandler(Probe, self.answer, knows=None))
+
+    def allows(self, peer_id: str, size_bytes: int) -> bool:
+        """Count a probe of this many bytes. Returns False if the peer is beyond its allowance."""
+        allowance = self._allowances.get(peer_id) or TokenBucket(BYTES_PER_S, BURST_BYTES)
+        self._allowances[peer_id] = allowance
+        return allowance.take(max(size_bytes, LEAST_PRICE_BYTES), now=self._clock())
+
+    async def answer(self, incoming: Incoming[Probe]) -> Reply:
+        """Return the hash of a probe. Raises Rejected: too_often, before its bytes are read."""
+        if not self.allows(incoming.peer_id, incoming.message.size_bytes):
+            raise Rejected(Refusal.TOO_OFTEN)
+        async with incoming.payload() as probe:
+            return Reply(_digest(probe))
 
     async def run(self, members: Callable[[], Sequence[str]]) -> None:
         """Keep the links to `members` measured, until cancelled."""
@@ -167,10 +140,8 @@ class LinkProber:
             try:
                 costs = await self.measure(peer_id)
                 link.recent.append((self._clock(), costs))
-                link.failures = 0
             except NetworkError as error:
-                link.failures += 1
-                logger.debug("no probe of %s came through (%d in a row): %s", peer_id, link.failures, error)
+                logger.debug("no probe of %s came through: %s", peer_id, error)
             link.due_at_s = self._clock() + REFRESH_S
 
     def links(self) -> dict[str, LinkCosts]:
@@ -202,7 +173,7 @@ class LinkProber:
 
     async def _timed(self, peer_id: str, size_bytes: int) -> float:
         """Return the seconds until this many bytes have arrived and the answer is back."""
-        probe = self._rng.randbytes(size_bytes)
+        probe = secrets.token_bytes(size_bytes)
         payload = as_payload(probe)
         start = self._clock()
         try:

@@ -68,12 +68,6 @@ class LivenessMonitor:
         self._suspects: dict[str, str] = {}
         self._reported = asyncio.Event()
 
-    async def run(self) -> None:
-        """Ping the members and check suspected ones until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._ping_forever())
-            tasks.create_task(self._confirm_forever())
-
     def suspect(self, peer_id: str, why: str) -> None:
         """Check at once if this member lives. Reports about strangers are ignored."""
         if peer_id in self._members.living():
@@ -83,9 +77,10 @@ class LivenessMonitor:
     async def look(self, peers: Iterable[str]) -> None:
         """Exchange status with these members, all at once and with a short deadline."""
         within_s = self._members.settings.confirm_s
-        await of_each(peers, lambda peer: self._tell(peer, Ping(self._status()), within_s))
+        await of_each(peers, lambda peer: self.tell(peer, Ping(self._status()), within_s))
 
-    async def _ping_forever(self) -> None:
+    async def ping_forever(self) -> None:
+        """Ping the members until cancelled."""
         settings = self._members.settings
         asking = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
         while True:
@@ -94,7 +89,8 @@ class LivenessMonitor:
                 self._gone(peer, f"silent for {settings.silence_s:.0f} s")
             await self._news.pause(settings.ping_s / LOOKS_PER_PING)
 
-    async def _confirm_forever(self) -> None:
+    async def confirm_forever(self) -> None:
+        """Check suspected members until cancelled."""
         while True:
             await self._reported.wait()
             self._reported.clear()
@@ -120,9 +116,10 @@ class LivenessMonitor:
             logger.debug("%s lives, though reported lost (%s): %s", peer, why, error)
         except NetworkError as error:
             if self._gone(peer, f"{why}; {error}") and self._turn() != self._members.own:
-                await self._tell(self._turn(), Suspect(peer), settings.answer_s)
+                await self.tell(self._turn(), Suspect(peer), settings.answer_s)
 
-    async def _tell(self, peer: str, request: Request, within_s: float) -> None:
+    async def tell(self, peer: str, request: Request, within_s: float) -> None:
+        """Send a member a request, whether or not it answers."""
         try:
             await self._ask(peer, request, within_s)
         except (NetworkError, MemberRefused) as error:

@@ -13,20 +13,16 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import median_low
 from types import TracebackType
 from typing import Self
 
-from swarmnode.errors import ModelError, NetworkError, Rejected
+from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.membership.convener import Convener
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.job_runner import JobRunner, OnAgreed
-from swarmnode.extensions.pipeline.membership.known_members import (
-    KnownMembers,
-    MemberClaim,
-    MembershipSettings,
-)
+from swarmnode.extensions.pipeline.membership.known_members import KnownMembers, MembershipSettings
 from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     Begin,
@@ -34,6 +30,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     Introduce,
     Leave,
     Ping,
+    Presence,
     Propose,
     Request,
     Status,
@@ -42,10 +39,9 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     topic_of,
 )
 from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence, ask
-from swarmnode.extensions.pipeline.membership.proposal_checker import ProposalChecker
-from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, Observation
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
-from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.of_each import of_each
@@ -62,8 +58,8 @@ QUEUED_MESSAGES = 256
 class Membership:
     """Membership in a pipeline for as long as it is entered.
 
-    async with Membership(host, streams, key, settings=..., plan=..., model="qwen", costs=...,
-                          links=prober.links, on_agreed=node.take_place) as membership:
+    async with Membership(host, streams, key, settings=..., plan=..., model="qwen", announcement=...,
+                          prepare=own_stage.prepare, on_agreed=own_stage.take) as membership:
         plan = await membership.agreed(worker.iteration)
 
     `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member.
@@ -81,26 +77,25 @@ class Membership:
         settings: MembershipSettings,
         plan: PlanSettings,
         model: str,
-        costs: Callable[[], MemberCosts],
-        links: Callable[[], Mapping[str, LinkCosts]],
+        announcement: Callable[[], CostAnnouncement],
+        prepare: OnAgreed,
         on_agreed: OnAgreed,
-        prepare: OnAgreed | None = None,
-        observed: Callable[[], Mapping[str, Observation]] = dict[str, Observation],
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """`model` names the weights, so that two members with different ones do not mix. `costs`, `links` and
-        `observed` are called for each announcement; `free_bytes` is all that we give to the pipeline, a stage
-        that we hold included. `prepare` is called before `on_agreed`, while training goes on, if there are
-        weights to load. `wall_s`: returns the seconds since the epoch."""
+        """`model` names the weights, so that two members with different ones do not mix. `announcement`:
+        returns what we announce; its `free_bytes` is all that we give to the pipeline, a stage that we hold
+        included. `prepare` is called before `on_agreed`, while training goes on, if there are weights to
+        load. `wall_s`: returns the seconds since the epoch."""
         self._host = host
         self._streams = streams
         self._settings = settings
+        self._plan = plan
         self._wall_s = wall_s
         named = plan_terms(plan, model)
         self._topic = topic_of(settings.swarm, settings.name)
         self._members = KnownMembers(host.peer_id, settings, self._topic, named)
         self._follower = Follower(host.peer_id, catch_up_s=settings.catch_up_s)
-        self._own = OwnPresence(key, self._topic, named, costs, links, observed, wall_s)
+        self._own = OwnPresence(key, self._topic, named, announcement, wall_s)
         self._news = ChangeSignal()
         self._convener = Convener(
             self._members, self._follower, self._own, self._ask, self.status, wall_s, self.lost
@@ -112,7 +107,6 @@ class Membership:
             self._follower, self._members, self._news,
             look=self._liveness.look, prepare=prepare, on_agreed=on_agreed,
         )  # fmt: skip
-        self._proposals = ProposalChecker(self._members, self._own, plan, self._convener.turn, wall_s)
         self._group: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
         self._has_left = False
@@ -130,7 +124,8 @@ class Membership:
         await self._group.__aenter__()
         settings = self._settings
         announcing = self._own.publish(self._host, settings.announce_s, settings.ping_s, self._members.living)
-        work = (self._listen(heard), announcing, self._liveness.run(), self._jobs.run(), self._convene())
+        watching = self._liveness.ping_forever(), self._liveness.confirm_forever()
+        work = (self._listen(heard), announcing, *watching, self._jobs.run(), self._convene())
         self._running = [self._group.create_task(each) for each in work]
         return self
 
@@ -149,7 +144,8 @@ class Membership:
         finally:
             if self._heard is not None:
                 await self._heard.aclose()
-            await of_each(self._members.living(), self._tell_leaving)
+            answer_s = self._settings.answer_s
+            await of_each(self._members.living(), lambda peer: self._liveness.tell(peer, Leave(), answer_s))
 
     async def agreed(self, iteration: int) -> AgreedPlan:
         """Return the plan for this iteration, in which we are a data node. The iteration counts as running
@@ -159,7 +155,7 @@ class Membership:
         Raises ModelError if this membership ends first.
         """
         self.rests()
-        self.stepped(iteration, self._follower.weights)
+        self.stepped(iteration)
         said = False
         while not (self._follower.may_begin(iteration) and not self._is_outdated()):
             if self._has_left:
@@ -182,10 +178,9 @@ class Membership:
         self._follower.busy = False
         self._news.tell()
 
-    def stepped(self, iteration: int, weights: str = "") -> None:
-        """Record that our weights are at this iteration. `weights`: their digest. To be called by every
-        member."""
-        self._follower.stepped(iteration, weights, self._now_s())
+    def stepped(self, iteration: int) -> None:
+        """Record that our weights are at this iteration. To be called by every member."""
+        self._follower.stepped(iteration, self._now_s())
         self._news.tell()
 
     def lost(self, peer_id: str, why: str) -> None:
@@ -196,9 +191,9 @@ class Membership:
         """Return the peer ids of living members, ours included; sorted."""
         return tuple(sorted((self._host.peer_id, *self._members.living())))
 
-    def claims(self) -> dict[str, MemberClaim]:
-        """Return the claims of the other living members."""
-        return self._members.claims()
+    def presences(self) -> dict[str, Presence]:
+        """Return the presences of the other living members."""
+        return self._members.presences()
 
     def status(self) -> Status:
         """Return our status, as it is sent to others."""
@@ -213,7 +208,6 @@ class Membership:
             plan=plan.digest if plan else "",
             stage=-1 if stage is None else stage,
             ends=plan.as_former.ends if plan else (),
-            weights=follower.weights,
             epoch=follower.epoch,
             progress=follower.progress,
             proposed=follower.proposed.digest if follower.proposed else "",
@@ -279,8 +273,14 @@ class Membership:
             self._news.tell()
 
     def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
-        members, follower = self._members, self._follower
-        inputs = self._proposals.checked(sender, proposal, now_s)
+        members, follower, convener = self._members, self._follower, self._convener.turn()
+        if sender > convener or not members.may_convene(sender, now_s):
+            raise Rejected(Refusal.NOT_CONVENER, f"{convener} lives and convenes")
+        announcements = members.check_proposal(
+            proposal, sender, session=self._own.session, wall_s=self._wall_s(), now_s=now_s
+        )
+        former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
+        inputs = PlanInputs(announcements, self._plan, former, proposal.epoch)
         heard = {peer: members[peer].status for peer in members.living()}
         epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
         follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)
@@ -312,12 +312,6 @@ class Membership:
         self._members.heard(peer_id, status, self._now_s())
         self._follower.hear(peer_id, status, self._now_s())
         return status
-
-    async def _tell_leaving(self, peer_id: str) -> None:
-        try:
-            await ask(self._streams, peer_id, Leave(), self._own.sealed, timeout_s=self._settings.answer_s)
-        except (NetworkError, MemberRefused) as error:
-            logger.debug("%s was not told: %s", peer_id, error)
 
     # What goes on all the time.
 

@@ -86,8 +86,6 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """The stage that it holds; -1 for none."""
     ends: Ends = ()
     """First layer behind each stage, as it knows them."""
-    weights: Digest = ""
-    """Digest of the stage's weights at that iteration; empty while unknown."""
     epoch: Number = 0
     """Highest epoch that it has taken a proposal of."""
     progress: ProposalProgress = ProposalProgress.NONE

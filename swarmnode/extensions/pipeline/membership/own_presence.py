@@ -7,7 +7,7 @@ membership.py -> [ask] -> member_streams.py -> Status
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import inf
 
 from swarmnode.errors import NetworkError, Rejected
@@ -19,12 +19,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     open_presence,
     seal_presence,
 )
-from swarmnode.extensions.pipeline.plans.member_costs import (
-    CostAnnouncement,
-    LinkCosts,
-    MemberCosts,
-    Observation,
-)
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.observations import is_broken
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
@@ -75,33 +70,26 @@ class OwnPresence:
         key: NodeKey,
         topic: str,
         terms: dict[str, str],
-        costs: Callable[[], MemberCosts],
-        links: Callable[[], Mapping[str, LinkCosts]],
-        observed: Callable[[], Mapping[str, Observation]],
+        announcement: Callable[[], CostAnnouncement],
         wall_s: Callable[[], float],
     ) -> None:
         self._key = key
         self._topic = topic
         self._terms = terms
-        self._costs = costs
-        self._links = links
-        self._observed = observed
+        self._announcement = announcement
         self._wall_s = wall_s
         self.session = secrets.randbits(48)
         self.sequence = 0
         self.sealed = b""
-        self.announced = CostAnnouncement(costs(), {}, {})
-        """The costs, links and observations that were last announced."""
+        self.announced: CostAnnouncement
+        """The costs, links and observations that were last announced, once `renew` was called."""
 
     def renew(self) -> None:
         """Seal a presence of the current costs. Raises Rejected if no member would accept it, as with costs
         that are too old."""
-        announced = CostAnnouncement(self._costs(), dict(self._links()), dict(self._observed()))
+        announced = self._announcement()
         presence = Presence(
-            session=self.session,
-            sequence=self.sequence + 1,
-            terms=self._terms,
-            costs=announced,
+            session=self.session, sequence=self.sequence + 1, terms=self._terms, costs=announced
         )
         sealed = seal_presence(self._key, presence, topic=self._topic)
         open_presence(sealed, topic=self._topic, now_s=self._wall_s())
@@ -115,10 +103,8 @@ class OwnPresence:
             logger.warning("our costs are not announced, the last ones go on: %s", error)
 
     def _has_news(self) -> bool:
-        told = self.announced
-        return self._links().keys() != told.links.keys() or _broken(self._observed()) != _broken(
-            told.observed
-        )
+        now, told = self._announcement(), self.announced
+        return now.links.keys() != told.links.keys() or _broken(now) != _broken(told)
 
     async def publish(
         self, host: Host, every_s: float, look_s: float, living: Callable[[], Iterable[str]]
@@ -146,5 +132,5 @@ class OwnPresence:
             await asyncio.sleep(look_s)
 
 
-def _broken(observed: Mapping[str, Observation]) -> frozenset[str]:
-    return frozenset(peer for peer, said in observed.items() if is_broken(said))
+def _broken(said: CostAnnouncement) -> frozenset[str]:
+    return frozenset(peer for peer, observation in said.observed.items() if is_broken(observation))

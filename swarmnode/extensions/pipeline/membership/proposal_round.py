@@ -114,48 +114,41 @@ class ProposalRound:
         self._members = sorted(members)
         self._settings = settings
         self._agreed = agreed
+        self._epoch = 0
         self._statuses: dict[str, Status] = {}
         self._out = RoundOutcome()
 
     async def run(self, proposal: Propose) -> RoundOutcome:
         """Carry out the proposal as far as it goes."""
         others = [peer for peer in self._members if peer != self._own]
-        epoch, settings = proposal.epoch, self._settings
+        settings, self._epoch = self._settings, proposal.epoch
         former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
         # First alone: inputs without a plan are nobody else's business.
-        done = await self._tell([self._own], proposal) and await self._until(
-            [self._own], lambda status: bool(status.proposed), settings.prepare_s, epoch
-        )
-        done = done and await self._tell(others, proposal)
-        done = done and await self._until(
-            others, lambda status: bool(status.proposed), settings.prepare_s, epoch
-        )
-        done = done and self._all_agree()
-        done = done and await self._until(
-            self._members,
-            lambda status: _reached(status, ProposalProgress.PREPARED),
-            settings.prepare_s,
-            epoch,
-        )
-        iteration = await self._hold(epoch) if done else None
-        agreed = self._agreed()
+        for peers in ([self._own], others):
+            if not await self._tell(peers, proposal):
+                return self._out
+            if not await self._until(peers, lambda status: bool(status.proposed), settings.prepare_s):
+                return self._out
+        if not self._all_agree():
+            return self._out
+        if not await self._until(self._members, _has(ProposalProgress.PREPARED), settings.prepare_s):
+            return self._out
+        iteration, agreed = await self._hold(), self._agreed()
         if iteration is None or agreed is None:
             return self._out
         loading = {*must_load(agreed, former)}
         keeping = [peer for peer in self._members if peer not in loading]
         for peers, within_s in ((keeping, settings.iteration_s), (sorted(loading), 0.0)):
             within_s += settings.catch_up_s + settings.assignment_s
-            if not await self._tell(peers, TakeAssignment(epoch, iteration)):
+            if not await self._tell(peers, TakeAssignment(self._epoch, iteration)):
                 return self._out
-            if not await self._until(
-                peers, lambda status: _reached(status, ProposalProgress.READY), within_s, epoch
-            ):
+            if not await self._until(peers, _has(ProposalProgress.READY), within_s):
                 return self._out
         # We last: a word that gets lost is heard from our own status, as long as we are there to say it.
-        self._out.begun = await self._tell([*others, self._own], Begin(epoch))
+        self._out.begun = await self._tell([*others, self._own], Begin(self._epoch))
         return self._out
 
-    async def _hold(self, epoch: int) -> int | None:
+    async def _hold(self) -> int | None:
         """Find the iteration from which on all members wait, and hold them. Returns None if the round is
         over.
 
@@ -166,9 +159,9 @@ class ProposalRound:
         begun: list[str] = []
         for _ in range(MAX_HOLDS):
             begun = []
-            if not await self._tell(self._members, Hold(epoch, iteration), begun):
+            if not await self._tell(self._members, Hold(self._epoch, iteration), begun):
                 return None
-            await self._look(begun, Counter(), epoch)
+            await self._look(begun, Counter())
             if not self._goes_on:
                 return None
             target = target_iteration(self._statuses.values())
@@ -188,11 +181,7 @@ class ProposalRound:
             except MemberRefused as error:
                 if begun is not None and error.reason == Refusal.BEGUN:
                     begun.append(peer)
-                elif error.reason in (
-                    Refusal.OUTBID,
-                    Refusal.OTHER_EPOCH,
-                    Refusal.NOT_CONVENER,
-                ):
+                elif error.reason in (Refusal.OUTBID, Refusal.OTHER_EPOCH, Refusal.NOT_CONVENER):
                     self._out.outbid[peer] = str(error)
                 elif error.reason == Refusal.WRONG_PART:
                     self._out.again[peer] = str(error)
@@ -204,9 +193,7 @@ class ProposalRound:
         await of_each(peers, tell)
         return self._goes_on
 
-    async def _until(
-        self, peers: Iterable[str], reached: Callable[[Status], bool], within_s: float, epoch: int
-    ) -> bool:
+    async def _until(self, peers: Iterable[str], reached: Callable[[Status], bool], within_s: float) -> bool:
         """Ask these members for their status until all have `reached` something. Returns False if the round
         is over."""
         clock = asyncio.get_running_loop().time
@@ -214,7 +201,7 @@ class ProposalRound:
         silent: Counter[str] = Counter()
         missing = list(peers)
         while True:
-            await self._look(missing, silent, epoch)
+            await self._look(missing, silent)
             missing = [peer for peer in missing if peer in silent or not reached(self._statuses[peer])]
             if not self._goes_on or not missing:
                 return self._goes_on
@@ -223,7 +210,9 @@ class ProposalRound:
                 return False
             await asyncio.sleep(self._settings.poll_s)
 
-    async def _look(self, peers: Iterable[str], silent: Counter[str], epoch: int) -> None:
+    async def _look(self, peers: Iterable[str], silent: Counter[str]) -> None:
+        epoch = self._epoch
+
         async def look(peer: str) -> None:
             try:
                 status = await self._ask(peer, Ping(self._statuses[self._own]))
@@ -267,8 +256,8 @@ class ProposalRound:
         return False
 
 
-def _reached(status: Status, progress: ProposalProgress) -> bool:
+def _has(progress: ProposalProgress) -> Callable[[Status], bool]:
+    """Return the test of a status for at least this progress."""
     order = list(ProposalProgress)
-    return status.progress != ProposalProgress.FAILED and order.index(status.progress) >= order.index(
-        progress
-    )
+    reached = {*order[order.index(progress) :]} - {ProposalProgress.FAILED}
+    return lambda status: status.progress in reached

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport, RoundTrip
-from swarmnode.extensions.pipeline.membership.known_members import MemberClaim
+from swarmnode.extensions.pipeline.membership.membership_messages import Presence
 from swarmnode.extensions.pipeline.plans.member_costs import MAX_SLOWDOWN, Observation, forward_s
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 
@@ -59,7 +59,7 @@ class SlowdownLog:
         agreed: AgreedPlan,
         report: IterationReport,
         silent: Collection[str],
-        claims: Mapping[str, MemberClaim],
+        claims: Mapping[str, Presence],
         now_s: float,
     ) -> None:
         """Add the observations of one iteration under this plan.
@@ -75,7 +75,7 @@ class SlowdownLog:
             if peer in claims:
                 self._note_fault(peer, claims[peer].session, now_s)
 
-    def keep(self, claims: Mapping[str, MemberClaim]) -> None:
+    def keep(self, claims: Mapping[str, Presence]) -> None:
         """Forget members that are gone or were restarted."""
         self._seen = {
             peer: (session, seen)
@@ -97,7 +97,7 @@ class SlowdownLog:
         return found
 
     def _slowdowns(
-        self, agreed: AgreedPlan, round_trips: Iterable[RoundTrip], claims: Mapping[str, MemberClaim]
+        self, agreed: AgreedPlan, round_trips: Iterable[RoundTrip], claims: Mapping[str, Presence]
     ) -> dict[str, list[float]]:
         """Return by peer, for each micro-batch that passed it, the longest time it can have taken over the
         claimed time."""
@@ -113,7 +113,8 @@ class SlowdownLog:
                 if peer not in claims or part is None:
                     continue
                 both_ways = 1 + instance.backward_factor
-                claimed_s = forward_s(claims[peer].costs, part.end - part.first) * self._tokens * both_ways
+                costs = claims[peer].costs.member
+                claimed_s = forward_s(costs, part.end - part.first) * self._tokens * both_ways
                 believed_s = instance.forward_s[node] * both_ways
                 found.setdefault(peer, []).append(max(1.0, (believed_s + excess_s) / claimed_s))
         return found

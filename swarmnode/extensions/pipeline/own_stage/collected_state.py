@@ -2,7 +2,7 @@
 
 members' states (state_service.py) -> [stage_state] -> own_stage.py: a stage goes on where the pipeline is
                             -> [majority_state] -> PipelineMember: a replica that came to other weights
-                            -> [whole_state] -> pipeline_link.py -> PipelineLearner: a checkpoint of the whole
+                            -> [whole_state] -> data_node.py -> PipelineLearner: a checkpoint of the whole
 
 Members offer a state right after the step that made it, and answer a member from when they have heard of the
 plan that it is in. So the newest is asked for several times before less will do.

@@ -9,21 +9,21 @@ at a neighbour of a member that is gone, or from this member's own checkpoints o
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import torch
+from torch import Tensor
 
-from swarmnode.errors import CheckpointError, NetworkError, StorageError
+from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.extensions.pipeline.execution.alignment import RARE_STEPS, SMALL_STATE_BYTES
-from swarmnode.extensions.pipeline.execution.member_records import Assignment
+from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
-from swarmnode.extensions.pipeline.own_stage.collected_state import stage_state, whole_state
-from swarmnode.extensions.pipeline.own_stage.plan_views import (
-    holders_of,
-    part_of,
-    scope_of,
-)
+from swarmnode.extensions.pipeline.own_stage.collected_state import majority_state, stage_state, whole_state
+from swarmnode.extensions.pipeline.own_stage.plan_views import holders_of, part_of, scope_of
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
@@ -35,7 +35,9 @@ from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, LayerHolders
 from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
 from swarmnode.extensions.pipeline.states.state_service import StateService
+from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.training.adam import adam
 
 logger = logging.getLogger(__name__)
@@ -44,8 +46,6 @@ COPY_TRIES = 4
 COPY_PAUSE_S = 0.5
 """Pause between tries: a neighbour takes its stage under a new plan a moment after us, and keeps no copy of
 ours before."""
-COPY_S = 60.0
-"""Limit of the time in which a neighbour fetches a copy: the next step has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,43 +82,77 @@ class _Held:
 
 
 class OwnStage:
-    """Takes the assignments of this member, one at a time, and holds the stage that is assigned."""
+    """Takes the assignments of this member, one at a time, and holds the stage that is assigned.
+
+    async with OwnStage(streams, key, whole, settings, checkpoints, living=membership.members) as own_stage:
+        await own_stage.take(agreed)
+    """
 
     def __init__(
         self,
+        streams: MemberStreams,
+        key: NodeKey,
         whole: WholeModel,
         settings: OwnStageSettings,
-        peer_id: str,
-        *,
-        member: PipelineMember,
-        decode: DecodeNode,
-        states: StateService,
-        gradient_exchange: ReplicaExchange,
         checkpoints: StageCheckpoints,
+        *,
         living: Callable[[], Collection[str]],
+        execution: MemberSettings,
+        earlier: Sequence[HeldState] = (),
     ) -> None:
-        """`living`: returns the members that answer, with or without a stage."""
+        """`living`: returns the members that answer, with or without a stage. `earlier`: states from
+        checkpoints of an earlier run."""
+        self._peer_id = key.peer_id
         self._whole = whole
         self._settings = settings
-        self._peer_id = peer_id
-        self._member = member
-        self._decode = decode
-        self._states = states
-        self._gradient_exchange = gradient_exchange
         self._checkpoints = checkpoints
         self._living = living
+        self._earlier = earlier
+        self._stack = AsyncExitStack()
+        self._gradient_exchange = ReplicaExchange(streams)
+        self.states = StateService(streams)
+        self.member = PipelineMember(
+            streams,
+            key=key,
+            gradient_exchange=self._gradient_exchange,
+            settings=execution,
+            reload=self._majority_state,
+        )
+        self.decode = DecodeNode(
+            streams,
+            run_in_stage_thread=self.member.in_stage_thread,
+            version=lambda: self.version,
+            codec=execution.codec,
+        )
         self._held: _Held | None = None
         self._next: _Held | None = None
         self._worker: StageWorker | None = None
-        self._held_bytes = 0
         self.agreed: AgreedPlan | None = None
         """The plan whose assignment we have taken."""
         self.ready = asyncio.Event()
         """Set while we have a stage under that plan."""
         self.plans = 0
+        self._is_news = asyncio.Event()
+        """Set when a step was taken, or another neighbour keeps our copy and has none yet."""
         self._saved_iteration = 0
         self._copied: tuple[int, HeldState | None] = (0, None)
         """Number of our plan and state of the last copy."""
+
+    async def __aenter__(self) -> Self:
+        """Open the services in the order in which they need each other. Raises HostDown."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._gradient_exchange)
+            await stack.enter_async_context(self.states)
+            self.states.offer_earlier(self._earlier)
+            await stack.enter_async_context(self.member)
+            await stack.enter_async_context(self.decode)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(exc_type, exc, tb)
 
     @property
     def part(self) -> StagePart | None:
@@ -141,24 +175,27 @@ class OwnStage:
         part = part_of(agreed, self._peer_id)
         if part is None or (self._held is not None and self._held.part == part):
             return
-        planned = agreed.planned_stage_of(self._peer_id)
-        needed = planned.held_bytes if planned is not None else 0
-        if self._held is None or needed + self._held_bytes <= self._settings.free_bytes:
+        plans = [agreed] if self._held is None or self.agreed is None else [agreed, self.agreed]
+        stages = [plan.planned_stage_of(self._peer_id) for plan in plans]
+        needed = sum(stage.held_bytes for stage in stages if stage is not None)
+        if self._held is None or needed <= self._settings.free_bytes:
             self._next = await asyncio.to_thread(self._load, part)
 
     async def take(self, agreed: AgreedPlan) -> None:
         """Take our assignment of a plan. Raises ModelError, CheckpointError."""
         self.ready.clear()
         # Rollouts that are under way do not wait for what goes by the former plan.
-        self._decode.hold(None)
+        self.decode.hold(None)
         self._gradient_exchange.admit(agreed.peers, scope_of(agreed, self._peer_id))
         before = None if agreed.before is None else LayerHolders(agreed.before.ranges)
-        self._states.admit(agreed.members, holders_of(agreed), former=before)
+        self.states.admit(agreed.members, holders_of(agreed), former=before)
         self.agreed = agreed
         self.plans += 1
         part, node = part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
         if part is None or node is None:
-            self._stand_by()
+            self.member.unassign()
+            self.decode.adopt(None)
+            self._held = self._next = self._worker = None
             logger.info("no stage for us under plan %s: we stand by", agreed.digest[:8])
             return
         held = await self._holding(part)
@@ -172,23 +209,22 @@ class OwnStage:
         if held is self._held and self._worker is not None:
             # Another step may have been taken since the last one that was told; who has lost track may have
             # other weights than its replicas.
-            held.iteration = None if self._member.lost_track else self._worker.version
+            held.iteration = None if self.member.lost_track else self._worker.version
         await self._bring_up_to_date(held, worker, agreed)
-        self._states.settle()
+        self.states.settle()
         self._held, self._next, self._worker = held, None, worker
-        planned = agreed.planned_stage_of(self._peer_id)
-        self._held_bytes = planned.held_bytes if planned is not None else 0
         state = await self._publish(held, worker)
-        self._member.assign(
+        self.member.assign(
             Assignment(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration),
             worker,
             held.optimizer,
             start=state.state if held.is_known else None,
             offer=lambda steps, packed: self._offer(held, HeldState.of(held.part, steps, packed)),
         )
-        self._decode.hold(StageCaches(held.model, max_bytes=self._settings.cache_bytes))
-        self._decode.adopt(PlanMembers(agreed.digest, agreed.peers, node))
+        self.decode.hold(StageCaches(held.model, max_bytes=self._settings.cache_bytes))
+        self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, node))
         self.ready.set()
+        self._is_news.set()
         logger.info(
             "stage %d of %d (layers %d to %d) with %d others, iteration %d, plan %s: %.2f s planned",
             agreed.plan.instance.stage_of[node], len(agreed.plan.instance.stages), part.first_layer,
@@ -196,21 +232,20 @@ class OwnStage:
             agreed.makespan_s,
         )  # fmt: skip
 
-    def _stand_by(self) -> None:
-        """Release the stage of the former plan."""
-        self._member.unassign()
-        self._decode.adopt(None)
-        self._held = self._next = self._worker = None
-        self._held_bytes = 0
-
-    async def stepped(self) -> str:
-        """Record that the pipeline has taken a step. Returns the digest of the weights."""
+    async def stepped(self) -> None:
+        """Record that the pipeline has taken a step."""
         held, worker = self._held, self._worker
-        if held is None or worker is None:
-            return ""
-        held.iteration = await self._member.in_stage_thread(lambda: worker.version)
-        held.is_known = True
-        return self._member.digest
+        if held is not None and worker is not None:
+            held.iteration = await self.member.in_stage_thread(lambda: worker.version)
+            held.is_known = True
+        self._is_news.set()
+
+    async def hand_on_forever(self) -> None:
+        """Hand on the state after each step, until cancelled: a slow neighbour delays nothing."""
+        while True:
+            await self._is_news.wait()
+            self._is_news.clear()
+            await self.hand_on()
 
     async def hand_on(self) -> None:
         """Have the state after a step copied by a neighbour and, when due, write it to disk."""
@@ -258,7 +293,7 @@ class OwnStage:
         if self._settings.stage.trainable == "full" or self.agreed is None:
             return Assembled({}, iteration)
         return await whole_state(
-            self._states, self.agreed.members, layers=self._whole.layers, iteration=iteration
+            self.states, self.agreed.members, layers=self._whole.layers, iteration=iteration
         )
 
     async def _holding(self, part: StagePart) -> _Held:
@@ -283,7 +318,7 @@ class OwnStage:
         try:
             # A member that is left out of this plan may be the only one that has these layers.
             found = await stage_state(
-                self._states,
+                self.states,
                 agreed.members.union(self._living()),
                 held.part,
                 iteration=agreed.iteration,
@@ -299,7 +334,7 @@ class OwnStage:
                 )  # fmt: skip
             held.iteration, held.is_known = agreed.iteration, not agreed.iteration
             return
-        await self._member.in_stage_thread(lambda: worker.load_state(found.tensors, held.optimizer))
+        await self.member.in_stage_thread(lambda: worker.load_state(found.tensors, held.optimizer))
         held.iteration, held.is_known = agreed.iteration, found.iteration == agreed.iteration
         if not held.is_known:
             logger.warning(
@@ -307,9 +342,17 @@ class OwnStage:
                 held.part.first_layer, held.part.end_layer - 1, found.iteration, agreed.iteration,
             )  # fmt: skip
 
+    async def _majority_state(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
+        """Return the state of our stage after this number of steps, from replicas whose weights are the
+        majority's. They offer it right after the step. Raises CheckpointError."""
+        if self.part is None:
+            raise CheckpointError("no stage is held here")
+        with_ends = self._settings.stage.trainable == "full"
+        return await majority_state(self.states, peers, self.part, iteration=steps, with_ends=with_ends)
+
     async def _newest(self, held: _Held, worker: StageWorker) -> HeldState:
         """Return the state that is held here now. It is packed only if the last step has not done so."""
-        version = await self._member.in_stage_thread(lambda: worker.version)
+        version = await self.member.in_stage_thread(lambda: worker.version)
         newest = held.newest
         if newest is not None and newest.holding.iteration == version:
             return newest
@@ -317,7 +360,7 @@ class OwnStage:
 
     async def _publish(self, held: _Held, worker: StageWorker) -> HeldState:
         # Both in the thread of the stage: another step may follow at once.
-        version, packed = await self._member.in_stage_thread(
+        version, packed = await self.member.in_stage_thread(
             lambda: (worker.version, worker.state(held.optimizer))
         )
         return self._offer(held, HeldState.of(held.part, version, packed))
@@ -326,7 +369,7 @@ class OwnStage:
         """Offer a state, which other members may fetch from now on."""
         held.newest = state
         if held.model.trainable():
-            self._states.publish(state)
+            self.states.publish(state)
         return state
 
     async def _copy_soon(self, held: _Held, state: HeldState) -> None:
@@ -337,15 +380,6 @@ class OwnStage:
             await asyncio.sleep(COPY_PAUSE_S)
 
     async def _copy(self, state: HeldState) -> bool:
-        """Have the neighbour that the plan gives us keep a copy. Returns False, with a line in the log, if it
-        does not."""
+        """Have the neighbour that the plan gives us keep a copy. Returns False if it does not."""
         keeper = holders_of(self.agreed).keepers.get(self._peer_id) if self.agreed is not None else None
-        if keeper is None:
-            return True
-        try:
-            async with asyncio.timeout(COPY_S):
-                await self._states.push_copy(keeper, state)
-        except (NetworkError, TimeoutError) as error:
-            logger.debug("no copy of our stage at %s: %s", keeper, error)
-            return False
-        return True
+        return keeper is None or await self.states.push_copy(keeper, state)

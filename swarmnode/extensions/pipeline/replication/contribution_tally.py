@@ -28,7 +28,7 @@ Held = Mapping[str, str]
 
 def combined(
     came: Mapping[str, Contribution],
-    faults: Mapping[str, ContributionFault],
+    faults: Mapping[str, str],
     held: Sequence[Held],
     *,
     max_norm_ratio: float,

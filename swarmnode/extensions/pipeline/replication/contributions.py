@@ -21,6 +21,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import Contribu
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.frames import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import Count
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 MAX_PARAMETERS = 8192
 """Bound of the tensors of a stage: 64 layers with 14 adapter matrices each are 896."""
@@ -83,12 +84,12 @@ def read_values(head: Head, data: bytearray, bounds: ContributionBounds) -> Cont
     Takes seconds for gigabytes.
     """
     if len(data) != size_bytes(head, bounds):
-        raise Rejected(ContributionFault.WRONG_SHAPE, f"{len(data)} bytes of gradients")
+        raise Rejected(Refusal.WRONG_SHAPE, f"{len(data)} bytes of gradients")
     names = _names(head, bounds)
     flat = torch.frombuffer(data, dtype=torch.float32) if data else torch.zeros(0)
     norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
     if not math.isfinite(norm):
-        raise Rejected(ContributionFault.NOT_FINITE)
+        raise Rejected(Refusal.NOT_FINITE)
     parts = zip(names, flat.split(_sizes(names, bounds)) if names else [], strict=True)
     tensors = {name: part.view(bounds.shapes[name]) for name, part in parts}
     digest = hashlib.sha256(encode(head))
@@ -96,17 +97,11 @@ def read_values(head: Head, data: bytearray, bounds: ContributionBounds) -> Cont
     return Contribution(head, data, digest.hexdigest(), GradientSum(tensors, head.tokens, head.visits), norm)
 
 
-def fault_of(rejected: Rejected) -> ContributionFault:
-    """Return the fault of a refusal. Reasons that have no fault of their own are malformed."""
-    known = rejected.reason in set(ContributionFault)
-    return ContributionFault(rejected.reason) if known else ContributionFault.MALFORMED
-
-
 def _names(head: Head, bounds: ContributionBounds) -> list[str]:
     names = sorted(bounds.shapes)
     bits = int.from_bytes(head.present, "little")
     if len(head.present) != -(-len(names) // 8) or bits >> len(names):
-        raise Rejected(ContributionFault.WRONG_SHAPE, f"this stage has {len(names)} parameters")
+        raise Rejected(Refusal.WRONG_SHAPE, f"this stage has {len(names)} parameters")
     return [name for index, name in enumerate(names) if bits >> index & 1]
 
 

@@ -19,15 +19,12 @@ from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Dig
 
 
 class ContributionFault(StrEnum):
-    """Reason why a replica's gradients are not in the sum."""
+    """Reason why a replica's gradients are not in the sum, besides those of a bad answer (`Refusal`)."""
 
     SILENT = "silent"
     """Dead, frozen, or too late for the deadline."""
-    MALFORMED = "malformed"
-    WRONG_SHAPE = "wrong_shape"
     WEIGHT = "weight"
     """More tokens or micro-batches than the plan gives it."""
-    NOT_FINITE = "not_finite"
     NORM = "norm"
     LATE = "late"
     """Most others do not hold it, or another one."""
@@ -64,7 +61,7 @@ class Combined:
     """Sum of the contributors' gradients, bitwise equal at every replica with the same contributors."""
     contributors: tuple[str, ...]
     """Peer ids of the contributors, sorted. Our own may be missing."""
-    rejected: Mapping[str, ContributionFault]
+    rejected: Mapping[str, str]
     """The replicas that did not contribute, with the reason."""
 
 

@@ -7,11 +7,12 @@ our stage are answered, and only about the iteration that runs, the one before a
 """
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.replication.contributions import Contribution
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
@@ -59,15 +60,13 @@ class ReplicaAnswers:
 
     def __init__(self) -> None:
         self.scope: AnswerScope | None = None
-        self._own: OrderedDict[StageIteration, OwnAnswers] = OrderedDict()
+        self._own = BoundedDict[StageIteration, OwnAnswers](KEPT_EXCHANGES)
         self._changed = asyncio.Event()
         self._waiting: Counter[str] = Counter()
 
     def of(self, stage_iteration: StageIteration) -> OwnAnswers:
         """Return our answers about an iteration, to be filled in. `tell` says that they were."""
-        own = self._own.setdefault(stage_iteration, OwnAnswers())
-        if len(self._own) > KEPT_EXCHANGES:
-            self._own.popitem(last=False)
+        own = self._own[stage_iteration] = self._own.get(stage_iteration) or OwnAnswers()
         return own
 
     def tell(self) -> None:

@@ -35,7 +35,6 @@ from swarmnode.extensions.pipeline.replication.contributions import (
     Contribution,
     Head,
     contribute,
-    fault_of,
     most_bytes,
     read_values,
     size_bytes,
@@ -123,10 +122,10 @@ class ReplicaExchange:
         answers.contribution = await self._contribution(own, stage_iteration, bounds)
         self._answers.tell()
         found = await of_each(others, lambda peer: self._fetch(peer, stage_iteration, bounds, fetch_s))
-        faults = {peer: one for peer, one in found.items() if isinstance(one, ContributionFault)}
+        faults = {peer: one for peer, one in found.items() if isinstance(one, str)}
         came = {us: answers.contribution}
         came |= {peer: one for peer, one in found.items() if isinstance(one, Contribution)}
-        self._silent = frozenset(peer for peer, fault in faults.items() if fault is ContributionFault.SILENT)
+        self._silent = frozenset(peer for peer, fault in faults.items() if fault == ContributionFault.SILENT)
         answers.held = HeldContributions({peer: one.digest for peer, one in came.items()})
         self._answers.tell()
         # A replica may have begun a whole step later than we did, and waited as long for one that is dead.
@@ -169,7 +168,7 @@ class ReplicaExchange:
 
     async def _fetch(
         self, peer_id: str, stage_iteration: StageIteration, bounds: ContributionBounds, timeout_s: float
-    ) -> Contribution | ContributionFault:
+    ) -> Contribution | str:
         """Return the contribution of a replica, or why there is none."""
         body = AnswerBody(lambda head: size_bytes(head, bounds))
         try:
@@ -185,7 +184,7 @@ class ReplicaExchange:
         except (NetworkError, MemberRefused):
             return ContributionFault.SILENT
         except Rejected as rejected:
-            return fault_of(rejected)
+            return rejected.reason
 
     async def _asked(
         self,

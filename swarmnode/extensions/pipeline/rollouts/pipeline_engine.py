@@ -16,27 +16,21 @@ before, and goes on once `set_policy` has named the new one. There is one policy
 pinned.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import ConfigError, EngineError
-from swarmnode.extensions.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.chain import Chain, Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.feeder import Feeder, RecoveryCounts
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
-from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
-from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.rollout.decode.prompts.pass_batches import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Output, PolicyUpdate, Request
 from swarmnode.rollout.request_queue import not_finite
-
-SCORE_ATTEMPTS = 4
-"""Routes tried for one batch to score."""
 
 
 class PipelineEngine(TorchEngine):
@@ -247,56 +241,3 @@ class PipelineEngine(TorchEngine):
                 hint="update to a policy without tensors first",
             )
         return DecodePolicy(BASE_VERSION, [], is_base=True)
-
-    # Scores
-
-    def _logits(
-        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
-    ) -> Iterator[Tensor]:
-        by_path: dict[StagePath, list[int]] = {}
-        for place, (ids, tail) in enumerate(zip(sequences, tails, strict=True)):
-            prompt = ids[: len(ids) - tail + 1]
-            by_path.setdefault(self._feeder.path_for(prompt), []).append(place)
-        hidden: dict[int, Tensor] = {}
-        for path, places in by_path.items():
-            for some in _within(places, [len(ids) for ids in sequences], self._chain.max_feed_tokens):
-                feed = [sequences[place] for place in some], [tails[place] for place in some]
-                hidden |= zip(some, self._passed(path, *feed), strict=True)
-        in_order = torch.cat([hidden[place] for place in range(len(sequences))])
-        for piece in in_order.split(max(1, LOGITS_AT_ONCE // self._vocab)):
-            yield self._chain.logits(piece)
-
-    def _passed(
-        self, path: StagePath, sequences: Sequence[Sequence[int]], tails: Sequence[int]
-    ) -> Sequence[Tensor]:
-        """Return the hidden states of the last `tails[i]` tokens of each sequence, keeping nothing at the
-        stages."""
-        counts = tuple(map(len, sequences))
-        segments = Segments((), (0,) * len(counts), counts, tuple(tails))
-        ids = tuple(token for sequence in sequences for token in sequence)
-        stopped = None
-        for _ in range(SCORE_ATTEMPTS):
-            route = self._chain.route(path)
-            if route is None or route.stages != path:
-                break
-            (found,) = self._chain.run([ChainFeed(route, 0, ids, segments, self._newest.version)])
-            if not isinstance(found, Stopped):
-                return found.split(list(tails))
-            stopped = found
-            if found.why is StopReason.NOT_FINITE:
-                raise not_finite(self._newest.version)
-            if found.why is StopReason.LOST and found.node is not None:
-                self._chain.give_up(found.node, found.detail)
-        raise EngineError(f"nothing can be scored along {path}: {stopped or 'a stage is held by nobody'}")
-
-
-def _within(places: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Split the places into consecutive runs of at most `most` tokens each."""
-    some: list[int] = []
-    for place in places:
-        if some and sum(lengths[other] for other in some) + lengths[place] > most:
-            yield some
-            some = []
-        some.append(place)
-    if some:
-        yield some

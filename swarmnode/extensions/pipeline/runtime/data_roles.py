@@ -18,9 +18,8 @@ from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders, path_of_prompt
-from swarmnode.extensions.pipeline.runtime.member_parts import DataNode
+from swarmnode.extensions.pipeline.runtime.data_node import DataNode, IterationPlan, RoleChanged, own_paths
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
-from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, RoleChanged, own_paths
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import wanted_tokens
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.node.building.assemble import build_exchange
@@ -56,7 +55,6 @@ class RolloutRole:
     def __init__(self, data_node: DataNode, inputs: RolloutInputs) -> None:
         self._data_node = data_node
         self._inputs = inputs
-        self._stopped = False
         self._chain: RemoteChain | None = None
         self._paths: tuple[StagePath, ...] = ()
         self._node: NodeLoop | None = None
@@ -67,8 +65,7 @@ class RolloutRole:
         return self._node.status if self._node is not None else None
 
     def stop(self) -> None:
-        self._stopped = True
-        self._data_node.link.stop()
+        self._data_node.stop()
         if self._node is not None:
             self._node.request_stop()
 
@@ -98,8 +95,6 @@ class RolloutRole:
             network=self._network() if config.exchange.enabled else None,
             pipeline=data_node.pipeline_status,
         )
-        if self._stopped:
-            node.request_stop()
         try:
             async with node:
                 self.summary = await node.run()
@@ -125,7 +120,7 @@ class RolloutRole:
         own = agreed.node_of(data_node.peer_id)
         assert own is not None, "data roles begin with an assignment"
         self._chain = RemoteChain(
-            data_node.decode,
+            data_node.own_stage.decode,
             asyncio.get_running_loop(),
             _members(agreed, own),
             on_lost=data_node.lost,
@@ -137,21 +132,16 @@ class RolloutRole:
             choose_path=self._choose_path,
             max_running=config.rollout.slots,
             max_length=longest_sequence(config, whole.name, whole.max_positions),
-            version=data_node.member.iteration,
-            newest=lambda: data_node.member.iteration,
+            version=data_node.iteration,
+            newest=lambda: data_node.iteration,
         )
         return PipelineLearner(
-            config,
-            data_node.link,
+            data_node,
             engine,
             renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
             inputs.tasks,
             inputs.store,
-            author=data_node.peer_id,
             seed=inputs.seed,
-            whole=whole,
-            micro_batch_tokens=data_node.parts.own_stage.max_tokens,
-            device=data_node.parts.own_stage.stage.device,
             choose_path=self._choose_path,
         )
 
@@ -178,6 +168,7 @@ class RolloutRole:
 class TextRole:
     """Trains with cross-entropy on the text of a folder."""
 
+    status: NodeStatus | None = None
     summary: Summary | None = None
 
     def __init__(self, data_node: DataNode, tokenizer: Any, seed: int) -> None:
@@ -198,27 +189,21 @@ class TextRole:
             device=data_node.parts.own_stage.stage.device,
             packed=whole.cut.packing_obstacle is None,
         )
-        self._stopped = False
-
-    @property
-    def status(self) -> NodeStatus | None:
-        return None
 
     def stop(self) -> None:
-        self._stopped = True
-        self._data_node.link.stop()
+        self._data_node.stop()
 
     def replanned(self, agreed: AgreedPlan) -> None:
         """Do nothing: text does not depend on the plan."""
 
     async def run(self) -> str:
         data_node = self._data_node
-        while not (self._stopped or data_node.done):
-            report = await data_node.link.drive(self._feed)
+        while not data_node.done:
+            report = await data_node.drive(self._feed)
             if report is None:
-                break
+                return "stopped on request"
             self._tell(report)
-        return "stopped on request" if self._stopped else f"{data_node.member.iteration} rounds are done"
+        return f"{data_node.iteration} rounds are done"
 
     def _feed(self, iteration_plan: IterationPlan) -> TextFeed:
         return TextFeed(self._source, self._data_node.peer_id, iteration_plan.iteration)

@@ -1,7 +1,7 @@
 """Our membership of the pipeline, from one coming to the next: one service enters it, leaves it, comes back.
 
 pipeline_node.py (we have lost track) ----------v
-pipeline_link.py (which plan is next) -> [MembershipSupervisor] -> membership.py
+data_node.py (which plan is next) -> [MembershipSupervisor] -> membership.py
 
 A membership ends when we have lost track of the others, or when it fails; then we come back as one who holds
 nothing, and whoever asks meanwhile waits. Failures one after the other are given up: the last error ends the

@@ -1,6 +1,6 @@
 """The learning half of a data node: rollouts through the stages, and groups trained along their paths.
 
-pipeline_node.py -> threads -> [PipelineLearner] -> rollout_learner.py (rollouts), pipeline_link.py ->
+pipeline_node.py -> threads -> [PipelineLearner] -> rollout_learner.py (rollouts), data_node.py ->
     extensions/pipeline/
 
 The policy is held by all members together, and one optimizer step a round is what they agree on. A checkpoint
@@ -13,21 +13,17 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
-import torch
-
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed
 from swarmnode.extensions.pipeline.feeds.rollout_feed import PathSamples, RolloutFeed
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
-from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan, PipelineLink
-from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
+from swarmnode.extensions.pipeline.runtime.data_node import DataNode, IterationPlan
 from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
 from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter
 from swarmnode.rollout.engine import Engine, PolicyUpdate
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.settings.config import Config
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint import read_waiting, state_of
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
@@ -44,29 +40,23 @@ class PipelineLearner(RolloutLearner):
 
     def __init__(
         self,
-        config: Config,
-        link: PipelineLink,
+        data_node: DataNode,
         engine: Engine,
         renderer: Renderer,
         tasks: Mapping[str, Task],
         store: CheckpointStore,
         *,
-        author: str,
         seed: int,
-        whole: WholeModel,
-        micro_batch_tokens: int,
-        device: torch.device,
         choose_path: ChoosePath,
     ) -> None:
-        """`choose_path`: that of the engine, for groups of strangers. `micro_batch_tokens`: of the plan.
-        `device`: of our own stage."""
-        super().__init__(config, engine, renderer, tasks, author=author, seed=seed)
-        self._link = link
+        """`choose_path`: that of the engine, for groups of strangers."""
+        config = data_node.parts.config
+        super().__init__(config, engine, renderer, tasks, author=data_node.peer_id, seed=seed)
+        self._data_node = data_node
         self._store = store
         self._writer = CheckpointWriter(store.write)
-        self._whole = whole
-        self._micro_batch_tokens = micro_batch_tokens
-        self._device = device
+        self._whole = data_node.parts.whole
+        self._own_stage = data_node.parts.own_stage
         self._choose_path = choose_path
         # One that replays nothing (rules.py): nobody sampled along any path what it would replay.
         rule = sharing_rule(config)
@@ -76,20 +66,20 @@ class PipelineLearner(RolloutLearner):
 
     @property
     def policy_version(self) -> int:
-        return self._link.iteration
+        return self._data_node.iteration
 
     def resume(self) -> Resumed | None:
         checkpoint = self._store.tidy()
         if checkpoint is None:
             # A data node that is new in a pipeline goes on with its rounds.
-            iteration = self._link.iteration
+            iteration = self._data_node.iteration
             return Resumed(Counters(round=iteration), b"") if iteration else None
         waiting = read_waiting(checkpoint)
         self.use_newest_policy()
         self._restore_rollouts(waiting.rollouts)
         counters = checkpoint.state.counters
         # The pipeline may be further than our checkpoint, or a single machine had rounds without a step.
-        counters.round = self._link.iteration
+        counters.round = self._data_node.iteration
         return Resumed(counters, waiting.exchange)
 
     def train(
@@ -103,19 +93,19 @@ class PipelineLearner(RolloutLearner):
             feeds.append(self._feed(iteration_plan, own, external))
             return feeds[-1]
 
-        report = self._link.train(feed)
+        report = self._data_node.train(feed)
         if report is None:
             return None
         return feeds[-1].report(weight=report.tokens, grad_norm=report.grad_norm)
 
     def interrupt(self) -> None:
         super().interrupt()
-        self._link.stop()
+        self._data_node.stop()
 
     def save(self, counters: Counters, exchange: bytes) -> Future[str]:
         waiting = self._waiting(counters, exchange)
         try:
-            held, base = self._link.whole_state(), (self._whole.name, self._whole.fingerprint)
+            held, base = self._data_node.whole_state(), (self._whole.name, self._whole.fingerprint)
             measured = self._measure(), self._task_specs(), self._versions()
             state = state_of(*base, held.iteration, counters, self._seed, *measured)
             snapshot = whole_snapshot(held.tensors, state, self._config.policy, waiting=waiting)
@@ -131,7 +121,7 @@ class PipelineLearner(RolloutLearner):
 
     def _update(self) -> PolicyUpdate:
         # The weights are at the stages: this names the version that they have come to.
-        return PolicyUpdate(self._link.iteration, {}, 1.0)
+        return PolicyUpdate(self._data_node.iteration, {}, 1.0)
 
     def _feed(
         self, iteration_plan: IterationPlan, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
@@ -149,8 +139,8 @@ class PipelineLearner(RolloutLearner):
             top_p=self._config.rollout.top_p,
             max_tokens=self._config.rollout.max_tokens,
             version=iteration_plan.iteration,
-            micro_batch_tokens=self._micro_batch_tokens,
-            device=self._device,
+            micro_batch_tokens=self._own_stage.max_tokens,
+            device=self._own_stage.stage.device,
             seed=self._seed,
             packed=self._whole.cut.packing_obstacle is None,
             choose_path=self._choose_path,

@@ -1,6 +1,6 @@
 """A pipeline member as a whole: its network, its stage, and its role.
 
-run_pipeline.py -> [PipelineNode] -> membership_supervisor.py (which plan), stage_services.py (its stage)
+run_pipeline.py -> [PipelineNode] -> membership_supervisor.py (which plan), own_stage.py (its stage)
                         |
      stage 0: a NodeLoop with a PipelineLearner, or text; any other stage: serve until it ends
 
@@ -10,7 +10,6 @@ to, or with an error that no other plan would mend.
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -20,22 +19,22 @@ from typing import Self
 
 import msgspec
 
+from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
-from swarmnode.extensions.pipeline.membership.link_probes import LinkProber, ProbeService
+from swarmnode.extensions.pipeline.membership.link_probes import LinkProber
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.membership.slowdown_log import SlowdownLog
-from swarmnode.extensions.pipeline.own_stage.stage_services import StageServices
-from swarmnode.extensions.pipeline.plans.member_costs import Observation
+from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.runtime.data_node import DataNode, RoleChanged
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
-from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts, rounds_are_done
+from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
-from swarmnode.extensions.pipeline.runtime.pipeline_link import PipelineLink, RoleChanged
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
-from swarmnode.extensions.pipeline.runtime.step_follower import StepFollower
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.node.showing.board import StatusBoard, Watcher
-from swarmnode.node.showing.node_status import NodeStatus, Phase, PipelineStatus, Summary, summary_of
+from swarmnode.node.showing.node_status import NodeStatus, Phase, Summary, summary_of
 from swarmnode.node.workers import supervise
 from swarmnode.training.records import TrainReport
 
@@ -89,9 +88,7 @@ class PipelineNode:
         if self.supervisor.trouble:
             phase = Phase("coming back to the pipeline", status.phase.since, self.supervisor.trouble)
             status = msgspec.structs.replace(status, phase=phase)
-        return msgspec.structs.replace(
-            status, pipeline=self.pipeline_status, network=self._board.status.network
-        )
+        return msgspec.structs.replace(status, pipeline=self._view.status, network=self._board.status.network)
 
     @property
     def membership(self) -> Membership:
@@ -99,20 +96,13 @@ class PipelineNode:
         return self.supervisor.membership
 
     @property
-    def watcher(self) -> Watcher:
-        return self._watcher
-
-    @property
-    def pipeline_status(self) -> PipelineStatus:
-        return self._view.status
-
-    @property
     def done(self) -> bool:
-        return rounds_are_done(self.parts.config, self.member)
+        return self.parts.rounds_are_done(self.member.iteration)
 
-    def observed(self) -> dict[str, Observation]:
-        """Return our observations of the members that our micro-batches passed, for announcements."""
-        return self._slowdowns.observed(time.monotonic())
+    def announcement(self) -> CostAnnouncement:
+        """Return our costs and links, and our observations of members that our micro-batches passed."""
+        observed = self._slowdowns.observed(time.monotonic())
+        return CostAnnouncement(self.parts.costs(), self._prober.links(), observed)
 
     def request_stop(self) -> None:
         """End after the running iteration."""
@@ -132,14 +122,17 @@ class PipelineNode:
         async with self._stack:
             await enter(parts.host)
             self.streams = await enter(MemberStreams(parts.host))
-            ProbeService(self.streams).begin()
-            # Of the membership of the moment: after a rejoin there is another.
-            services = await enter(
-                StageServices(parts, self.streams, living=lambda: self.membership.members())
-            )
-            self.member, self.decode, self.states = services.member, services.decode, services.states
-            self.own_stage = services.own_stage
-            self._prober = LinkProber(self.streams, rng=random.Random(parts.key.peer_id))
+            self._prober = LinkProber(self.streams)
+            self._prober.begin()
+            self.own_stage = OwnStage(
+                self.streams, parts.key, parts.whole, parts.own_stage, parts.checkpoints,
+                # Of the membership of the moment: after a rejoin there is another.
+                living=lambda: self.membership.members(),
+                execution=parts.member,
+                earlier=parts.earlier,
+            )  # fmt: skip
+            await enter(self.own_stage)
+            self.member, self.decode = self.own_stage.member, self.own_stage.decode
             self.supervisor = MembershipSupervisor(
                 self._new_membership,
                 steps=lambda: self.member.iteration,
@@ -161,13 +154,12 @@ class PipelineNode:
 
     async def run(self) -> Summary:
         """Hold the assigned stage and do its work until the node ends."""
-        steps = StepFollower(self.member, self.own_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
                 services.create_task(supervise("probes", lambda: self._prober.run(self.membership.members))),
-                services.create_task(steps.follow()),
-                services.create_task(steps.hand_on()),
+                services.create_task(self._follow_steps()),
+                services.create_task(self.own_stage.hand_on_forever()),
                 services.create_task(supervise("screen", self._keep_looking)),
             ]
             reason = await self._work()
@@ -192,7 +184,13 @@ class PipelineNode:
             if not self._has_data():
                 await self._serve()
                 continue
-            self._role = self._data_role(self._data_node())
+            data_node = DataNode(
+                self.parts, self.supervisor, self.own_stage, self._watcher,
+                pipeline_status=lambda: self._view.status,
+                trained=self._trained,
+                after_step=self._after_step,
+            )  # fmt: skip
+            self._role = self._data_role(data_node)
             try:
                 return await self._role.run()
             except RoleChanged as error:
@@ -237,23 +235,6 @@ class PipelineNode:
 
     # What happens to it
 
-    def _data_node(self) -> DataNode:
-        link = PipelineLink(
-            self.peer_id, self.supervisor, self.member, self.own_stage, after_step=self._after_step
-        )
-        return DataNode(
-            parts=self.parts,
-            link=link,
-            member=self.member,
-            own_stage=self.own_stage,
-            decode=self.decode,
-            watcher=self._watcher,
-            # Of the membership of the moment: after a rejoin there is another.
-            lost=lambda peer_id, why: self.membership.lost(peer_id, why),
-            pipeline_status=lambda: self.pipeline_status,
-            trained=self._trained,
-        )
-
     def _new_membership(self) -> Membership:
         parts, settings = self.parts, self.parts.membership
         if self.own_stage.plans:
@@ -266,11 +247,9 @@ class PipelineNode:
             settings=settings,
             plan=parts.plan,
             model=parts.whole.fingerprint,
-            costs=parts.costs,
-            links=self._prober.links,
-            on_agreed=self._take_assignment,
+            announcement=self.announcement,
             prepare=self.own_stage.prepare,
-            observed=self.observed,
+            on_agreed=self._take_assignment,
         )
 
     async def _take_assignment(self, agreed: AgreedPlan) -> None:
@@ -278,13 +257,35 @@ class PipelineNode:
         if self._role is not None and self.own_stage.ready.is_set():
             self._role.replanned(agreed)
 
+    async def _follow_steps(self) -> None:
+        """Tell the other members of every step. If we have missed one, come back for a new assignment."""
+        while True:
+            await self.own_stage.ready.wait()
+            steps = self.member.iteration
+            try:
+                await self.member.wait_step(steps + 1)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # The assignment has changed.
+                continue
+            except ModelError as error:
+                logger.warning("coming back for a new assignment: %s", error)
+                self.own_stage.ready.clear()
+                await self.supervisor.come_back()
+                continue
+            # At once: a member that seems to be behind is not waited for when the plan changes.
+            self.membership.stepped(self.member.iteration)
+            await self.own_stage.stepped()
+
     def _after_step(self, report: IterationReport) -> None:
         self._view.stepped(report)
         agreed = self.own_stage.agreed
         # The next plan may be there already, whose nodes are others.
         if agreed is not None and agreed.iteration <= report.iteration:
             silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
-            self._slowdowns.add(agreed, report, silent, self.membership.claims(), time.monotonic())
+            self._slowdowns.add(agreed, report, silent, self.membership.presences(), time.monotonic())
 
     def _suspect(self, peer_id: str, why: str) -> None:
         logger.warning("%s does not answer: %s", peer_id, why)
@@ -309,7 +310,7 @@ class PipelineNode:
 
     async def _look(self) -> None:
         self._tell_of_the_dead()
-        self._slowdowns.keep(self.membership.claims())
+        self._slowdowns.keep(self.membership.presences())
         await self._board.look_at(self.parts.host, self.parts.discovery.reach)
         self._view.look_at(
             self.own_stage, members=len(self.membership.members()), iteration=self.member.iteration

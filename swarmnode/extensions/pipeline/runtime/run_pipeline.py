@@ -18,8 +18,9 @@ from swarmnode.errors import CheckpointError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
+from swarmnode.extensions.pipeline.runtime.data_node import DataNode
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, RolloutInputs, RolloutRole, TextRole
-from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
+from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
     batch_tokens,

@@ -107,6 +107,11 @@ class Offer:
     backers: int = 1
     """Number of holders with that credibility."""
 
+    @property
+    def rank(self) -> tuple[int, HolderCredibility, int]:
+        """Place among offers of the same layers: the highest is taken."""
+        return self.holding.iteration, self.credibility, self.backers
+
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
@@ -208,26 +213,12 @@ def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[
         reaching = [o for o in offered if o.holding.first_layer <= at < o.holding.end_layer]
         if not reaching:
             return None
-        best = max(
-            reaching,
-            key=lambda o: (
-                o.holding.iteration,
-                o.credibility,
-                o.backers,
-                o.holding.end_layer,
-                -o.holding.size_bytes,
-            ),
-        )
+        best = max(reaching, key=lambda o: (o.rank, o.holding.end_layer, -o.holding.size_bytes))
         chosen.append(best)
         at = best.holding.end_layer
     if needs_ends and not any(offer.holding.has_ends for offer in chosen):
         with_ends = [offer for offer in offered if offer.holding.has_ends]
         if not with_ends:
             return None
-        chosen.append(
-            min(
-                with_ends,
-                key=lambda o: (-o.holding.iteration, -o.credibility, -o.backers, o.holding.size_bytes),
-            )
-        )
+        chosen.append(max(with_ends, key=lambda o: (o.rank, -o.holding.size_bytes)))
     return chosen

@@ -14,10 +14,7 @@ with a dot, synced and renamed. What is damaged is skipped with a warning and ne
 """
 
 import logging
-import os
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,8 @@ from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageState, digest_of
 from swarmnode.extensions.pipeline.stages.stage_model import PEFT_PREFIX
 from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, Holding, layer_of
-from swarmnode.machine.storage import make_folder, sync, write_synced
+from swarmnode.machine.storage import discard, whole_folder, write_synced
+from swarmnode.model.policy import lora_config
 from swarmnode.settings.config import PolicyConfig
 from swarmnode.training.checkpoints.checkpoint import (
     ADAPTER_TENSORS,
@@ -96,25 +94,16 @@ class StageCheckpoints:
         target = self.folder / (
             f"{PREFIX}{holding.iteration:08d}-layers-{holding.first_layer}-{holding.end_layer}"
         )
-        aside = self.folder / f".{target.name}.{os.getpid()}"
+        record = msgspec.json.encode(StageRecord(STAGE_FORMAT, self.model, holding))
         try:
-            make_folder(self.folder)
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            write_synced(aside / STATE, [held.state.data])
-            write_synced(
-                aside / RECORD, [msgspec.json.encode(StageRecord(STAGE_FORMAT, self.model, holding))]
-            )
-            sync(aside)
-            self._replace(target, aside)
-            sync(self.folder)
+            with whole_folder(target) as aside:
+                write_synced(aside / STATE, [held.state.data])
+                write_synced(aside / RECORD, [record])
         except OSError as error:
             raise StorageError(
                 f"checkpoint {target.name} was not written: {error}",
                 hint=f"free space in {self.folder}; the last checkpoint is untouched",
             ) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
         self._prune()
         return target
 
@@ -131,23 +120,11 @@ class StageCheckpoints:
                 checkpoints.append(StageCheckpoint(folder, record))
         return checkpoints
 
-    def _replace(self, target: Path, aside: Path) -> None:
-        """Move the folder `aside` to `target`. It replaces a checkpoint of the same step that was taken
-        again."""
-        old = target.with_name(f".{target.name}.old.{os.getpid()}")
-        if target.exists():
-            target.rename(old)
-        aside.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-
     def _prune(self) -> None:
         steps = sorted({folder.name.split("-")[1] for folder in self._folders()}, reverse=True)
         for folder in self._folders():
             if folder.name.split("-")[1] in steps[self.keep :]:
-                going = folder.with_name(f".{folder.name}.{os.getpid()}")
-                with suppress(OSError):
-                    folder.rename(going)
-                shutil.rmtree(going, ignore_errors=True)
+                discard(folder)
 
     def _folders(self) -> list[Path]:
         return sorted(self.folder.glob(f"{PREFIX}*-layers-*"), reverse=True)
@@ -216,15 +193,7 @@ def _check_whole(adapters: Mapping[str, Tensor], rank: int) -> None:
 
 
 def _peft_config(adapters: Mapping[str, Tensor], adapter: PolicyConfig, base_model: str) -> Any:
-    from peft import LoraConfig
-
     modules = {name.removeprefix(PEFT_PREFIX).split(".lora_")[0].rpartition(".")[2] for name in adapters}
-    return LoraConfig(
-        r=adapter.lora_rank,
-        lora_alpha=adapter.lora_alpha,
-        lora_dropout=0.0,
-        target_modules=sorted(modules),
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=base_model,
-        inference_mode=True,
-    )
+    config = lora_config(adapter, sorted(modules))
+    config.base_model_name_or_path, config.inference_mode = base_model, True
+    return config

@@ -80,9 +80,8 @@ class StateLimits:
     max_copies: int = 4
     max_copy_bytes: int = 4 * 2**30
     """Bound of all copies together."""
-    copy_timeout_s: float = 600.0
-    """Limit of fetching one copy, whatever its size, so that a slow owner does not keep others from being
-    copied."""
+    copy_timeout_s: float = 60.0
+    """Limit of the time in which a neighbour fetches a copy, whatever its size: the next step has another."""
     answer_timeout_s: float = 10.0
     """Limit of an answer that carries no state."""
     least_bytes_per_s: float = 250_000.0
@@ -172,21 +171,15 @@ class StateService:
         """Return the copy of this peer's state that is kept here, if any."""
         return self._copies.of(peer_id)
 
-    async def push_copy(self, peer_id: str, held: HeldState) -> None:
-        """Have a neighbour keep a copy of a published state. Raises NetworkError if it does not."""
+    async def push_copy(self, peer_id: str, held: HeldState) -> bool:
+        """Have a neighbour keep a copy of a published state. Returns False if it does not."""
         timeout_s = min(self._seconds(held.holding.size_bytes), self._limits.copy_timeout_s)
         offer = OfferCopy(held.holding)
         try:
-            is_kept = await self._streams.ask(peer_id, MemberService.STATES, offer, bool, timeout_s=timeout_s)
-        except Rejected as rejected:
-            logger.debug("%s does not keep our state: %s", peer_id, rejected)
-            is_kept = False
-        if not is_kept:
-            raise NetworkError(f"{peer_id} does not keep our state", hint="ask another neighbour")
-
-    async def find(self, peers: Collection[str]) -> list[Offer]:
-        """Return the offers of these members. A member that does not answer holds nothing."""
-        return offers(await self._told(peers), self._layer_holders)
+            return await self._streams.ask(peer_id, MemberService.STATES, offer, bool, timeout_s=timeout_s)
+        except (NetworkError, Rejected) as error:
+            logger.debug("%s does not keep our state: %s", peer_id, error)
+            return False
 
     async def fetch(self, offer: Offer) -> StageState:
         """Return the bytes of an offered state from the first holder that gives them. Raises CheckpointError
@@ -234,7 +227,8 @@ class StateService:
         every layer must be there. `mixed`: the newest of each layer. Raises CheckpointError if a layer is
         held by no member, or without `mixed` if no iteration is whole.
         """
-        told, own = await self._told(peers), {self._peer_id: self.holdings()}
+        told = await of_each(sorted({*peers} - {self._peer_id}), self._holdings_of)
+        own = {self._peer_id: self.holdings()}
         most = self._limits.max_state_bytes if most_bytes is None else most_bytes
         # Others come first: of equals the first counts, and whoever asks may have lost track.
         every = (*offers(told, self._layer_holders), *offers(own, self._layer_holders))
@@ -276,9 +270,6 @@ class StateService:
     @property
     def _layer_holders(self) -> tuple[LayerHolders, ...]:
         return (*self._settled, *([self._former] if self._former is not None else ()))
-
-    async def _told(self, peers: Collection[str]) -> dict[str, tuple[Holding, ...]]:
-        return await of_each(sorted(set(peers) - {self._peer_id}), self._holdings_of)
 
     async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
         """Append the bytes that this holder gives of a state. Failures are counted; bytes that came before

@@ -24,7 +24,7 @@ from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.refusals import Refusal, Refused
 from swarmnode.network.streams import ByteStream
 
-VERSION = 4
+VERSION = 5
 """Version of the wire: of everything that members say to each other, their presences included."""
 
 CHUNK_BYTES = 256 * 1024

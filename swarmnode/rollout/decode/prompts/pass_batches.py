@@ -1,6 +1,6 @@
 """Sequences that share a forward pass when none of them has keys and values yet.
 
-prompt_store.py, scoring.py, pipeline stages -> [alike, within] -> batches of bounded size
+prompt_store.py, pipeline stages -> [alike, within] -> batches of bounded size
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,8 @@ PADDING = 16
 LONG = 512
 """Length from which on only equally long sequences share a batch: it needs no mask, which is quadratic."""
 
-LOGITS_AT_ONCE = 1 << 24
-"""Most logits held at once, in numbers: 64 MiB in float32."""
 
-
-def alike(lengths: Sequence[int], padding: int = PADDING) -> Iterator[list[int]]:
+def alike(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yields indices of sequences of similar length, longest first, each batch within `BATCH_TOKENS` (or a
     single one).
 
@@ -32,7 +29,7 @@ def alike(lengths: Sequence[int], padding: int = PADDING) -> Iterator[list[int]]
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         longest = lengths[batch[0]] if batch else lengths[index]
-        allowed = padding if longest < LONG else 0
+        allowed = PADDING if longest < LONG else 0
         if batch and ((len(batch) + 1) * longest > BATCH_TOKENS or longest - lengths[index] > allowed):
             yield batch
             batch = []

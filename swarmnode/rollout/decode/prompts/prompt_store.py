@@ -151,11 +151,8 @@ class PromptStore:
             prompt.batch, prompt.place = batch, place
 
 
-def compute_batch(
-    decoder: Decoder, layers: Layers, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
-) -> PromptBatch:
-    """Runs one forward pass over whole sequences. `hidden` has the last token of each or, flat, the last
-    `tails[i]` tokens of each."""
+def compute_batch(decoder: Decoder, layers: Layers, sequences: Sequence[Sequence[int]]) -> PromptBatch:
+    """Runs one forward pass over whole sequences."""
     embedding = decoder.weights.embedding
     device = embedding.device
     width = max(map(len, sequences))
@@ -165,13 +162,8 @@ def compute_batch(
     attention = decoder.attention(
         lambda kind: PromptAttention(decoder.heads, kind.rotary.until(width), cache, kind.window)
     )
-    ends = [start + len(ids) for start, ids in zip(count(0, width), sequences, strict=False)]
-    wanted = [
-        place
-        for end, tail in zip(ends, tails or [1] * len(sequences), strict=True)
-        for place in range(end - tail, end)
-    ]
-    hidden = decoder.forward(layers, tokens.flatten(), attention, torch.tensor(wanted, device=device))
+    last = [start + len(ids) - 1 for start, ids in zip(count(0, width), sequences, strict=False)]
+    hidden = decoder.forward(layers, tokens.flatten(), attention, torch.tensor(last, device=device))
     return PromptBatch(cache, hidden)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower, PlanJob, TakeJob
+from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower
 from swarmnode.extensions.pipeline.membership.membership_messages import ProposalProgress, Status
 from swarmnode.extensions.pipeline.membership.proposal_round import (
     former_stages,
@@ -25,7 +25,7 @@ def said(**changes: object) -> Status:
 def prepared(plan: AgreedPlan = PLAN) -> Follower:
     follower = Follower(plan.partition.stages[0].peers[0], catch_up_s=60.0)
     follower.propose("a", INPUTS, 0.0)
-    assert isinstance(follower.job(0.0), PlanJob)
+    assert isinstance(follower.job(0.0), PlanInputs)
     follower.planned(INPUTS, plan)
     follower.prepared(plan)
     assert follower.progress == ProposalProgress.PREPARED
@@ -37,8 +37,8 @@ def begun(iteration: int = 0) -> Follower:
     follower.hold("a", 1, iteration, 0.0)
     follower.take("a", 1, iteration, 0.0)
     job = follower.job(0.0)
-    assert isinstance(job, TakeJob) and job.agreed.iteration == iteration
-    follower.taken(job.agreed)
+    assert isinstance(job, AgreedPlan) and job.iteration == iteration
+    follower.taken(job)
     assert not follower.may_begin(iteration)
     follower.begin("a", 1, 0.0)
     assert follower.may_begin(iteration)
@@ -58,9 +58,9 @@ def test_an_iteration_that_runs_is_not_held_but_the_next_one_is():
     follower.take("a", 2, 1, 0.0)
     assert follower.job(0.0) is None and not follower.may_begin(1)
     follower.busy = False
-    assert follower.job(59.0) is None and isinstance(follower.job(60.0), TakeJob)
+    assert follower.job(59.0) is None and isinstance(follower.job(60.0), AgreedPlan)
     follower.iteration = 1
-    assert isinstance(follower.job(0.0), TakeJob)
+    assert isinstance(follower.job(0.0), AgreedPlan)
 
 
 def behind(iteration: int) -> Follower:
@@ -77,21 +77,21 @@ def behind(iteration: int) -> Follower:
 
 def test_who_slept_through_several_iterations_or_a_plan_has_no_step_to_wait_for():
     assert behind(4).job(0.0) is None
-    assert isinstance(behind(2).job(0.0), TakeJob)
+    assert isinstance(behind(2).job(0.0), AgreedPlan)
     missed = behind(4)
     missed.hear("b", said(in_force=3), 0.0)
     assert missed.job(0.0) is None
     missed.hear("b", said(in_force=2), 0.0)
-    assert isinstance(missed.job(0.0), TakeJob)
+    assert isinstance(missed.job(0.0), AgreedPlan)
 
 
 def test_a_step_that_closes_and_one_that_data_nodes_have_begun_are_waited_for_one_after_the_other():
     follower = behind(3)
     assert follower.job(0.0) is None
-    follower.stepped(4, "", 50.0)
+    follower.stepped(4, 50.0)
     assert follower.job(109.0) is None, "the next step has its own time to come"
-    follower.stepped(5, "", 109.0)
-    assert isinstance(follower.job(109.0), TakeJob)
+    follower.stepped(5, 109.0)
+    assert isinstance(follower.job(109.0), AgreedPlan)
 
 
 def test_of_two_proposals_the_higher_epoch_wins_then_the_smaller_peer_id():

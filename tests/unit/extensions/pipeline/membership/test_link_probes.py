@@ -1,24 +1,25 @@
 """Probes: over a network in one process whose clock is ours, so that nothing has to be waited for."""
 
-import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.extensions.pipeline.membership.link_probes import (
-    BURST_ECHOES,
+    BURST_BYTES,
+    LEAST_PRICE_BYTES,
     MAX_PROBE_BYTES,
     MAX_TRACKED_PEERS,
     LinkProber,
     Probe,
-    ProbeService,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import MAX_AGE_S
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.network.memory_network import MemoryNetwork
+
+ECHOES_AT_ONCE = int(BURST_BYTES) // LEAST_PRICE_BYTES
 
 
 class Clock:
@@ -40,7 +41,7 @@ class Line:
         self.bytes_per_s = bytes_per_s
         self.sizes: list[int] = []
         self.extra_s: Callable[[int], float] = lambda _: 0.0
-        self.service: ProbeService | None = None
+        self.service: LinkProber | None = None
 
     async def answer(self, incoming: Incoming[Probe]) -> Reply:
         size_bytes = incoming.message.size_bytes
@@ -64,13 +65,13 @@ async def hosts() -> AsyncIterator[Ends]:
 
 async def line_to(bob: MemberStreams, clock: Clock, latency_s: float, bytes_per_s: float) -> Line:
     line = Line(clock, latency_s=latency_s, bytes_per_s=bytes_per_s)
-    line.service = ProbeService(bob, clock=clock)
+    line.service = LinkProber(bob, clock=clock)
     bob.incoming.begin(MemberService.PROBES, ServiceHandler(Probe, line.answer, knows=None))
     return line
 
 
 def prober(alice: MemberStreams, clock: Clock) -> LinkProber:
-    return LinkProber(alice, rng=random.Random(1), clock=clock)
+    return LinkProber(alice, clock=clock)
 
 
 @pytest.mark.parametrize("latency_s, bytes_per_s", [(0.05, 1e6), (0.001, 1e8), (0.3, 2e4)])
@@ -126,9 +127,9 @@ async def test_who_asks_too_much_gets_no_answer_until_time_has_passed(
 ):
     _, bob = hosts
     clock = Clock()
-    service = ProbeService(bob, clock=clock)
-    answers = [service.allows("greedy", 1) for _ in range(int(BURST_ECHOES) + 3)]
-    assert answers == [True] * int(BURST_ECHOES) + [False] * 3
+    service = LinkProber(bob, clock=clock)
+    answers = [service.allows("greedy", 1) for _ in range(ECHOES_AT_ONCE + 3)]
+    assert answers == [True] * ECHOES_AT_ONCE + [False] * 3
     assert service.allows("another", 1)
     clock.now_s += 10.0
     assert service.allows("greedy", 1)
@@ -136,15 +137,15 @@ async def test_who_asks_too_much_gets_no_answer_until_time_has_passed(
 
 async def test_bulk_is_bounded_by_its_bytes(hosts: Ends):
     _, bob = hosts
-    service = ProbeService(bob, clock=Clock())
+    service = LinkProber(bob, clock=Clock())
     answers = [service.allows("greedy", MAX_PROBE_BYTES) for _ in range(3)]
     assert answers == [True, True, False]
 
 
 async def test_the_service_remembers_a_bounded_number_of_peers(hosts: Ends):
     _, bob = hosts
-    service = ProbeService(bob, clock=Clock())
-    for _ in range(int(BURST_ECHOES)):
+    service = LinkProber(bob, clock=Clock())
+    for _ in range(ECHOES_AT_ONCE):
         service.allows("first", 1)
     for number in range(MAX_TRACKED_PEERS):
         service.allows(str(number), 1)
@@ -153,9 +154,9 @@ async def test_the_service_remembers_a_bounded_number_of_peers(hosts: Ends):
 
 async def test_a_refusal_is_an_error_for_the_prober(hosts: Ends):
     alice, bob = hosts
-    service = ProbeService(bob, clock=Clock())
+    service = LinkProber(bob, clock=Clock())
     service.begin()
-    for _ in range(int(BURST_ECHOES)):
+    for _ in range(ECHOES_AT_ONCE):
         service.allows(alice.peer_id, 1)
     with pytest.raises(PeerUnreachable, match="refused"):
         await prober(alice, Clock()).measure(bob.peer_id)

@@ -9,7 +9,7 @@ import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.membership.convener import OutbidReports
-from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower, TakeJob
+from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP, Follower
 from swarmnode.extensions.pipeline.membership.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     Introduce,
@@ -188,9 +188,9 @@ def test_a_convener_that_begins_again_and_again_is_seen_to_stop_us():
         follower.hold("a", epoch, 0, time_s)
         follower.take("a", epoch, 0, time_s)
         job = follower.job(time_s)
-        assert isinstance(job, TakeJob)
+        assert isinstance(job, AgreedPlan)
         follower.taking()
-        follower.taken(job.agreed)
+        follower.taken(job)
         time_s += 60
     assert follower.stopped_since_s == 0.0
     follower.begin("a", 5, time_s)
@@ -218,7 +218,7 @@ def test_nobody_is_seated_before_each_living_member_of_the_plan_told_us_of_the_s
     follower.hear("c", status(epoch=1, proposed="0" * 64), 0.0)
     assert follower.job(0.0, ["a", "c"]) is None and follower.unconvinced(["a", "c"]) == ["c"]
     follower.hear("c", status(epoch=1, proposed=PLAN.digest), 0.0)
-    assert isinstance(follower.job(0.0, ["a", "c"]), TakeJob)
+    assert isinstance(follower.job(0.0, ["a", "c"]), AgreedPlan)
 
 
 def test_a_newcomer_does_not_use_up_the_epochs_on_one_members_word():

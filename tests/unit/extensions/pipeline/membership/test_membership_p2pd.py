@@ -11,6 +11,7 @@ from swarmnode.errors import NetworkError
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.membership.membership_messages import ProposalProgress
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity import key_file
@@ -28,6 +29,9 @@ class Place:
     def __init__(self) -> None:
         self.now: AgreedPlan | None = None
 
+    async def prepare(self, agreed: AgreedPlan) -> None:
+        """Load nothing."""
+
     async def take(self, agreed: AgreedPlan) -> None:
         self.now = agreed
 
@@ -42,8 +46,10 @@ def member(
         settings=QUICK,
         plan=pretend.settings(),
         model="tiny",
-        costs=lambda: pretend.costs(key.peer_id, at_s=time.time()),
-        links=lambda: pretend.links(key.peer_id, names),
+        announcement=lambda: CostAnnouncement(
+            pretend.costs(key.peer_id, at_s=time.time()), pretend.links(key.peer_id, names), {}
+        ),
+        prepare=place.prepare,
         on_agreed=place.take,
     )
 

@@ -3,8 +3,9 @@
 import pytest
 
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport, RoundTrip
-from swarmnode.extensions.pipeline.membership.known_members import MemberClaim
+from swarmnode.extensions.pipeline.membership.membership_messages import Presence
 from swarmnode.extensions.pipeline.membership.slowdown_log import FAULT, FAULT_EVERY_S, MEMORY_S, SlowdownLog
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.observations import is_broken
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, compute_plan
 from swarmnode.extensions.pipeline.plans.recovery import predicted_s
@@ -16,8 +17,12 @@ FORMER = FormerStages((2, 4, 6), {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2
 PLAN = compute_plan(PlanInputs(pretend.announced(COSTS), SETTINGS, FORMER, 1))
 
 
-def claims(session: int = 1, without: str = "") -> dict[str, MemberClaim]:
-    return {each.peer_id: MemberClaim(session, each) for each in COSTS if each.peer_id not in {"a", without}}
+def claims(session: int = 1, without: str = "") -> dict[str, Presence]:
+    return {
+        each.peer_id: Presence(session=session, sequence=1, terms={}, costs=CostAnnouncement(each, {}, {}))
+        for each in COSTS
+        if each.peer_id not in {"a", without}
+    }
 
 
 def iteration(agreed: AgreedPlan = PLAN, *, slow: str = "", by_s: float = 0.0, factor: float = 1.0):

@@ -7,22 +7,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage, OwnStageSettings
 from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
-from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
-from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
-from swarmnode.extensions.pipeline.states.state_service import StateService
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from tests.unit.extensions.pipeline.members import PATIENT, ListFeed, instance_of, key_of
@@ -45,39 +40,17 @@ class One:
     def __init__(self, number: int, host: MemoryHost, home: "Home") -> None:
         self.host = host
         self.streams = MemberStreams(host)
-        self.gradient_exchange = ReplicaExchange(self.streams)
-        self.states = StateService(self.streams)
-        self.member = PipelineMember(
-            self.streams,
-            key=key_of(number),
-            gradient_exchange=self.gradient_exchange,
-            settings=PATIENT,
-            reload=self.reload,
-        )
-        self.decode = DecodeNode(
-            self.streams,
-            run_in_stage_thread=self.member.in_stage_thread,
-            version=lambda: self.own_stage.version,
-        )
         self.checkpoints = StageCheckpoints(home.folder / str(number), home.whole.fingerprint)
         self.own_stage = OwnStage(
-            home.whole, home.settings, host.peer_id, member=self.member, decode=self.decode,
-            states=self.states, gradient_exchange=self.gradient_exchange, checkpoints=self.checkpoints,
-            living=lambda: [one.peer_id for one in home.living],
+            self.streams, key_of(number), home.whole, home.settings, self.checkpoints,
+            living=lambda: [one.peer_id for one in home.living], execution=PATIENT,
         )  # fmt: skip
+        self.member, self.decode = self.own_stage.member, self.own_stage.decode
+        self.states = self.own_stage.states
 
     @property
     def peer_id(self) -> str:
         return self.host.peer_id
-
-    @property
-    def services(self) -> tuple[Any, ...]:
-        return self.streams, self.gradient_exchange, self.states, self.member, self.decode
-
-    async def reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
-        part = self.own_stage.part
-        assert part is not None
-        return (await self.states.assemble(peers, part, at_least=steps, at_most=steps)).tensors
 
     def learnt(self) -> dict[str, Tensor]:
         """Weights and moments."""
@@ -112,7 +85,7 @@ class Home:
         most = max(map(len, nodes))
         plan = Plan(instance, tuple(tuple(stage[n % len(stage)] for stage in nodes) for n in range(most)))
         parts = tuple(
-            PlannedStage(first, end, 1000, 1000, 1e-3, tuple(sorted(one.peer_id for one in stage)))
+            PlannedStage(first, end, 1000, 1000, tuple(sorted(one.peer_id for one in stage)))
             for stage, first, end in zip(stages, (0, *ends), ends, strict=False)
         )
         name = hashlib.sha256(f"{digest(plan)}{self._epoch}".encode()).hexdigest()
@@ -138,7 +111,8 @@ class Home:
         digests: dict[str, str] = {}
         for one in ready:
             await one.member.wait_step(steps)
-            digests[one.peer_id] = await one.own_stage.stepped()
+            await one.own_stage.stepped()
+            digests[one.peer_id] = one.member.digest
         for one in ready:
             await one.own_stage.hand_on()
         return digests
@@ -159,8 +133,8 @@ async def home(
             await one.connect((await other.addresses())[0])
         found.living = [One(number, host, found) for number, host in enumerate(hosts)]
         for one in found.living:
-            for service in one.services:
-                await stack.enter_async_context(service)
+            await stack.enter_async_context(one.streams)
+            await stack.enter_async_context(one.own_stage)
         yield found, list(found.living)
 
 

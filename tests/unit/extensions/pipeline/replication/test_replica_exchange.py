@@ -31,6 +31,7 @@ from swarmnode.extensions.pipeline.replication.replica_questions import (
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
@@ -235,17 +236,17 @@ def poisoned(value: float) -> tuple[Head, bytes]:
     return doctored(data=flat.numpy().tobytes())
 
 
-BAD: dict[str, tuple[Callable[[], tuple[Any, bytes]], ContributionFault]] = {
-    "nan": (lambda: poisoned(math.nan), ContributionFault.NOT_FINITE),
-    "infinite": (lambda: poisoned(math.inf), ContributionFault.NOT_FINITE),
+BAD: dict[str, tuple[Callable[[], tuple[Any, bytes]], str]] = {
+    "nan": (lambda: poisoned(math.nan), Refusal.NOT_FINITE),
+    "infinite": (lambda: poisoned(math.inf), Refusal.NOT_FINITE),
     "huge weight": (lambda: doctored(tokens=1_000_000), ContributionFault.WEIGHT),
     "many micro-batches": (lambda: doctored(visits=11), ContributionFault.WEIGHT),
     "no token": (lambda: doctored(tokens=0), ContributionFault.WEIGHT),
-    "other parameters": (lambda: doctored(present=b"\xff"), ContributionFault.WRONG_SHAPE),
-    "more parameters": (lambda: doctored(present=b"\x07\x00"), ContributionFault.WRONG_SHAPE),
-    "bytes that are not the head's": (lambda: doctored(present=b"\x03"), ContributionFault.WRONG_SHAPE),
-    "a negative weight": (lambda: ([-1, 2, b"\x07"], b""), ContributionFault.MALFORMED),
-    "noise": (lambda: (["noise"], b""), ContributionFault.MALFORMED),
+    "other parameters": (lambda: doctored(present=b"\xff"), Refusal.WRONG_SHAPE),
+    "more parameters": (lambda: doctored(present=b"\x07\x00"), Refusal.WRONG_SHAPE),
+    "bytes that are not the head's": (lambda: doctored(present=b"\x03"), Refusal.WRONG_SHAPE),
+    "a negative weight": (lambda: ([-1, 2, b"\x07"], b""), Refusal.MALFORMED),
+    "noise": (lambda: (["noise"], b""), Refusal.MALFORMED),
 }
 
 
@@ -423,7 +424,7 @@ async def test_what_is_no_question_is_refused() -> None:
         await raw_wire.write(stream, MemberService.GRADIENTS, encode(["gradients", [PLAN, 1, -4]]))
         assert (await raw_wire.answer_on(stream)).refused is not None
         stream.close()
-        assert exchanges[0]._streams.incoming.refused == {ContributionFault.MALFORMED: 1}
+        assert exchanges[0]._streams.incoming.refused == {Refusal.MALFORMED: 1}
 
 
 async def test_over_the_daemon_replicas_combine_and_compare(tmp_path: Path) -> None:

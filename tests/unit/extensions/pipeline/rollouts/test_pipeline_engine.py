@@ -185,16 +185,6 @@ def test_a_path_that_is_none_here_gives_way_to_that_of_the_prompt() -> None:
     assert run(local(), [asked.resumed(Sampled(path=(0, 7)))])["0"].sampled.path == FULL
 
 
-def test_scores_are_taken_along_the_path_of_each_prompt() -> None:
-    questions, answers = prompts(5), prompts(5, seed=1)
-    paths = {tuple(prompt): (0, 2) if number % 2 else FULL for number, prompt in enumerate(questions)}
-    pairs = list(zip(questions, answers, strict=True))
-    scores = local(lambda prompt: paths[tuple(prompt)]).score(pairs)
-    for (prompt, answer), found in zip(pairs, scores, strict=True):
-        expected = expected_logprobs(prompt, answer, paths[tuple(prompt)])
-        torch.testing.assert_close(torch.tensor(found), expected, atol=1e-5, rtol=0)
-
-
 def test_a_shared_prompt_is_computed_once() -> None:
     engine = local()
     prompt = prompts(1)[0]
@@ -250,18 +240,13 @@ async def test_members_sample_what_one_process_samples() -> None:
         await eventually(lambda: not any(len(member.node.caches or ()) for member in pipeline.members))
 
 
-async def test_several_paths_are_in_use_at_once_and_scores_disturb_nobody() -> None:
+async def test_several_paths_are_in_use_at_once() -> None:
     questions = prompts(6)
     paths = {prompt: [(0, 1), FULL, (0, 2)][place % 3] for place, prompt in enumerate(questions)}
     async with swarm(paths=lambda prompt: paths.get(tuple(prompt), FULL)) as pipeline:
         engine, asked = pipeline.engine, requests(questions)
         engine.submit(asked)
-        for _ in range(3):
-            await asyncio.to_thread(engine.step)
-        (score,) = await asyncio.to_thread(engine.score, [(questions[0], (5, 6))])
         found = await asyncio.to_thread(run, engine)
-    expected = expected_logprobs(questions[0], (5, 6), paths[questions[0]])
-    torch.testing.assert_close(torch.tensor(score), expected, atol=1e-5, rtol=0)
     for name, output in found.items():
         prompt = questions[int(name)]
         assert_true(output, prompt, paths[prompt])

@@ -17,9 +17,9 @@ from swarmnode.extensions.pipeline.membership.known_members import MembershipSet
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts, StageTiming
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.runtime.data_node import DataNode, RoleChanged
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole, TextRole
-from swarmnode.extensions.pipeline.runtime.member_parts import DataNode, PipelineParts
-from swarmnode.extensions.pipeline.runtime.pipeline_link import RoleChanged
+from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import plan_settings, wanted_tokens
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
@@ -96,10 +96,10 @@ class _Gated:
             agreed = node.own_stage.agreed
             if agreed is None or agreed.stage_of(node.peer_id) != 0:
                 raise RoleChanged("other members start the micro-batches now")
-            if node.member.iteration >= self._gate.iterations:
+            if node.iteration >= self._gate.iterations:
                 await asyncio.sleep(0.02)
                 continue
-            report = await node.link.drive(
+            report = await node.drive(
                 lambda iteration_plan: TextFeed(self._source, node.peer_id, iteration_plan.iteration)
             )
             if report is not None:
@@ -108,7 +108,7 @@ class _Gated:
 
     def stop(self) -> None:
         self._stopped = True
-        self._node.link.stop()
+        self._node.stop()
 
     def replanned(self, agreed: AgreedPlan) -> None:
         pass

@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ from torch import Tensor
 from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
+from swarmnode.extensions.pipeline.runtime.data_node import IterationPlan
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
-from swarmnode.extensions.pipeline.runtime.pipeline_link import IterationPlan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.packed_state import unpack_states
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
@@ -65,6 +67,9 @@ def answer(request: Request) -> Sequence[int]:
 
 class LocalDrive:
     """A pipeline in this process, in place of the one that the members are."""
+
+    peer_id = "me"
+    parts: Any = None
 
     def __init__(self, whole: WholeModel, config: Config) -> None:
         settings = StageSettings(adapter=config.policy, device=CPU)
@@ -141,18 +146,15 @@ def start(whole: WholeModel, config: Config, store: CheckpointStore) -> Start:
 
     def build(drive: LocalDrive, config: Config = config) -> PipelineLearner:
         tokenizer, ends = load_tokenizer(whole)
+        own_stage = SimpleNamespace(max_tokens=64, stage=StageSettings(adapter=config.policy, device=CPU))
+        drive.parts = SimpleNamespace(config=config, whole=whole, own_stage=own_stage)
         return PipelineLearner(
-            config,
             drive,
             FakeEngine(answer),
             Renderer(tokenizer, ends),
             {task.name: task for task in load_tasks(("rev",))},
             store,
-            author="me",
             seed=3,
-            whole=whole,
-            micro_batch_tokens=64,
-            device=CPU,
             choose_path=lambda prompt: (0, 1),
         )
 

@@ -167,7 +167,7 @@ async def test_generation_does_not_wait_for_a_member_that_the_others_have_given_
 
 def copies_of(member: Member, members: Sequence[Member]) -> bool:
     """Whether another one keeps a copy of what this one has learnt by now."""
-    kept = [other.node.states.copy_of(member.peer_id) for other in members]
+    kept = [other.node.own_stage.states.copy_of(member.peer_id) for other in members]
     return any(copy is not None and copy.holding.iteration == member.iteration for copy in kept)
 
 
@@ -194,7 +194,9 @@ async def test_two_data_nodes_train_one_stage_to_the_same_weights(whole: WholeMo
         members = [first, second, third]
         await until(lambda: [member.iteration for member in members] == [2, 2, 2])
         assert [member.stage for member in members] == [0, 0, 1]
-        assert first.node.observed().keys() == {third.peer_id}, "each data node sees who passes its own on"
+        assert first.node.announcement().observed.keys() == {third.peer_id}, (
+            "each data node sees who passes its own on"
+        )
         equal(first.weights(), second.weights())
         start = StageSettings(adapter=first.node.parts.config.policy, device=CPU)
         untrained = LocalPipeline.load(whole.folder, [LAYERS], start, cut=whole.cut).workers[0].model

@@ -215,7 +215,7 @@ def test_a_turn_that_is_aborted_goes_on_from_what_was_kept_before_it(tiny: PreTr
     assert aborted.kept_tokens == kept
     expected = run(EmbeddedEngine(tiny, ()), [request])["a"]
     before = engine.stats()
-    engine.restore(snapshot)
+    engine.submit(snapshot)
     output = run(engine, [])["a"]
     assert output.token_ids == expected.token_ids
     assert output.logprobs == pytest.approx(expected.logprobs, abs=1e-4)

@@ -1,7 +1,7 @@
-"""Drives iterations of the pipeline at a data node, called by a thread or by a task.
+"""A member of stage 0 while it holds the data: drives iterations, called by a thread or by a task.
 
-PipelineLearner (its threads) -> [PipelineLink] -> membership_supervisor.py (which plan)
-                                                -> pipeline_member.py (iterations)
+data_roles.py, PipelineLearner (its threads) -> [DataNode] -> membership_supervisor.py (which plan)
+                                                           -> pipeline_member.py (iterations)
 
 An iteration that cannot be had under one plan is tried again under the next: members come and go, and what
 the learner wants trained waits here meanwhile.
@@ -16,12 +16,15 @@ from typing import Any, TypeVar
 
 from swarmnode.errors import ModelError, PipelineError
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport
-from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStage
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.states.holdings import Assembled
+from swarmnode.node.showing.board import Watcher
+from swarmnode.node.showing.node_status import PipelineStatus
+from swarmnode.training.records import TrainReport
 
 logger = logging.getLogger(__name__)
 
@@ -46,31 +49,51 @@ class IterationPlan:
     """Micro-batches of each agent."""
 
 
-class PipelineLink:
-    """Drives iterations on the event loop that it was made on."""
+class DataNode:
+    """All that the role of a data node works with. Drives iterations on the event loop that it was made
+    on."""
 
     def __init__(
         self,
-        peer_id: str,
+        parts: PipelineParts,
         supervisor: MembershipSupervisor,
-        member: PipelineMember,
         own_stage: OwnStage,
+        watcher: Watcher,
         *,
+        pipeline_status: Callable[[], PipelineStatus],
+        trained: Callable[[TrainReport], None],
         after_step: Callable[[IterationReport], None],
     ) -> None:
-        """`after_step`: called on the event loop with every report."""
-        self._peer_id = peer_id
+        """`trained`: called with the report of each iteration that no NodeLoop shows. `after_step`: called on
+        the event loop with every report."""
+        self.parts = parts
+        self.own_stage = own_stage
+        self.watcher = watcher
+        self.pipeline_status = pipeline_status
+        self.trained = trained
         self._supervisor = supervisor
-        self._member = member
-        self._own_stage = own_stage
+        self._member = own_stage.member
         self._after_step = after_step
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
 
     @property
+    def peer_id(self) -> str:
+        return self.parts.key.peer_id
+
+    @property
+    def done(self) -> bool:
+        """True if all rounds that the settings ask for are done."""
+        return self.parts.rounds_are_done(self.iteration)
+
+    @property
     def iteration(self) -> int:
         """Optimizer steps taken: the policy version. From any thread."""
         return self._member.iteration
+
+    def lost(self, peer_id: str, why: str) -> None:
+        """Tell our present membership of a member that does not answer."""
+        self._supervisor.membership.lost(peer_id, why)
 
     def stop(self) -> None:
         """Begin no further iteration. From any thread."""
@@ -84,7 +107,7 @@ class PipelineLink:
         """Return the adapters of all stages with their moments, of the newest step that all members still
         have. From a thread. With full training there is no adapter: the members' own checkpoints hold the
         weights."""
-        return self.call(self._own_stage.whole_state(self._member.iteration))
+        return self.call(self.own_stage.whole_state(self.iteration))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop, and wait for its result."""
@@ -105,13 +128,13 @@ class PipelineLink:
                 if agreed is None:
                     return None
                 report = await self._member.train(
-                    feed(iteration_plan_of(agreed, self._peer_id, self._member.iteration))
+                    feed(iteration_plan_of(agreed, self.peer_id, self._member.iteration))
                 )
             except RoleChanged:
                 self._supervisor.membership.rests()
                 raise
             except ModelError as error:
-                logger.warning("iteration %d is tried again: %s", self._member.iteration, error)
+                logger.warning("iteration %d is tried again: %s", self.iteration, error)
                 self._supervisor.membership.rests()
                 await asyncio.sleep(1.0)
                 continue
@@ -138,8 +161,8 @@ class PipelineLink:
             await asyncio.gather(waiting, stopping, return_exceptions=True)
 
     async def _agreed_and_ready(self) -> AgreedPlan:
-        agreed = await self._supervisor.agreed(self._member.iteration)
-        await self._own_stage.ready.wait()
+        agreed = await self._supervisor.agreed(self.iteration)
+        await self.own_stage.ready.wait()
         return agreed
 
 
