@@ -20,9 +20,8 @@ from swarmnode.errors import ConfigError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
-    "run", "page", "panel", "reach", "rollouts", "local_peers", "caller", "guard", "evaluation", "check",
-    "kernels", "contribution", "receipts", "push", "admission", "environment", "model", "convention",
-    "names", "builtin",
+    "run", "page", "panel", "reach", "rollouts", "local_peers", "caller", "guard", "check", "kernels",
+    "contribution", "receipts", "admission", "environment", "model", "convention", "names", "builtin",
 ]  # fmt: skip
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
@@ -79,15 +78,7 @@ SEAMS: Mapping[Kind, Seam] = {
         "swarmnode",
         {
             "join": "swarmnode.cli.join:join",
-            "seed": "swarmnode.cli.seed:seed",
             "status": "swarmnode.cli.status:status",
-            "logs": "swarmnode.cli.logs:logs",
-            "doctor": "swarmnode.cli.doctor:doctor",
-            "eval": "swarmnode.cli.evaluate:evaluate",
-            "export": "swarmnode.cli.home.export:export",
-            "runs": "swarmnode.cli.home.runs:app",
-            "identity": "swarmnode.cli.home.identity:app",
-            "config": "swarmnode.cli.config_commands:app",
             "version": "swarmnode.cli.app:version",
         },
     ),
@@ -101,10 +92,8 @@ SEAMS: Mapping[Kind, Seam] = {
     "receipts": Seam("join", {}),
     "caller": Seam("join", {}),
     "guard": Seam("join", {}),
-    "evaluation": Seam("eval --suite", {}),
     "check": Seam("doctor", {}),
     "kernels": Seam("policy.cpu_kernels", {}),
-    "push": Seam("export --push", {}),
     "admission": Seam("swarm", {}),
 }
 

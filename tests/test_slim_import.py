@@ -39,7 +39,6 @@ def test_a_command_loads_no_other_command() -> None:
     assert answer["code"] == 0
     assert answer["modules"] == [
         "swarmnode.cli.app",
-        "swarmnode.cli.config_commands",
         "swarmnode.cli.output",
         "swarmnode.cli.settings",
     ]

@@ -17,7 +17,7 @@ from typer.main import get_group
 
 from swarmnode import __version__
 from swarmnode.cli.output import Json, complain, json_is_asked, tell
-from swarmnode.errors import INTERRUPTED, SwarmnodeError, notes_of
+from swarmnode.errors import INTERRUPTED, ConfigError, SwarmnodeError, notes_of
 from swarmnode.printable import printable
 from swarmnode.registry import find, names
 
@@ -76,6 +76,15 @@ class LazyGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = LazyCommands({name: name for name in names("command")})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns the command of this name. Raises ConfigError for one of ours that is not installed."""
+        if cmd_name in SUMMARIES and cmd_name not in self.commands:
+            raise ConfigError(
+                f"`swarmnode {cmd_name}` comes with swarmnode.extensions, which are not installed as a whole",
+                hint="install swarmnode again, with all of its folders",
+            )
+        return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes the table of commands. A registered one is imported for it and speaks for itself."""

@@ -5,9 +5,9 @@ diagnosis.py -> registry.py -> [compiler_findings] -> compiler.py
 
 from collections.abc import Iterator
 
+from swarmnode.extensions.doctor.diagnosis import Finding
 from swarmnode.extensions.native.compiler import find_compiler
 from swarmnode.machine.hardware import Machine
-from swarmnode.node.commands.diagnosis import Finding
 from swarmnode.settings.config import Config
 
 

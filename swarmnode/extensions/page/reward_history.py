@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from swarmnode.extensions.page.growing_file import GrowingFile
 from swarmnode.extensions.page.rollout_log import thinned
-from swarmnode.machine.growing_file import GrowingFile
 from swarmnode.types import mean_or_none
 
 MOST_ROUNDS = 20_000

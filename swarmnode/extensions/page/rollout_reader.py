@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from swarmnode.extensions.page.growing_file import GrowingFile
 from swarmnode.identity.memorable_name import memorable_name
-from swarmnode.machine.growing_file import GrowingFile
 
 MOST_OF_A_ROUND = 16
 

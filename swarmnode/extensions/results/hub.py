@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from swarmnode.errors import CheckpointError, ConfigError, SwarmnodeError
+from swarmnode.extensions.results.exported import Exported
 from swarmnode.extensions.results.model_card import base_name, model_card
-from swarmnode.node.commands.offline import Exported
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.training.records import STATE, State, read_state
 

@@ -6,7 +6,7 @@ hub.py -> [model_card] -> README.md of the repository
 from collections.abc import Iterator
 from pathlib import Path
 
-from swarmnode.node.commands.offline import Exported
+from swarmnode.extensions.results.exported import Exported
 from swarmnode.node.showing.figures import age
 from swarmnode.printable import printable
 from swarmnode.settings.config import Config

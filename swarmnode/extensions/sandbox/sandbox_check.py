@@ -5,10 +5,10 @@ diagnosis.py -> registry.py -> [sandbox_findings] -> sandbox.py
 
 from collections.abc import Iterator
 
+from swarmnode.extensions.doctor.diagnosis import Finding
 from swarmnode.extensions.sandbox.isolation import Isolation
 from swarmnode.extensions.sandbox.sandbox import available
 from swarmnode.machine.hardware import Machine
-from swarmnode.node.commands.diagnosis import Finding
 from swarmnode.settings.config import Config
 
 

@@ -1,8 +1,8 @@
-"""Standard evaluations: files of questions that are asked as everybody asks them, and never trained on."""
+"""Evaluations by command: of held-out questions, and of standard files that everybody asks alike."""
 
 from swarmnode.registry import Parts
 
 PARTS: Parts = {
-    "evaluation": {"suites": "swarmnode.extensions.suites.suite_evaluation:evaluate_suites"},
+    "command": {"eval": "swarmnode.extensions.suites.eval_command:evaluate"},
     "reward": {"passes_tests": "swarmnode.extensions.suites.code_tests:passes_tests"},
 }

@@ -1,6 +1,6 @@
 """The result of `swarmnode eval --suite`, as a record and as the lines that are printed.
 
-suite_evaluation.py -> [SuiteEvaluation] -> cli/evaluate.py -> the terminal: before and after as a table
+suite_evaluation.py -> [SuiteEvaluation] -> eval_command.py -> the terminal: before and after as a table
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,19 +1,15 @@
-"""Measures a checkpoint while no node runs, or takes it elsewhere.
+"""Measures a checkpoint while no node runs.
 
-cli eval, export -> [offline] -> assemble.py, training/evaluation.py
+cli eval, api.py -> [evaluate_offline] -> [load_checkpoint] -> local_policy.py, training/evaluation.py
 """
 
-import json
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
-from swarmnode.machine.storage import whole_folder
-from swarmnode.models import find_model
+from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.node.building.machine_memory import check_loadable
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.showing.screen import Screen
@@ -25,7 +21,7 @@ from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.run_folders import is_trained, runs_in
 from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
-from swarmnode.training.records import Evaluation, State
+from swarmnode.training.records import Evaluation
 
 if TYPE_CHECKING:
     from swarmnode.model.built_model import Progress
@@ -198,58 +194,11 @@ def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksCon
     return tasks.model_copy(update={"names": specs, "reward": (), "system_prompt": ""})
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """An adapter or a merged model that was written to a folder."""
-
-    what: str
-    """Its kind and its round, in words."""
-    merged: bool
-    state: State
-    """The state of its checkpoint."""
-    run: str
-    folder: Path
-
-
-def export_offline(settings: Settings, folder: Path, *, merged: bool, best: bool = False) -> Exported:
-    """Write the adapter of the newest or the best checkpoint, or the merged model, to `folder`."""
-    from safetensors import SafetensorError
-
-    if folder.exists():
-        raise StorageError(f"{folder} exists already", hint="name a folder that does not")
-    if merged:
-        settings = replace(settings, config=for_merging(settings.config))
-    with Screen() as screen:
-        local, checkpoint = load_checkpoint(
-            settings, base=False, best=best, progress=screen.progress, apply=False, purpose="export"
-        )
-    assert checkpoint is not None, "only the base model has none"
-    write = _write_merged if merged else _write_adapter
-    try:
-        with whole_folder(folder) as aside:
-            write(local, checkpoint, aside)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the path") from error
-    what = "the merged model" if merged else "the adapter (PEFT)"
-    run = checkpoint.folder.parent.name
-    return Exported(f"{what} {of_round(checkpoint)}", merged, checkpoint.state, run, folder)
-
-
 def of_round(checkpoint: "Checkpoint") -> str:
     """Returns a checkpoint's round in words; the run is named where its home has several."""
     run = checkpoint.folder.parent
     several = len(runs_in(run.parent)) > 1
     return f"of round {checkpoint.state.counters.round}" + (f" of run {run.name}" if several else "")
-
-
-def for_merging(config: Config) -> Config:
-    """Settings for merging: on a CPU the sum is formed in float32 unless the precision is set: in bfloat16 it
-    would round away much of the adapter, and a node chooses that type for speed alone."""
-    from swarmnode.model.base_model import find_device
-
-    if config.policy.dtype != "auto" or find_device(config.policy.device).type != "cpu":
-        return config
-    return config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "float32"})})
 
 
 def _check_trained(settings: Settings, purpose: Purpose) -> None:
@@ -280,20 +229,3 @@ def _chosen(local: "LocalPolicy", purpose: Purpose, *, best: bool) -> "Checkpoin
         raise CheckpointError(f"there is no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
     check_has_adapter(checkpoint)
     return checkpoint
-
-
-def _write_merged(local: "LocalPolicy", checkpoint: "Checkpoint", folder: Path) -> None:
-    local.policy.load_adapter(checkpoint.adapter)
-    local.policy.peft_model.merge_and_unload().save_pretrained(folder)
-    local.base.tokenizer.save_pretrained(folder)
-
-
-def _write_adapter(local: "LocalPolicy", checkpoint: "Checkpoint", folder: Path) -> None:
-    """The adapter with its tokenizer, and a name of its base by which PEFT finds that from any folder."""
-    shutil.copytree(checkpoint.adapter, folder, dirs_exist_ok=True)
-    local.base.tokenizer.save_pretrained(folder)
-    base = Path(find_model(local.base.name))
-    path = folder / "adapter_config.json"
-    said = json.loads(path.read_text())
-    said["base_model_name_or_path"] = str(base.resolve()) if base.is_dir() else local.base.name
-    path.write_text(json.dumps(said, indent=2, sort_keys=True))

@@ -2,7 +2,7 @@
 
 data/checkpoints/NAME/round-* -> [runs_in] -> [choose_run] -> assemble.py -> CheckpointStore
                                            -> [newest_run] -> offline.py (eval, export, task try)
-                                           -> `swarmnode runs`; [remove_run]
+                                           -> `swarmnode runs`
 
 A start goes on with the run of the same base model and the same tasks, rewards included; other tasks get a
 run of their own beside it, which begins with the base policy. So nothing is mixed and nothing is lost. A
@@ -10,14 +10,12 @@ person who names a run decides otherwise: it goes on with whatever tasks it is g
 """
 
 import re
-import shutil
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnode.errors import CheckpointError, StorageError
+from swarmnode.errors import CheckpointError
 from swarmnode.training.records import STATE, State, read_state
 
 PREFIX = "round-"
@@ -68,15 +66,6 @@ class TrainingRun:
         noted = {} if self.state is None else self.state.tasks
         changed = ", ".join(sorted(name for name in tasks if noted.get(name) != tasks[name]))
         return f"the examples or the reward of {changed} changed"
-
-    def size_bytes(self) -> int:
-        """Returns the bytes that the run takes on the disk."""
-        total = 0
-        for file in self.folder.rglob("*"):
-            # A running node may be deleting its oldest checkpoint.
-            with suppress(OSError):
-                total += file.stat().st_size if file.is_file() else 0
-        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,23 +158,6 @@ def is_trained(known: Sequence[TrainingRun], model: str, *, named: str = "") -> 
     wanted = Path(model).name
     bases = (Path(run.state.base_model).name for run in known if run.state is not None and not run.put_aside)
     return bool(named) or any(base == wanted or base.startswith(f"{wanted}-") for base in bases)
-
-
-def remove_run(root: Path, name: str) -> TrainingRun:
-    """Delete a run with all of its checkpoints. Returns what it was. Raises CheckpointError, StorageError."""
-    known = runs_in(root)
-    run = next((run for run in known if run.name == name), None)
-    if run is None:
-        raise no_such_run(name, known)
-    going = run.folder.with_name(f".{run.name}.{time.time_ns()}")
-    try:
-        run.folder.rename(going)
-        shutil.rmtree(going)
-    except OSError as error:
-        raise StorageError(
-            f"cannot remove {run.folder}: {error.strerror}", hint="check who owns that folder"
-        ) from error
-    return run
 
 
 def no_such_run(name: str, known: Iterable[TrainingRun]) -> CheckpointError:

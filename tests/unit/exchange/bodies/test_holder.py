@@ -16,12 +16,12 @@ from swarmnode.exchange.limits import TAKEN_PER_GIVEN
 from swarmnode.exchange.peers import connection_gate
 from swarmnode.exchange.peers.connection_gate import LOOK_EVERY_S
 from swarmnode.exchange.peers.reputation import Reputation
+from swarmnode.extensions.seed.seed_node import SeedNode
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.host import Message
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
-from swarmnode.node.commands.seed_node import SeedNode
 from swarmnode.settings.config_layers import load_config
 from tests.unit.exchange.conftest import Node, StartNode, until
 

@@ -15,7 +15,6 @@ from swarmnode.training.checkpoints.run_folders import (
     label_of,
     newest_run,
     only_model,
-    remove_run,
     runs_in,
     trained_model,
 )
@@ -171,18 +170,6 @@ def test_runs_are_listed_newest_first_by_their_newest_readable_checkpoint(tmp_pa
     assert [name for name in found if name != "broken"] == ["new", "old"]
     assert found["new"].state is not None and found["new"].state.counters.round == 1
     assert found["broken"].state is None
-    assert found["old"].size_bytes() == (tmp_path / "old" / "round-00000003" / STATE).stat().st_size
-
-
-def test_a_removed_run_is_gone_and_the_others_are_not(tmp_path: Path) -> None:
-    write(tmp_path, "keep", 1, at=1.0)
-    write(tmp_path, "go", 1, at=2.0)
-    assert remove_run(tmp_path, "go").name == "go"
-    assert [path.name for path in tmp_path.iterdir()] == ["keep"]
-    for wrong in ("go", "..", "", "keep/round-00000001"):
-        with pytest.raises(CheckpointError, match="there is no run"):
-            remove_run(tmp_path, wrong)
-    assert (tmp_path / "keep").exists()
 
 
 def test_the_only_model_is_that_of_all_runs_but_of_those_put_aside() -> None:

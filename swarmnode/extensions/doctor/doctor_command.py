@@ -6,7 +6,7 @@ import typer
 
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset, settings_here
-from swarmnode.node.commands.diagnosis import Finding, examine
+from swarmnode.extensions.doctor.diagnosis import Finding, examine
 
 
 def doctor(

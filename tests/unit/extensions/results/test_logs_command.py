@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarmnode.cli import logs as module
 from swarmnode.cli.app import app
 from swarmnode.errors import StorageError
+from swarmnode.extensions.results import logs_command as module
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from tests.shown_page import STATUS

@@ -7,9 +7,9 @@ import typer
 
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset
+from swarmnode.extensions.settings_help.settings_page import reference_page
 from swarmnode.settings.config import explain_setting
 from swarmnode.settings.config_layers import load_settings
-from swarmnode.settings.settings_page import reference_page
 
 app = typer.Typer(help="Show settings and where they come from.", no_args_is_help=True)
 

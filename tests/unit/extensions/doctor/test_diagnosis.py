@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.extensions.demonstration.tiny import MAX_POSITIONS
-from swarmnode.extensions.vllm import compat as vllm_compat
-from swarmnode.machine import hardware
-from swarmnode.machine.hardware import GIB, Card, Gpu, Machine, TorchCuda
-from swarmnode.machine.storage import resolve_paths
-from swarmnode.network.reach import Reach
-from swarmnode.node.building import machine_memory as memory_module
-from swarmnode.node.building.machine_memory import plan_for
-from swarmnode.node.building.node_process import RunningNode, write_running
-from swarmnode.node.commands.diagnosis import (
+from swarmnode.extensions.doctor.diagnosis import (
     Finding,
     engine_findings,
     gpu_finding,
@@ -25,6 +17,14 @@ from swarmnode.node.commands.diagnosis import (
     policy_findings,
     reach_findings,
 )
+from swarmnode.extensions.vllm import compat as vllm_compat
+from swarmnode.machine import hardware
+from swarmnode.machine.hardware import GIB, Card, Gpu, Machine, TorchCuda
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.network.reach import Reach
+from swarmnode.node.building import machine_memory as memory_module
+from swarmnode.node.building.machine_memory import plan_for
+from swarmnode.node.building.node_process import RunningNode, write_running
 from swarmnode.node.showing.node_status import Network, NodeStatus, Phase
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config

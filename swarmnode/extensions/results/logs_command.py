@@ -16,7 +16,7 @@ import typer
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Home
 from swarmnode.errors import StorageError
-from swarmnode.machine.growing_file import GrowingFile
+from swarmnode.extensions.page.growing_file import GrowingFile
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.showing.screen import LOG_FILE
 from swarmnode.printable import printable_lines

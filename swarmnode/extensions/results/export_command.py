@@ -19,8 +19,8 @@ from swarmnode.cli.settings import (
     settings_of_trained,
 )
 from swarmnode.errors import ConfigError
-from swarmnode.node.commands.offline import export_offline
-from swarmnode.registry import find
+from swarmnode.extensions.results.exported import export_offline
+from swarmnode.extensions.results.hub import pusher
 
 
 def export(
@@ -59,7 +59,7 @@ def export(
     to a hub, where `swarmnode pull` fetches it to go on."""
     if folder is None and to is None:
         raise ConfigError("nowhere to write", hint="name a folder, or --push OWNER/NAME")
-    push = None if to is None else find("push", "hub")(to, public=public)
+    push = None if to is None else pusher(to, public=public)
     settings = settings_of_trained(
         home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy
     )

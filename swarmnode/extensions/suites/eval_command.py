@@ -25,7 +25,6 @@ from swarmnode.cli.settings import (
 from swarmnode.errors import ConfigError
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline
 from swarmnode.node.showing.figures import shown
-from swarmnode.registry import find
 
 MOST_SAMPLES = 1024
 
@@ -86,7 +85,9 @@ def evaluate(
         home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy, named=named
     )
     if suite:
-        measured = find("evaluation", "suites")(
+        from swarmnode.extensions.suites.suite_evaluation import evaluate_suites
+
+        measured = evaluate_suites(
             settings, suite,
             base=base, best=best, greedy=greedy, samples=samples, shots=shots, limit=limit,
         )  # fmt: skip

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from swarmnode.cli.settings import Assignments, ConfigFile, Home, invited
+from swarmnode.extensions.seed.seed_node import run_seed
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.commands.seed_node import run_seed
 from swarmnode.settings.config_layers import load_config
 
 
@@ -36,4 +36,4 @@ def seed(
         assignments=set_ or (),
         flags={key: value for key, value in flags.items() if value is not None},
     )
-    run_seed(loaded.config, paths, tell=lambda address: print(address, flush=True))
+    run_seed(loaded.config, paths, tell=typer.echo)

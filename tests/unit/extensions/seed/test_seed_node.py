@@ -11,11 +11,11 @@ from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.gossip.header_gossip import receipts_topic_of, topic_of
 from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.extensions.seed.seed_node import SEED_PORT, SeedNode, seed_network
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
-from swarmnode.node.commands.seed_node import SEED_PORT, SeedNode, seed_network
 from swarmnode.node.showing.node_status import measurements
 from swarmnode.settings.config import NetworkConfig
 from swarmnode.settings.config_layers import load_config

@@ -9,7 +9,8 @@ import typer
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Home, Policy
 from swarmnode.errors import IdentityError
-from swarmnode.identity.key_file import export_key, import_key, load_or_create
+from swarmnode.extensions.home.key_text import export_key, import_key
+from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
 

@@ -1,19 +1,21 @@
 """`swarmnode runs`: the runs of a home, and how to get rid of one."""
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from swarmnode.cli.output import Json, table, tell
 from swarmnode.cli.settings import Home, Policy
-from swarmnode.errors import IdentityInUse
+from swarmnode.errors import IdentityInUse, StorageError
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
 from swarmnode.node.showing.figures import age
-from swarmnode.training.checkpoints.run_folders import remove_run, runs_in
+from swarmnode.training.checkpoints.run_folders import TrainingRun, no_such_run, runs_in
 
 app = typer.Typer(
     help="List the runs of this home, each a policy with its tasks; remove one.",
@@ -72,7 +74,7 @@ def remove(
     tell(json, {"removed": run.name, "round": round}, [told])
 
 
-def _described(number: int, run: Any) -> dict[str, Any]:
+def _described(number: int, run: TrainingRun) -> dict[str, Any]:
     """A run as JSON has it. None: no checkpoint of it can be read."""
     state = run.state
     return {
@@ -85,5 +87,32 @@ def _described(number: int, run: Any) -> dict[str, Any]:
         "reward_last": None if state is None else state.counters.reward_last,
         "evaluated_round": None if state is None else state.counters.evaluated_round,
         "written_at": run.written_at,
-        "size_bytes": run.size_bytes(),
+        "size_bytes": size_bytes(run.folder),
     }
+
+
+def remove_run(root: Path, name: str) -> TrainingRun:
+    """Deletes a run with all of its checkpoints, and returns it. Raises CheckpointError, StorageError."""
+    known = runs_in(root)
+    run = next((run for run in known if run.name == name), None)
+    if run is None:
+        raise no_such_run(name, known)
+    going = run.folder.with_name(f".{run.name}.{time.time_ns()}")
+    try:
+        run.folder.rename(going)
+        shutil.rmtree(going)
+    except OSError as error:
+        raise StorageError(
+            f"cannot remove {run.folder}: {error.strerror}", hint="check who owns that folder"
+        ) from error
+    return run
+
+
+def size_bytes(folder: Path) -> int:
+    """Returns the bytes that a folder takes on the disk."""
+    total = 0
+    for file in folder.rglob("*"):
+        # A running node may be deleting its oldest checkpoint.
+        with suppress(OSError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total

@@ -1,0 +1,7 @@
+"""Settings for people: `swarmnode config`, and the page of them all."""
+
+from swarmnode.registry import Parts
+
+PARTS: Parts = {
+    "command": {"config": "swarmnode.extensions.settings_help.config_commands:app"},
+}
