@@ -20,7 +20,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from swarmnode.errors import RequestTimeout
-from swarmnode.extensions.pipeline.execution.stage_queue import ReadyTask, StageQueue, settle
+from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.scheduling.simulator import Kind
@@ -126,19 +126,28 @@ class EmulatedQueue(StageQueue):
 
     async def perform(self, kind: Kind, agent: int, work: Callable[[], T]) -> T:
         clock = asyncio.get_running_loop().time
-        if kind == "forward" and agent in self._ranks and self._instance is not None:
+        assert self._instance is not None, "begin comes first"
+        if kind == "forward" and agent in self._ranks:
             # A data node releases its agents one forward after the other.
             self._began_s = clock() if self._began_s is None else self._began_s
             release_s = self._began_s + self._ranks[agent] * self._instance.forward_s[self._node]
             await asyncio.sleep(max(0.0, release_s - clock()))
-        return await super().perform(kind, agent, work)
+        await self._turn.acquire()
+        gap_s = 0.0
+        try:
+            found = await self._paced(kind, work)
+            is_first = kind == "forward" and agent in self._ranks
+            gap_s = self._instance.first_gap_s if is_first else self._instance.gap_s
+            return found
+        finally:
+            asyncio.get_running_loop().call_later(gap_s, self._turn.release)
 
-    async def take(self, task: ReadyTask) -> None:
+    async def _paced(self, kind: Kind, work: Callable[[], T]) -> T:
         instance, clock = self._instance, asyncio.get_running_loop().time
         assert instance is not None, "begin comes first"
         factors = {"forward": 1.0, "loss": instance.loss_factor, "backward": instance.backward_factor}
-        until_s = clock() + instance.forward_s[self._node] * factors[task.kind]
-        outcome = await self.compute(task)
+        until_s = clock() + instance.forward_s[self._node] * factors[kind]
+        found = await self.compute(work)
         rest_s = until_s - clock()
         self.tasks += 1
         if rest_s < 0:
@@ -147,6 +156,4 @@ class EmulatedQueue(StageQueue):
         else:
             self.busy_s += rest_s
             await asyncio.sleep(rest_s)
-        settle(task, outcome)
-        is_first = task.kind == "forward" and task.agent in self._ranks
-        await asyncio.sleep(instance.first_gap_s if is_first else instance.gap_s)
+        return found

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective, batch_logprobs
-from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_config, load_stage
+from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_stage
 from swarmnode.extensions.pipeline.stages.micro_batches import (
     GradientSum,
     MicroBatchAttempt,
@@ -27,6 +27,7 @@ from swarmnode.extensions.pipeline.stages.micro_batches import (
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import Activations, StageWorker
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
+from swarmnode.model.base_model import read_config
 from swarmnode.model.head import TokenLogprobs
 from swarmnode.training.losses import LossOutput
 from swarmnode.training.packing import MicroBatch
@@ -58,7 +59,7 @@ class LocalPipeline:
 
         `cut`: as for `load_stage`. Raises ModelError where the model cannot be cut, or not so.
         """
-        config = load_config(folder)
+        config = read_config(str(folder), str(folder))
         layers = int(config.get_text_config().num_hidden_layers)
         if list(ends) != sorted(ends) or not ends or ends[-1] != layers:
             raise ModelError(f"stages that end at {list(ends)} are no partition of {layers} layers")

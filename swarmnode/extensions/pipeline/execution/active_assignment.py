@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.execution.alignment import IterationEnd
 from swarmnode.extensions.pipeline.execution.hop_checks import check_hop
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
-from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
+from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
     Finished,
@@ -37,7 +38,7 @@ class ActiveAssignment:
     relay: Relay
     driver: MicroBatchDriver
     barrier: StepBarrier
-    ended: "asyncio.Future[BarrierResult]"
+    ended: "asyncio.Future[IterationEnd]"
     """The result of the running iteration, once it has ended."""
     iterations: asyncio.Task[None] | None = None
     """The task that closes one iteration after the other."""
@@ -97,13 +98,7 @@ class ActiveAssignment:
 
     def _check_hop(self, message: Hop) -> None:
         worker = self.context.worker
-        check_hop(
-            message,
-            self.context.assignment.plan,
-            hidden_size=worker.model.hidden_size,
-            max_tokens=worker.max_tokens,
-            packs=worker.model.packs,
-        )
+        check_hop(message, self.context.assignment.plan, worker.model, max_tokens=worker.max_tokens)
         if not isinstance(message, ForwardHop | BackwardHop):
             raise Rejected(Refusal.UNKNOWN_WORK, f"a {type(message).__name__}")
         self.part_for(message).admit(message)

@@ -56,16 +56,20 @@ def is_whole(model: StageModel, steps: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Aligned:
-    """The state of a stage after the step was compared with its replicas."""
+class IterationEnd:
+    """The end of an iteration at this member: its stage after the step was compared with its replicas."""
 
     digest: str
+    """Digest of the weights after the iteration."""
     agrees: bool
     """True if our weights were right, by the vote of the replicas."""
     undone: bool = False
     """True if the step does not count: all replicas went back to the state before it."""
-    is_right: bool = True
-    """False if our weights are wrong and the right ones cannot be fetched."""
+    lost_track: bool = False
+    """True if the end was not heard of, or the right weights cannot be fetched: this member needs a new
+    assignment."""
+    grad_norm: float | None = None
+    """Norm of the gradient of the step. None if no step was taken, or if it was undone."""
 
 
 class Alignment:
@@ -87,7 +91,7 @@ class Alignment:
         self._before = start
         self._offer = offer
 
-    async def align(self) -> Aligned:
+    async def align(self) -> IterationEnd:
         """Compare the weights after the iteration's step, and replace them with those of the majority if they
         differ."""
         context, steps = self._context, self._context.iteration + 1
@@ -98,22 +102,22 @@ class Alignment:
         vote = await self._compared(packed.digest)
         if not vote.differs and vote.agrees:
             self._before = packed if whole else self._before
-            return Aligned(packed.digest, agrees=True)
+            return IterationEnd(packed.digest, agrees=True)
         full = packed if whole else await self._packed(whole=True)
         if not whole:
             # Others want to see it.
             self._offer(steps, full)
         if vote.agrees:
             self._before = full
-            return Aligned(packed.digest, agrees=True)
+            return IterationEnd(packed.digest, agrees=True)
         if vote.rivals:
             return await self._settle(vote, packed, full)
         tensors = await self._theirs(vote.ask, {vote.digest}, whole=whole)
         if tensors is None:
-            return Aligned(packed.digest, agrees=False, is_right=False)
+            return IterationEnd(packed.digest, agrees=False, lost_track=True)
         return await self._adopted(tensors, whole=whole)
 
-    async def _settle(self, vote: ReplicaVote, packed: StageState, full: StageState) -> Aligned:
+    async def _settle(self, vote: ReplicaVote, packed: StageState, full: StageState) -> IterationEnd:
         """Resolve a vote without a majority. `packed`: the state that was compared. `full`: the same with
         Adam's moments."""
         context, before = self._context, self._before
@@ -132,7 +136,7 @@ class Alignment:
             if await asyncio.to_thread(_all_near, states, await self._unpacked(before)):
                 if vote.rivals[0].digest == packed.digest:
                     self._before = full
-                    return Aligned(packed.digest, agrees=True)
+                    return IterationEnd(packed.digest, agrees=True)
                 logger.info("our weights are those of %s but for rounding: we take theirs", names[0])
                 return await self._adopted(states[0], whole=whole)
         if {side.before for side in vote.rivals} == {before.digest}:
@@ -147,7 +151,7 @@ class Alignment:
             " and ".join(names), context.iteration + 1,
         )  # fmt: skip
         self._before = full
-        return Aligned(packed.digest, agrees=False)
+        return IterationEnd(packed.digest, agrees=False)
 
     async def _theirs(
         self, peers: tuple[str, ...], digests: set[str], *, whole: bool
@@ -165,13 +169,13 @@ class Alignment:
             logger.warning("the weights of %s are not to be had: %s", ", ".join(peers), error)
             return None
 
-    async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> Aligned:
+    async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> IterationEnd:
         """Load this state, continue from it, and offer it to other members."""
         context = self._context
         await context.queue.call(context.worker.load_state, tensors, context.optimizer)
         self._before = state = await self._packed(whole=True)
         self._offer(context.iteration + 1, state)
-        return Aligned((state if whole else await self._packed(whole=False)).digest, agrees=False)
+        return IterationEnd((state if whole else await self._packed(whole=False)).digest, agrees=False)
 
     async def _unpacked(self, state: StageState) -> dict[str, Tensor]:
         return await asyncio.to_thread(unpack_states, [state], max_bytes=len(state.data))

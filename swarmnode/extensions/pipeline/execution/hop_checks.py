@@ -8,12 +8,13 @@ within bounds before anything is made of them.
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Hop
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.packing import MOST_KEYS_PER_TOKEN
 
 
-def check_hop(message: Hop, plan: Plan, *, hidden_size: int, max_tokens: int, packs: bool) -> None:
+def check_hop(message: Hop, plan: Plan, model: StageModel, *, max_tokens: int) -> None:
     """Raises Rejected unless a message fits the plan: unknown_work, wrong_route, wrong_shape, too_large.
 
     Its path may differ from the plan's, where members were lost: it begins at the agent's data node and
@@ -31,13 +32,13 @@ def check_hop(message: Hop, plan: Plan, *, hidden_size: int, max_tokens: int, pa
     if len(set(stages)) < len(stages) or -1 in stages or 0 in stages[1:]:
         raise Rejected(Refusal.WRONG_ROUTE, f"a path through stages {stages}")
     shape = message.tensor.shape
-    if len(shape) != 3 or shape[2] != hidden_size:
-        raise Rejected(Refusal.WRONG_SHAPE, f"{list(shape)} where the width is {hidden_size}")
+    if len(shape) != 3 or shape[2] != model.hidden_size:
+        raise Rejected(Refusal.WRONG_SHAPE, f"{list(shape)} where the width is {model.hidden_size}")
     tokens = shape[0] * shape[1]
     if tokens > max_tokens:
         raise Rejected(Refusal.TOO_LARGE, f"{tokens} tokens, at most {max_tokens}")
     if isinstance(message, ForwardHop):
-        _check_packing(message, tokens, max_tokens=max_tokens, packs=packs)
+        _check_packing(message, tokens, max_tokens=max_tokens, packs=model.packs)
 
 
 def _check_packing(message: ForwardHop, tokens: int, *, max_tokens: int, packs: bool) -> None:

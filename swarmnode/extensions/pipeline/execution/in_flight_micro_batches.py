@@ -7,11 +7,9 @@ iteration_driver.py (an attempt begins) -> [InFlightMicroBatch] <- iteration_dri
 import asyncio
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
-from swarmnode.extensions.pipeline.wire.hop_messages import Hop, Trouble
+from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop, Hop, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +25,8 @@ class HopFailure:
 class InFlightMicroBatch:
     """One attempt at a micro-batch of ours, sent along its path and not back yet."""
 
-    attempt: MicroBatchAttempt
-    micro_batch: int
-    path: tuple[int, ...]
-    shape: torch.Size
-    """Shape of the hidden states."""
+    hop: ForwardHop
+    """Its first message. The tensor in it has the shape of the hidden states, and no type yet."""
     awaits: type[Hop] | None = None
     """Kind of the message that has to come next."""
     arrival: "asyncio.Future[Tensor | HopFailure] | None" = None

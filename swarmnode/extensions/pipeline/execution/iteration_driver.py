@@ -13,16 +13,14 @@ computing. What an older attempt still brings is refused, so it counts nowhere.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.execution.in_flight_micro_batches import HopFailure, InFlightMicroBatch
 from swarmnode.extensions.pipeline.execution.member_records import Feed, IterationReport, RoundTrip
+from swarmnode.extensions.pipeline.execution.message_sender import send, send_hop
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.plans.recovery import predicted_s, repaired_path
@@ -35,7 +33,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Hop,
     Lost,
     Passed,
-    Trouble,
+    TensorHeader,
 )
 from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
@@ -60,15 +58,15 @@ class MicroBatchDriver:
         self._in_flight: dict[int, InFlightMicroBatch] = {}
         self._load: Counter[int] = Counter()
         """Our micro-batches that hold a slot, by node."""
-        self._came_back: dict[int, InFlightMicroBatch] = {}
-        """The attempt that came back, by micro-batch number."""
+        self._came_back: list[ForwardHop] = []
+        """The attempts that came back, by their first message."""
         self._report = IterationReport(0)
 
     async def run(self, feed: Feed) -> IterationReport:
         """Bring the micro-batches of one iteration along their paths until each is back or given up. Returns
         what is known of it before its step is taken."""
         clock = asyncio.get_running_loop().time
-        self._began_s, self._came_back = clock(), {}
+        self._began_s, self._came_back = clock(), []
         report = self._report = IterationReport(self._context.iteration)
         async with asyncio.TaskGroup() as agents:
             for agent in self.agents:
@@ -89,11 +87,12 @@ class MicroBatchDriver:
         """Handle the report that a micro-batch does not get past a node. Raises Rejected: unknown_work,
         wrong_route."""
         for in_flight in self._in_flight.values():
-            if in_flight.micro_batch != message.micro_batch or in_flight.attempt.number != message.attempt:
+            hop = in_flight.hop
+            if (hop.micro_batch, hop.attempt) != (message.micro_batch, message.attempt):
                 continue
-            if not 0 < message.position < len(in_flight.path):
+            if not 0 < message.position < len(hop.path):
                 break
-            near = in_flight.path[message.position - 1 : message.position + 2]
+            near = hop.path[message.position - 1 : message.position + 2]
             if peer_id not in {self._context.assignment.peers[node] for node in near}:
                 raise Rejected(Refusal.WRONG_ROUTE, f"node {message.position} is not a neighbour's")
             in_flight.settle(HopFailure(message.position, message.fault))
@@ -105,13 +104,13 @@ class MicroBatchDriver:
     def lose(self, node: int) -> None:
         """Stop waiting for micro-batches whose path contains a node that is gone."""
         for in_flight in self._in_flight.values():
-            if node in in_flight.path[1:]:
-                in_flight.settle(HopFailure(in_flight.path.index(node), "silent"))
+            if node in in_flight.hop.path[1:]:
+                in_flight.settle(HopFailure(in_flight.hop.path.index(node), "silent"))
 
     def finished(self, node: int) -> Finished:
         """Return the message that tells a member which micro-batches of the ended iteration came back past
         it."""
-        back = [(number, j.attempt.number) for number, j in self._came_back.items() if node in j.path]
+        back = [(hop.micro_batch, hop.attempt) for hop in self._came_back if node in hop.path]
         return Finished(
             plan=self._context.assignment.digest,
             iteration=self._context.iteration,
@@ -124,11 +123,12 @@ class MicroBatchDriver:
         if (
             in_flight is None
             or in_flight.awaits is not type(message)
-            or (in_flight.attempt, in_flight.path) != (attempt_of(message), message.path)
+            or attempt_of(in_flight.hop) != attempt_of(message)
+            or in_flight.hop.path != message.path
         ):
             raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt_of(message)} is not awaited here")
-        if message.tensor.shape != in_flight.shape:
-            raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {list(in_flight.shape)}")
+        if message.tensor.shape != (shape := in_flight.hop.tensor.shape):
+            raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {shape}")
         return in_flight
 
     async def _run_agent(self, agent: int, feed: Feed) -> None:
@@ -153,16 +153,13 @@ class MicroBatchDriver:
         """Bring one micro-batch along its path, attempt after attempt."""
         context, report, tried = self._context, self._report, set[int]()
         clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
-        number, pause_s = context.micro_batch(agent, wave), FULL_PAUSE_S
+        pause_s = FULL_PAUSE_S
         for attempt in range(min(context.settings.max_attempts, MAX_ATTEMPTS)):
             began_s = clock()
             if began_s > self._began_s + context.budget_s:
                 break
-            shape = torch.Size((*inputs.batch.input_ids_BT.shape, context.worker.model.hidden_size))
-            in_flight = InFlightMicroBatch(
-                MicroBatchAttempt(agent, context.iteration, wave, attempt), number, path, shape
-            )
-            self._in_flight[agent] = in_flight
+            hop = self._first_hop(agent, wave, attempt, path, inputs)
+            self._in_flight[agent] = in_flight = InFlightMicroBatch(hop)
             self._load.update(path)
             try:
                 failure = await self._attempt(in_flight, inputs, feed)
@@ -178,12 +175,12 @@ class MicroBatchDriver:
                 return
             report.retried += 1
             node = path[failure.position]
-            logger.info("micro-batch %d does not pass node %d: %s", number, node, failure.trouble)
+            logger.info("micro-batch %d does not pass node %d: %s", hop.micro_batch, node, failure.trouble)
             if failure.position == 0:
                 break  # Our own layers, or the loss, have no finite numbers for it.
             if failure.trouble == "silent":
                 report.lost.add(node)
-                context.has_lost(node, f"micro-batch {number} did not get past it")
+                context.has_lost(node, f"micro-batch {hop.micro_batch} did not get past it")
             tried.add(node)
             again = repaired_path(self._plan, path, context.lost, tried - context.lost, self._load)
             if again is None:
@@ -198,14 +195,36 @@ class MicroBatchDriver:
         report.given_up += 1
         self._in_flight.pop(agent, None)
 
+    def _first_hop(
+        self, agent: int, wave: int, attempt: int, path: tuple[int, ...], inputs: LossInputs
+    ) -> ForwardHop:
+        """Return the message that begins an attempt. The type of its tensor is open until it is encoded."""
+        context, layout = self._context, inputs.batch.layout
+        shape = (*inputs.batch.input_ids_BT.shape, context.worker.model.hidden_size)
+        shares = layout is not None and any(prompt is not None for prompt in layout.prompts)
+        return ForwardHop(
+            plan=context.assignment.digest,
+            iteration=context.iteration,
+            attempt=attempt,
+            micro_batch=agent * self._plan.instance.waves + wave,
+            agent=agent,
+            wave=wave,
+            path=path,
+            position=1,
+            tensor=TensorHeader(codec="none", dtype="float16", shape=shape),
+            tokens=inputs.tokens,
+            lengths=layout.lengths if layout is not None else (),
+            prompts=layout.prompts if layout is not None and shares else (),
+        )
+
     async def _attempt(
         self, in_flight: InFlightMicroBatch, inputs: LossInputs, feed: Feed
     ) -> HopFailure | None:
         """Make one attempt, there and back. Returns None if the micro-batch is back and counts."""
-        context, attempt = self._context, in_flight.attempt
+        context, hop, attempt = self._context, in_flight.hop, attempt_of(in_flight.hop)
         worker, queue, batch = context.worker, context.queue, inputs.batch
         item = StageInput(attempt, batch.input_ids_BT, inputs.tokens, batch.layout)
-        stages = tuple(self._plan.instance.stage_of[node] for node in in_flight.path)
+        stages = tuple(self._plan.instance.stage_of[node] for node in hop.path)
         inputs, objective = replace(inputs, path=stages), feed.objective
 
         def forward() -> Tensor:
@@ -221,7 +240,7 @@ class MicroBatchDriver:
         try:
             async with asyncio.timeout(limit_s):
                 hidden_BTD = await queue.perform("forward", attempt.agent, forward)
-                arrived = await self._there(in_flight, hidden_BTD, inputs)
+                arrived = await self._answer_to(in_flight, hop, hidden_BTD)
                 if isinstance(arrived, HopFailure):
                     return arrived
                 found = await queue.perform(
@@ -232,20 +251,21 @@ class MicroBatchDriver:
                     ),
                 )
                 homeward = True
-                gradient = await self._back(in_flight, found.gradient_BTD)
+                homeward_hop = hop.backward(len(hop.path) - 1)
+                gradient = await self._answer_to(in_flight, homeward_hop, found.gradient_BTD)
                 if isinstance(gradient, HopFailure):
                     return gradient
         except Rejected as rejected:
-            logger.warning("micro-batch %d is given up: %s", in_flight.micro_batch, rejected)
+            logger.warning("micro-batch %d is given up: %s", hop.micro_batch, rejected)
             return HopFailure(0, "refused")
         except TimeoutError:
             return await self._culprit(in_flight, homeward=homeward)
         # From here on the others count it, so it is back whatever becomes of our own part.
-        self._came_back[in_flight.micro_batch] = in_flight
+        self._came_back.append(hop)
         try:
             await queue.perform("backward", attempt.agent, lambda: backward(gradient))
         except Rejected as rejected:
-            logger.warning("our part of micro-batch %d is dropped: %s", in_flight.micro_batch, rejected)
+            logger.warning("our part of micro-batch %d is dropped: %s", hop.micro_batch, rejected)
         self._report.loss += found.output.loss.item()
         return None
 
@@ -255,47 +275,19 @@ class MicroBatchDriver:
         settings, planned_s = self._context.settings, predicted_s(self._plan)[attempt.agent][attempt.wave]
         return planned_s * settings.slack + settings.hop_timeout_s + settings.grace_s
 
-    async def _there(
-        self, in_flight: InFlightMicroBatch, hidden_BTD: Tensor, inputs: LossInputs
-    ) -> Tensor | HopFailure:
-        """Send hidden states along the path. Returns them as they are behind its end."""
-        if len(in_flight.path) == 1:
-            return hidden_BTD
-        layout = inputs.batch.layout
-        shares = layout is not None and any(prompt is not None for prompt in layout.prompts)
-        sending = self._context.sender.forward(
-            in_flight,
-            1,
-            hidden_BTD,
-            tokens=inputs.tokens,
-            lengths=layout.lengths if layout is not None else (),
-            prompts=layout.prompts if layout is not None and shares else (),
-        )
-        return await self._answer_to(in_flight, 1, sending, ForwardHop)
-
-    async def _back(self, in_flight: InFlightMicroBatch, gradient_BTD: Tensor) -> Tensor | HopFailure:
-        """Send the loss's gradient along the path in reverse. Returns the gradient of what we handed on."""
-        last = len(in_flight.path) - 1
-        if last == 0:
-            return gradient_BTD
-        sending = self._context.sender.backward(in_flight, last, gradient_BTD)
-        return await self._answer_to(in_flight, last, sending, BackwardHop)
-
     async def _answer_to(
-        self,
-        in_flight: InFlightMicroBatch,
-        position: int,
-        sending: Coroutine[Any, Any, Trouble | None],
-        kind: type[Hop],
+        self, in_flight: InFlightMicroBatch, hop: ForwardHop | BackwardHop, values: Tensor
     ) -> Tensor | HopFailure:
-        """Return the tensor that comes home after `sending` to the node at `position`. Does not wait until
-        the deadline for a node that is known to be gone."""
-        arrival = in_flight.expect(kind)
+        """Send a tensor with this message. Returns the one that comes home: the same, where there is no other
+        node on the path. Does not wait until the deadline for a node that is known to be gone."""
+        if len(hop.path) == 1:
+            return values
+        arrival = in_flight.expect(type(hop))
 
         async def send() -> None:
-            trouble = await sending
+            trouble = await send_hop(self._context, hop, values)
             if trouble is not None and not arrival.done():
-                in_flight.settle(HopFailure(position, trouble))
+                in_flight.settle(HopFailure(hop.position, trouble))
 
         task = self._context.spawn(send())
         try:
@@ -311,23 +303,22 @@ class MicroBatchDriver:
         """Ask all nodes of the path about an overdue micro-batch. The first that has not handed it on is at
         fault."""
         in_flight.awaits = None
-        positions = range(1, len(in_flight.path))
-        passed = await of_each(positions, lambda position: self._has_passed(in_flight, position, homeward))
+        hop = in_flight.hop
+        positions = range(1, len(hop.path))
+        passed = await of_each(positions, lambda position: self._has_passed(hop, position, homeward))
         order = list(passed.items())
         if homeward:
             order.reverse()
         guilty = next((position for position, has in order if not has), order[-1][0] if order else 0)
         return HopFailure(guilty, "silent" if guilty else "refused")
 
-    async def _has_passed(self, in_flight: InFlightMicroBatch, position: int, homeward: bool) -> bool:
-        attempt = in_flight.attempt
+    async def _has_passed(self, hop: ForwardHop, position: int, homeward: bool) -> bool:
         question = Passed(
-            plan=self._context.assignment.digest, iteration=attempt.iteration, attempt=attempt.number,
-            micro_batch=in_flight.micro_batch, position=position, homeward=homeward,
+            plan=hop.plan, iteration=hop.iteration, attempt=hop.attempt, micro_batch=hop.micro_batch,
+            position=position, homeward=homeward,
         )  # fmt: skip
         timeout_s = min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s)
-        sender = self._context.sender
-        return await sender.message(in_flight.path[position], question, timeout_s=timeout_s) is None
+        return await send(self._context, hop.path[position], question, timeout_s=timeout_s) is None
 
     def _note_skips(self, agent: int, path: tuple[int, ...]) -> None:
         visited = {self._plan.instance.stage_of[node] for node in path}

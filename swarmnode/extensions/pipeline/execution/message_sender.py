@@ -1,6 +1,6 @@
 """Outgoing messages of a member: encoded, sent, and sent again where that can help.
 
-relay.py, iteration_driver.py, step_barrier.py -> [MessageSender] -> tensor_transport.py
+relay.py, iteration_driver.py, step_barrier.py -> [send, send_hop] -> tensor_transport.py
 
 A member that does not know the plan yet says so, and is asked again until the message's deadline; one that
 cannot be reached is tried again for a moment, in which a daemon is restarted or a connection found anew.
@@ -8,28 +8,23 @@ cannot be reached is tried again for a moment, in which a daemon is restarted or
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
-from typing import Any, Protocol
 
+import msgspec
 from torch import Tensor
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
-from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
+from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
     ForwardHop,
     Message,
-    TensorHeader,
     Trouble,
 )
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 from swarmnode.extensions.pipeline.wire.signing import signed
-from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
-from swarmnode.identity.node_key import NodeKey
 
 logger = logging.getLogger(__name__)
 
@@ -40,137 +35,60 @@ PAUSE_S = 0.05
 """Pause between attempts at the same message."""
 
 
-class Routed(Protocol):
-    """The properties of a micro-batch that its messages are made from."""
+async def send_hop(context: StageContext, hop: ForwardHop | BackwardHop, values: Tensor) -> Trouble | None:
+    """Send a tensor to the target of this message, which describes another tensor or has yet to be
+    signed."""
+    codec = context.settings.codec
+    try:
+        if values.numel() > LARGE_ELEMENTS:
+            encoded = await asyncio.to_thread(encode, values, codec)
+        else:
+            encoded = encode(values, codec)
+    except Rejected:
+        return "refused"
+    message = msgspec.structs.replace(hop, tensor=encoded.header)
+    if isinstance(message, ForwardHop) and message.position == 1:
+        # Only the data node sends there, and it signs for the whole path.
+        message = signed(message, context.key)
+    return await send(context, message.target, message, encoded.payload)
 
-    @property
-    def attempt(self) -> MicroBatchAttempt: ...
 
-    @property
-    def micro_batch(self) -> int: ...
-
-    @property
-    def path(self) -> tuple[int, ...]: ...
-
-
-class MessageSender:
-    """Sends the messages of one assignment."""
-
-    def __init__(
-        self,
-        transport: TensorTransport,
-        assignment: Assignment,
-        settings: MemberSettings,
-        *,
-        key: NodeKey,
-        lost: Collection[int],
-    ) -> None:
-        """`key`: signs own micro-batches. `lost`: nodes that are not tried again; a live view."""
-        self._key = key
-        self._lost = lost
-        self._transport = transport
-        self._assignment = assignment
-        self._settings = settings
-
-    def _timeout_s(self, node: int) -> float:
-        """Return the time limit of a hop to this node."""
-        hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node]
-        return min(self._settings.hop_timeout_s + self._settings.slack * hop_s, MAX_DEADLINE_S)
-
-    async def forward(
-        self,
-        routed: Routed,
-        position: int,
-        hidden_BTD: Tensor,
-        *,
-        tokens: int,
-        lengths: tuple[int, ...] = (),
-        prompts: tuple[int | None, ...] = (),
-        signature: bytes = b"",
-    ) -> Trouble | None:
-        """Send hidden states to the node at `position` of a path; behind its end, to the data node.
-
-        `signature`: as received; the data node, which sends to position 1, signs itself.
-        """
-
-        def message(header: TensorHeader) -> ForwardHop:
-            made = ForwardHop(
-                **self._common(routed, position),
-                tensor=header,
-                tokens=tokens,
-                lengths=lengths,
-                prompts=prompts,
-                signature=signature,
-            )
-            return signed(made, self._key) if position == 1 else made
-
-        return await self._tensor(hidden_BTD, message)
-
-    async def backward(self, routed: Routed, position: int, gradient_BTD: Tensor) -> Trouble | None:
-        """Send the node at `position` of a path the gradient of the hidden states that it handed on."""
-
-        def message(header: TensorHeader) -> BackwardHop:
-            return BackwardHop(**self._common(routed, position), tensor=header)
-
-        return await self._tensor(gradient_BTD, message)
-
-    def _common(self, routed: Routed, position: int) -> dict[str, Any]:
-        attempt = routed.attempt
-        return {
-            "plan": self._assignment.digest,
-            "iteration": attempt.iteration,
-            "attempt": attempt.number,
-            "micro_batch": routed.micro_batch,
-            "agent": attempt.agent,
-            "wave": attempt.wave,
-            "path": routed.path,
-            "position": position,
-        }
-
-    async def _tensor(
-        self, values: Tensor, make: Callable[[TensorHeader], ForwardHop | BackwardHop]
-    ) -> Trouble | None:
-        codec = self._settings.codec
+async def send(
+    context: StageContext,
+    node: int,
+    message: Message,
+    payload: Payload = NO_PAYLOAD,
+    *,
+    timeout_s: float | None = None,
+) -> Trouble | None:
+    """Send a message until it is answered or its time is over: that of a hop to this node, unless
+    `timeout_s` is given. Returns None if it was taken."""
+    peer_id, clock = context.assignment.peers[node], asyncio.get_running_loop().time
+    timeout_s = _hop_timeout_s(context, node) if timeout_s is None else timeout_s
+    until_s = clock() + timeout_s
+    # Under a new plan the others may not know us yet, and hang up on strangers.
+    is_new = message.iteration == context.assignment.iteration
+    patience_s = timeout_s if is_new else context.settings.reconnect_s
+    unreachable_until_s = clock() + patience_s
+    while True:
+        left_s = max(until_s - clock(), 0.001)
         try:
-            if values.numel() > LARGE_ELEMENTS:
-                encoded = await asyncio.to_thread(encode, values, codec)
-            else:
-                encoded = encode(values, codec)
-        except Rejected:
-            return "refused"
-        message = make(encoded.header)
-        return await self.message(message.target, message, encoded.payload)
+            refusal = await context.transport.send(peer_id, message, payload, timeout_s=left_s)
+        except NetworkError as error:
+            logger.debug("%s did not reach %s: %s", type(message).__name__, peer_id, error)
+            if node in context.lost or clock() + PAUSE_S >= min(until_s, unreachable_until_s):
+                return "silent"
+        else:
+            if refusal is None:
+                return None
+            if refusal is Refusal.NO_SLOT:
+                return "full"
+            if refusal is not Refusal.UNKNOWN_PLAN or clock() + PAUSE_S >= until_s:
+                return "refused"
+        await asyncio.sleep(PAUSE_S)
 
-    async def message(
-        self,
-        node: int,
-        message: Message,
-        payload: Payload = NO_PAYLOAD,
-        *,
-        timeout_s: float | None = None,
-    ) -> Trouble | None:
-        """Send a message until it is answered or its time is over: that of a hop to this node, unless
-        `timeout_s` is given. Returns None if it was taken."""
-        peer_id, clock = self._assignment.peers[node], asyncio.get_running_loop().time
-        timeout_s = self._timeout_s(node) if timeout_s is None else timeout_s
-        until_s = clock() + timeout_s
-        # Under a new plan the others may not know us yet, and hang up on strangers.
-        is_new = message.iteration == self._assignment.iteration
-        patience_s = timeout_s if is_new else self._settings.reconnect_s
-        unreachable_until_s = clock() + patience_s
-        while True:
-            left_s = max(until_s - clock(), 0.001)
-            try:
-                refusal = await self._transport.send(peer_id, message, payload, timeout_s=left_s)
-            except NetworkError as error:
-                logger.debug("%s did not reach %s: %s", type(message).__name__, peer_id, error)
-                if node in self._lost or clock() + PAUSE_S >= min(until_s, unreachable_until_s):
-                    return "silent"
-            else:
-                if refusal is None:
-                    return None
-                if refusal is Refusal.NO_SLOT:
-                    return "full"
-                if refusal is not Refusal.UNKNOWN_PLAN or clock() + PAUSE_S >= until_s:
-                    return "refused"
-            await asyncio.sleep(PAUSE_S)
+
+def _hop_timeout_s(context: StageContext, node: int) -> float:
+    """Return the time limit of a hop to this node."""
+    hop_s = context.assignment.plan.instance.hop_s[context.own][node]
+    return min(context.settings.hop_timeout_s + context.settings.slack * hop_s, MAX_DEADLINE_S)

@@ -22,7 +22,12 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.extensions.pipeline.execution.alignment import Alignment, OfferState, offer_to_none
+from swarmnode.extensions.pipeline.execution.alignment import (
+    Alignment,
+    IterationEnd,
+    OfferState,
+    offer_to_none,
+)
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
     Assignment,
@@ -31,13 +36,11 @@ from swarmnode.extensions.pipeline.execution.member_records import (
     MemberSettings,
     Reload,
 )
-from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENTS, MessageSender
+from swarmnode.extensions.pipeline.execution.message_sender import LARGE_ELEMENTS, send
 from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
-from swarmnode.extensions.pipeline.execution.stage_queue import (
-    StageQueue,
-)
-from swarmnode.extensions.pipeline.execution.step_barrier import BarrierResult, StepBarrier
+from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
+from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.packed_state import StageState
@@ -173,19 +176,18 @@ class PipelineMember:
         ModelError while `train` runs.
         """
         former = self._end_assignment()
-        lost = set[int]()
         context = StageContext(
             assignment=assignment,
             worker=worker,
             optimizer=optimizer,
             queue=self._queue,
-            sender=MessageSender(self.transport, assignment, self.settings, key=self._key, lost=lost),
+            transport=self.transport,
+            key=self._key,
             settings=self.settings,
             spawn=self._spawn,
             report_lost=lambda node, why: self.on_lost(assignment.peers[node], why),
             makespan_s=simulate(assignment.plan).makespan_s,
             iteration=assignment.iteration,
-            lost=lost,
         )
         self._queue.post(_prepare, worker, assignment.iteration)
         alignment = Alignment(context, self._gradient_exchange, self._reload, start=start, offer=offer)
@@ -300,7 +302,7 @@ class PipelineMember:
             if not knows:
                 logger.warning("nobody told us how iteration %d ended", active.context.iteration)
                 active.context.queue.post(active.context.worker.take_gradients)
-                active.ended.set_result(BarrierResult(lost_track=True))
+                active.ended.set_result(IterationEnd("", agrees=True, lost_track=True))
                 return
             closed = await active.barrier.close()
             self._digest = closed.digest
@@ -313,7 +315,7 @@ class PipelineMember:
                 active.barrier.begin()
 
     async def _finish(self, context: StageContext, message: Finished, node: int) -> None:
-        if await context.sender.message(node, message) == "silent":
+        if await send(context, node, message) == "silent":
             context.has_lost(node, f"did not hear that iteration {message.iteration} is over")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -18,9 +18,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+import msgspec
 from torch import Tensor
 
 from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.execution.message_sender import send, send_hop
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
@@ -55,16 +57,15 @@ class RelayPhase(IntEnum):
 class RelayedMicroBatch:
     """One attempt at a micro-batch, in flight through this member."""
 
-    attempt: MicroBatchAttempt
-    micro_batch: int
-    path: tuple[int, ...]
-    position: int
-    """Our position on the path."""
-    shape: tuple[int, ...]
-    """Shape of its hidden states."""
+    hop: ForwardHop
+    """The message that brought it."""
     phase: RelayPhase = RelayPhase.WAITING
     task: asyncio.Task[None] | None = None
     """The task that brings it to the next node. Its way back is not to be interrupted."""
+
+    @property
+    def attempt(self) -> MicroBatchAttempt:
+        return attempt_of(self.hop)
 
 
 class AgentSlots:
@@ -132,14 +133,10 @@ class Relay:
         if isinstance(message, BackwardHop):
             self._expecting(message)
             return
-        attempt, newest = attempt_of(message), self._relayed.get(message.agent)
-        if message.iteration != self._context.iteration:
-            early = self._early.get(message.agent)
-            if early is not None and attempt <= attempt_of(early[0]):
-                raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {attempt_of(early[0])}")
-        elif newest is not None and attempt <= newest.attempt:
-            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {newest.attempt}")
-        early = message.iteration != self._context.iteration
+        attempt, early = attempt_of(message), message.iteration != self._context.iteration
+        former = self._newest(message.agent, early=early)
+        if former is not None and attempt <= attempt_of(former):
+            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {attempt_of(former)}")
         if not self.slots.may_have(message.agent, early=early):
             self._free_slots_of_the_lost()
         if not self.slots.may_have(message.agent, early=early):
@@ -164,7 +161,7 @@ class Relay:
         """Return if the micro-batch was handed on. Raises Rejected: too_slow while it is here, unknown_work
         if it is not."""
         for relayed in self._relayed.values():
-            if relayed.micro_batch == message.micro_batch and relayed.attempt.number == message.attempt:
+            if (relayed.hop.micro_batch, relayed.hop.attempt) == (message.micro_batch, message.attempt):
                 if relayed.phase >= (RelayPhase.ANSWERED if message.homeward else RelayPhase.GONE):
                     return
                 if relayed.phase >= RelayPhase.BACK or not message.homeward:
@@ -190,69 +187,65 @@ class Relay:
                 self._begin(message, values)
         return bool(early)
 
+    def _newest(self, agent: int, *, early: bool = False) -> ForwardHop | None:
+        """Return the message of the agent's newest attempt. `early`: for the next iteration."""
+        if early:
+            return self._early[agent][0] if agent in self._early else None
+        return self._relayed[agent].hop if agent in self._relayed else None
+
     def _expecting(self, message: BackwardHop) -> RelayedMicroBatch:
         relayed = self._relayed.get(message.agent)
         expected = (
             relayed is not None
             and relayed.attempt == attempt_of(message)
-            and (relayed.path, relayed.position) == (message.path, message.position)
+            and (relayed.hop.path, relayed.hop.position) == (message.path, message.position)
             and relayed.phase in (RelayPhase.GOING, RelayPhase.GONE)
         )
         if relayed is None or not expected:
             raise Rejected(Refusal.UNKNOWN_WORK, f"no gradient is awaited for {attempt_of(message)}")
-        if message.tensor.shape != relayed.shape:
-            raise Rejected(Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {relayed.shape}")
+        if message.tensor.shape != relayed.hop.tensor.shape:
+            raise Rejected(
+                Refusal.WRONG_SHAPE, f"{message.tensor.shape}, it left as {relayed.hop.tensor.shape}"
+            )
         return relayed
 
     def _begin(self, message: ForwardHop, values: Tensor) -> None:
         former = self._relayed.get(message.agent)
         if former is not None:
             self._stop(former)
-        relayed = RelayedMicroBatch(
-            attempt_of(message), message.micro_batch, message.path, message.position, message.tensor.shape
-        )
-        self._relayed[message.agent] = relayed
-        relayed.task = self._context.spawn(self._onward(relayed, message, values))
+        relayed = self._relayed[message.agent] = RelayedMicroBatch(message)
+        relayed.task = self._context.spawn(self._onward(relayed, values))
 
     def _stop(self, relayed: RelayedMicroBatch) -> None:
         if relayed.task is not None and relayed.phase < RelayPhase.BACK:
             relayed.task.cancel()
 
-    async def _onward(self, relayed: RelayedMicroBatch, message: ForwardHop, values: Tensor) -> None:
-        context, agent = self._context, message.agent
+    async def _onward(self, relayed: RelayedMicroBatch, values: Tensor) -> None:
+        context, hop, agent = self._context, relayed.hop, relayed.hop.agent
 
         def forward() -> Tensor:
-            prompts = message.prompts or None
             device = context.worker.model.device
-            layout = packed_layout(message.lengths, device, prompts) if message.lengths else None
+            layout = packed_layout(hop.lengths, device, hop.prompts or None) if hop.lengths else None
             context.worker.reserve(agent)
-            return context.worker.forward(StageInput(relayed.attempt, values, message.tokens, layout))
+            return context.worker.forward(StageInput(relayed.attempt, values, hop.tokens, layout))
 
         try:
             output_BTD = await context.queue.perform("forward", agent, forward)
         except Exception as error:  # noqa: BLE001  a peer's numbers must not end the member
             _log_failure("forward", relayed.attempt, error)
             self._leave(agent, relayed)
-            await self._tell(relayed, relayed.position, "refused")
+            await self._tell(hop, hop.position, "refused")
             return
         relayed.phase = RelayPhase.GOING
-        target = (relayed.position + 1) % len(relayed.path)
-        trouble = await context.sender.forward(
-            relayed,
-            relayed.position + 1,
-            output_BTD,
-            tokens=message.tokens,
-            lengths=message.lengths,
-            prompts=message.prompts,
-            signature=message.signature,
-        )
+        onward = msgspec.structs.replace(hop, position=hop.position + 1)
+        trouble = await send_hop(context, onward, output_BTD)
         if trouble is None and relayed.phase == RelayPhase.GOING:
             relayed.phase = RelayPhase.GONE
         elif trouble is not None and relayed.phase == RelayPhase.GOING:
-            await self._tell(relayed, target, trouble)
+            await self._tell(hop, onward.position % len(hop.path), trouble)
 
     async def _homeward(self, relayed: RelayedMicroBatch, gradient_BTD: Tensor) -> None:
-        context, attempt = self._context, relayed.attempt
+        context, hop, attempt = self._context, relayed.hop, relayed.attempt
         try:
             answer_BTD = await context.queue.perform(
                 "backward", attempt.agent, lambda: context.worker.backward(attempt, gradient_BTD)
@@ -261,9 +254,9 @@ class Relay:
         except Exception as error:  # noqa: BLE001  a peer's numbers must not end the member
             _log_failure("backward", attempt, error)
             self._leave(attempt.agent, relayed)
-            await self._tell(relayed, relayed.position, "refused")
+            await self._tell(hop, hop.position, "refused")
             return
-        trouble = await context.sender.backward(relayed, relayed.position - 1, answer_BTD)
+        trouble = await send_hop(context, hop.backward(hop.position - 1), answer_BTD)
         if trouble is None:
             relayed.phase = RelayPhase.ANSWERED
             context.queue.post(context.worker.commit, attempt)
@@ -271,7 +264,7 @@ class Relay:
             context.queue.post(context.worker.discard, attempt)
         self._leave(attempt.agent, relayed)
         if trouble is not None:
-            await self._tell(relayed, relayed.position - 1, trouble)
+            await self._tell(hop, hop.position - 1, trouble)
 
     def _free_slots_of_the_lost(self) -> None:
         """Free the slots of agents whose data node is gone: no more of their micro-batches come in this
@@ -295,20 +288,19 @@ class Relay:
         if self.slots.give_back(agent, passed=is_last and relayed.phase == RelayPhase.ANSWERED):
             self._context.queue.post(self._context.worker.release, agent)
 
-    async def _tell(self, relayed: RelayedMicroBatch, position: int, trouble: Trouble) -> None:
+    async def _tell(self, hop: ForwardHop, position: int, trouble: Trouble) -> None:
         """Tell the data node, which decides what becomes of a micro-batch, that it does not get past a
         node."""
-        context, node, data_node = self._context, relayed.path[position], relayed.path[0]
+        context, node, data_node = self._context, hop.path[position], hop.path[0]
         if trouble == "silent":
             context.has_lost(node, "did not take a tensor in time")
-        if node == data_node or self._relayed.get(relayed.attempt.agent) is not relayed:
+        if node == data_node or self._newest(hop.agent) is not hop:
             return
         message = Lost(
-            plan=context.assignment.digest, iteration=relayed.attempt.iteration,
-            attempt=relayed.attempt.number,
-            micro_batch=relayed.micro_batch, position=position, fault=trouble,
+            plan=hop.plan, iteration=hop.iteration, attempt=hop.attempt, micro_batch=hop.micro_batch,
+            position=position, fault=trouble,
         )  # fmt: skip
-        if await context.sender.message(data_node, message) == "silent":
+        if await send(context, data_node, message) == "silent":
             context.has_lost(data_node, "did not take the news of a lost member")
 
 

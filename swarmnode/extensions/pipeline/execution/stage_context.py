@@ -11,25 +11,28 @@ from typing import Any
 import torch
 
 from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
-from swarmnode.extensions.pipeline.execution.message_sender import MessageSender
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.wire.hop_messages import Hop
+from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
+from swarmnode.identity.node_key import NodeKey
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 @dataclass(slots=True)
 class StageContext:
-    """The stage of one assignment, its thread, and the sender of its messages."""
+    """The stage of one assignment, its thread, and the way of its messages."""
 
     assignment: Assignment
     worker: StageWorker
     """Only to be touched in the thread of `queue`."""
     optimizer: torch.optim.Optimizer
     queue: StageQueue
-    sender: MessageSender
+    transport: TensorTransport
+    key: NodeKey
+    """Signs our own micro-batches."""
     settings: MemberSettings
     spawn: Spawn
     """Starts a task that ends with the member at the latest. A task that is in flight when the assignment
@@ -40,8 +43,8 @@ class StageContext:
     """Predicted time of an iteration."""
     iteration: int
     """The running iteration: optimizer steps taken before it."""
-    lost: set[int]
-    """Nodes that have not answered and have sent nothing since. Shared with the MessageSender."""
+    lost: set[int] = field(default_factory=set[int])
+    """Nodes that have not answered and have sent nothing since: they are not tried again."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the end of the iteration may have come nearer."""
 
@@ -54,10 +57,6 @@ class StageContext:
         """Seconds after the start of an iteration in which a data node may begin further attempts."""
         settings = self.settings
         return settings.slack * self.makespan_s + 2 * (settings.hop_timeout_s + settings.grace_s)
-
-    def micro_batch(self, agent: int, wave: int) -> int:
-        """Return the number of a micro-batch within its iteration."""
-        return agent * self.assignment.plan.instance.waves + wave
 
     def has_lost(self, node: int, why: str) -> None:
         """Record that a node is gone, until it sends something again."""

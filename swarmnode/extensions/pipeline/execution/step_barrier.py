@@ -12,10 +12,11 @@ counted one that came back another way, a replica has counted it too, so the who
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.execution.alignment import Alignment
+from swarmnode.extensions.pipeline.execution.alignment import Alignment, IterationEnd
+from swarmnode.extensions.pipeline.execution.message_sender import send
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
@@ -30,21 +31,6 @@ from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 logger = logging.getLogger(__name__)
 
 NOTHING = GradientSum({}, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class BarrierResult:
-    """The end of an iteration at this member."""
-
-    grad_norm: float | None = None
-    """None if no step was taken, or if it was undone."""
-    digest: str = ""
-    """Digest of the weights after the iteration (alignment.py)."""
-    agrees: bool = True
-    """True if the weights here were those of the majority of replicas."""
-    lost_track: bool = False
-    """True if the end was not heard of, or the right weights cannot be fetched: this member needs a new
-    assignment."""
 
 
 def counted_elsewhere(
@@ -114,7 +100,7 @@ class StepBarrier:
                 context.has_lost(node, f"did not finish iteration {context.iteration}")
         return bool(self._heard)
 
-    async def close(self) -> BarrierResult:
+    async def close(self) -> IterationEnd:
         """Settle, average, step, and compare the weights. Raises the context's iteration by one."""
         context, iteration = self._context, self._context.iteration
         own = await context.queue.call(self._settle, dict(self._heard))
@@ -128,12 +114,7 @@ class StepBarrier:
         if self._finished:
             self._begun.set()
         context.iteration += 1
-        return BarrierResult(
-            grad_norm=None if aligned.undone else grad_norm,
-            digest=aligned.digest,
-            agrees=aligned.agrees,
-            lost_track=not aligned.is_right,
-        )
+        return replace(aligned, grad_norm=None if aligned.undone else grad_norm)
 
     async def _watch(self, limit: asyncio.Timeout) -> None:
         """Ask each data node that has not finished if it is still at work, and extend the deadline if it is.
@@ -155,7 +136,7 @@ class StepBarrier:
                     micro_batch=0,
                     homeward=False,
                 )
-                trouble = await context.sender.message(node, question)
+                trouble = await send(context, node, question)
                 if trouble is None:
                     self._renew(limit, latest_s)
                 elif trouble == "silent" and self._heard:

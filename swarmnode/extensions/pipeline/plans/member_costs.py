@@ -1,7 +1,7 @@
 """Costs of members and links: measured, announced, checked, and corrected by observations.
 
 link_probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> [corrected_costs] -> partition.py,
-    instance_from_costs.py
+    planning_costs.py
 
 A claim is used for planning and for nothing else, and for no longer than it is fresh. A member that lies
 about its speed is corrected by what the others see: each announces how much longer the member took than it

@@ -15,7 +15,7 @@ layer_cuts.py holds the search.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from swarmnode.errors import ConfigError, ModelError
@@ -53,8 +53,6 @@ class PlannedStage:
     held_bytes: int
     slot_bytes: int
     """Activation bytes of one micro-batch in flight."""
-    forward_s: float
-    """Seconds of one token on the reference device."""
     peers: tuple[str, ...]
     """Peer ids of its replicas, sorted. A first answer by memory and speed; placement.py knows the links."""
 
@@ -67,7 +65,7 @@ class Partition:
     path_length: int
     """Stages that a micro-batch visits, stage 0 included."""
     spare: tuple[str, ...]
-    """Members that fit no stage."""
+    """Members that are not needed, or fit no stage. refilling.py finds a stage for those that help."""
 
     @property
     def stage_of(self) -> dict[str, int]:
@@ -85,13 +83,17 @@ def path_length(stages: int, skip: float) -> int:
 
 
 def partition(
-    settings: PlanSettings, members: Iterable[MemberCosts], *, stages: int | None = None, hop_s: float = 0.0
+    settings: PlanSettings,
+    members: Iterable[MemberCosts],
+    *,
+    stages: int | None,
+    price: Callable[[Partition], float] = lambda _: 0.0,
 ) -> Partition:
     """Return contiguous layer ranges and their replicas that minimise the time of the busiest stage.
 
-    `stages` None: the number that moves most micro-batches, by Little's law over compute, hops of `hop_s` and
-    slots; of equals the smaller. The order of `members` does not matter. Raises ConfigError for numbers that
-    make no sense and ModelError, with the missing bytes, if the members cannot hold the model.
+    `stages` None: the number that skips as wanted and has the lowest `price`, of equals the smaller. The
+    order of `members` does not matter. Raises ConfigError for numbers that make no sense and ModelError, with
+    the missing bytes, if the members cannot hold the model.
     """
     peers = _on_grid(settings, members)
     layers = settings.model.layers
@@ -104,7 +106,7 @@ def partition(
         raise ModelError("no member holds data, so there is no stage 0", hint="let one with memory hold it")
     most = min(layers, len(peers))
     if stages is None:
-        return _best_count(settings, peers, most, hop_s)
+        return _best_count(settings, peers, most, price)
     if not 2 <= stages <= most:
         raise ConfigError(
             f"{stages} stages asked for, from 2 to {most} are possible",
@@ -125,93 +127,36 @@ def planned_stage(settings: PlanSettings, first: int, end: int, peers: Iterable[
         end=end,
         held_bytes=sum(cost.held_bytes for cost in costs),
         slot_bytes=sum(cost.activation_bytes for cost in costs) * settings.micro_batch_tokens,
-        forward_s=sum(_pico(cost.forward_s) for cost in costs) / PICO,
         peers=tuple(sorted(peers)),
     )
 
 
-def _best_count(settings: PlanSettings, peers: tuple[GridMember, ...], most: int, hop_s: float) -> Partition:
+def _best_count(
+    settings: PlanSettings, peers: tuple[GridMember, ...], most: int, price: Callable[[Partition], float]
+) -> Partition:
     """Return the best partition over all numbers of stages. Fewer stages mean fewer hops, more mean smaller
     pieces."""
     counts, skip = range(2, most + 1), settings.skip
     exact = [c for c in counts if abs(1 - path_length(c, skip) / c - skip) <= SKIP_TOLERANCE]
-    speed = {peer.peer_id: peer.speed for peer in peers}
     for choice in (exact, [count for count in counts if count not in exact]):
         cuts = [(count, best_cut(_sums(settings, count), peers)) for count in choice]
         found = [_finish(settings, peers, count, cut) for count, cut in cuts if cut]
         if found:
-            return min(
-                found, key=lambda each: (_micro_batch_ps(each, settings, speed, hop_s), len(each.stages))
-            )
+            return min(found, key=lambda each: (price(each), len(each.stages)))
     raise _refusal(_sums(settings, most), peers, settings)
-
-
-def _micro_batch_ps(answer: Partition, settings: PlanSettings, speed: dict[str, int], hop_s: float) -> int:
-    """Return the picoseconds between two micro-batches: of the busiest stage, or of a round trip over those
-    in flight."""
-    stage_count, length = len(answer.stages), answer.path_length
-    times = [
-        round(part.forward_s * PICO) * settings.micro_batch_tokens * SPEED_GRID for part in answer.stages
-    ]
-    speeds = [sum(speed[peer] for peer in part.peers) for part in answer.stages]
-    alone = [
-        time * len(part.peers) // total
-        for time, part, total in zip(times, answer.stages, speeds, strict=True)
-    ]
-    trip = alone[0] + sum(alone[1:]) * (length - 1) // (stage_count - 1)
-    trip += length * round(hop_s * PICO)
-    in_flight = len(answer.stages[0].peers) * settings.slots
-    busiest = max(
-        times[0] // speeds[0],
-        *(
-            time * (length - 1) // (total * (stage_count - 1))
-            for time, total in zip(times[1:], speeds[1:], strict=True)
-        ),
-    )
-    return max(busiest, trip // in_flight)
 
 
 def _finish(
     settings: PlanSettings, peers: tuple[GridMember, ...], stages: int, cut: LayerDivision
 ) -> Partition:
-    sums = _sums(settings, stages)
-    groups, spare = _place_the_rest(sums, cut, peers)
     bounds = zip((0, *cut.ends[:-1]), cut.ends, strict=True)
     parts = tuple(
         planned_stage(settings, first, end, (peer.peer_id for peer in group))
-        for (first, end), group in zip(bounds, groups, strict=True)
+        for (first, end), group in zip(bounds, cut.groups, strict=True)
     )
-    return Partition(parts, sums.path_length, spare)
-
-
-def _place_the_rest(
-    sums: LayerSums, cut: LayerDivision, peers: tuple[GridMember, ...]
-) -> tuple[list[list[GridMember]], tuple[str, ...]]:
-    """Add members that the optimum did not need to the busiest stage that they can hold."""
-    groups = [list(group) for group in cut.groups]
-    starts = (0, *cut.ends[:-1])
-    needs = [sums.first_bytes(cut.ends[0])]
-    loads = [sums.first_load(cut.ends[0])]
-    for first, end in zip(starts[1:], cut.ends[1:], strict=True):
-        needs.append((end - first) * sums.layer_bytes)
-        loads.append(sums.load_of(end - first))
-    busy = {peer for group in groups for peer in group}
-    spare: list[str] = []
-    for peer in peers:
-        if peer in busy:
-            continue
-        able = [
-            stage
-            for stage, need in enumerate(needs)
-            if peer.free_bytes >= need and (stage > 0 or peer.holds_data)
-        ]
-        if not able:
-            spare.append(peer.peer_id)
-            continue
-        speeds = [sum(other.speed for other in group) for group in groups]
-        busiest = max(able, key=lambda stage: (loads[stage] * PICO // speeds[stage], -stage))
-        groups[busiest].append(peer)
-    return groups, tuple(sorted(spare))
+    busy = {peer for group in cut.groups for peer in group}
+    spare = tuple(sorted(peer.peer_id for peer in peers if peer not in busy))
+    return Partition(parts, path_length(stages, settings.skip), spare)
 
 
 def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], settings: PlanSettings) -> ModelError:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.extensions.pipeline.plans.instance_from_costs import instance_from
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, MemberCosts, corrected_costs
 from swarmnode.extensions.pipeline.plans.observations import counted_observations, useless_members
 from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage, partition, planned_stage
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
-from swarmnode.extensions.pipeline.plans.refilling import PlanningCosts, refill_stages
+from swarmnode.extensions.pipeline.plans.planning_costs import PlanningCosts
+from swarmnode.extensions.pipeline.plans.refilling import refill_stages
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort, first_plan, search
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
@@ -180,7 +180,9 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
     """Return a plan that is free to choose: layers by memory and speed, members by links, then paths."""
     settings = inputs.settings
     try:
-        parts = partition(settings, scene.costs.values(), stages=count, hop_s=scene.hop_s)
+        parts = partition(
+            settings, scene.costs.values(), stages=count, price=lambda each: scene.price(each)[0]
+        )
     except ModelError:
         before = inputs.former.ranges if inputs.former is not None else {}
         whole = [peer for peer in scene.costs if before.get(peer) == (0, settings.model.layers)]
@@ -188,6 +190,8 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
             raise
         # Whoever was left alone with the model goes on so: these newcomers are too small to share it.
         return _alone(inputs, scene.costs[min(whole)])
+    # The fewest members that are as fast: the others take the stages where they help.
+    parts = refill_stages(scene, [part.end for part in parts.stages], parts.stage_of) or parts
     instance, table = scene.measured(parts)
     steps = _steps(settings, instance)
     effort = PlacementEffort(swaps=steps // 20, steps=steps // 4)
@@ -233,7 +237,7 @@ def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
             f"{member.peer_id} is the only member left and holds no data", hint="add one that does"
         )
     parts = Partition((part,), 1, ())
-    instance, _ = instance_from({member.peer_id: member}, {}, parts, settings)
+    instance, _ = PlanningCosts({member.peer_id: member}, {}, settings).measured(parts)
     return _agreed(inputs, parts, first_plan(instance))
 
 

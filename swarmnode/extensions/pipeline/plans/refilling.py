@@ -10,19 +10,11 @@ changing the stage means loading weights. None of this asks for the time or the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
-from statistics import median_low
 
-from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.plans.instance_from_costs import instance_from
-from swarmnode.extensions.pipeline.plans.member_costs import LinkCosts, MemberCosts, forward_s
-from swarmnode.extensions.pipeline.plans.partition import Partition, path_length, planned_stage
-from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
-from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
-from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents
-from swarmnode.extensions.pipeline.scheduling.placement import PlacementTable
-from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
+from swarmnode.extensions.pipeline.plans.member_costs import forward_s
+from swarmnode.extensions.pipeline.plans.partition import Partition
+from swarmnode.extensions.pipeline.plans.planning_costs import Groups, PlanningCosts
 
 HARM = 1.1
 """Factor of slowdown from which a newcomer stays spare: it would slow every micro-batch by it in any
@@ -31,44 +23,6 @@ stage."""
 LACK = 0.5
 """Weight of a missing data node, as a share of the time of a micro-batch. One missing of two halves the
 tokens of a step: to have them back, a micro-batch may take half as long again."""
-
-Groups = list[list[str]]
-"""Peer ids of each stage's replicas."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanningCosts:
-    """Costs of members, links and the model, independent of who holds what."""
-
-    costs: Mapping[str, MemberCosts]
-    """Costs of each peer id, sorted, corrected by observations of others."""
-    links: Mapping[tuple[str, str], LinkCosts]
-    """Costs of the link from one peer id to another."""
-    settings: PlanSettings
-
-    @property
-    def hop_s(self) -> float:
-        """Typical time of a micro-batch from one member to the next."""
-        size_bytes = self.settings.token_bytes * self.settings.micro_batch_tokens
-        hops = sorted(link.transfer_s(size_bytes) for link in self.links.values())
-        return median_low(hops) if hops else 0.0
-
-    def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
-        """Return the instance of this partition, and the costs of each member in every other stage.
-
-        Raises ConfigError if no link was measured, or if a member cannot hold a micro-batch of its stage.
-        """
-        return instance_from(self.costs, self.links, parts, self.settings)
-
-    def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
-        """Return the partition with these stages and replicas. Members in no group are spare."""
-        stages = tuple(
-            planned_stage(self.settings, first, end, group)
-            for first, end, group in zip((0, *ends), ends, groups, strict=False)
-        )
-        placed = {peer for group in groups for peer in group}
-        spare = tuple(sorted(peer for peer in self.costs if peer not in placed))
-        return Partition(stages, path_length(len(ends), self.settings.skip), spare)
 
 
 def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
@@ -89,7 +43,7 @@ def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[s
         map_.join(peer)
     map_.mend()
     found = scene.parts(ends, map_.groups)
-    return found if map_.share_s(map_.groups) < inf else None
+    return found if scene.price(found)[0] < inf else None
 
 
 class _Map:
@@ -141,8 +95,7 @@ class _Map:
                 for group in self.groups[1:]
                 if len(group) > len(self.groups[0])
                 for peer in group
-                if self._can(peer, 0)
-                and self._micro_batches(self._moved(peer, 0)) > self._micro_batches(self.groups)
+                if self._can(peer, 0) and self._price(self._moved(peer, 0))[1] > self._price(self.groups)[1]
             ]
             if not able:
                 return
@@ -156,45 +109,24 @@ class _Map:
         """Return the number of members that could hold this stage."""
         return sum(self._can(peer, stage) for peer in self._scene.costs)
 
-    def share_s(self, groups: Groups) -> float:
-        """Return the seconds of an iteration per micro-batch; infinite while a stage is empty or short of
-        slots."""
-        instance = self._instance(groups)
-        if instance is None:
-            return inf
-        try:
-            paths = first_paths(instance)
-        except ConfigError:
-            return inf
-        return Simulator(instance).run(paths).makespan_s / len(paths)
-
     def _prices(self, choices: Sequence[Groups]) -> list[tuple[float, float]]:
         """Return two prices of each map: simulated seconds, if possible, weighed by the tokens of a step; and
         the load of the busiest stage, for maps with gaps."""
-        starts = [self._micro_batches(groups) for groups in choices]
+        found = [self._price(groups) for groups in choices]
+        most = max(started for _, started in found)
         prices: list[tuple[float, float]] = []
-        for groups, started in zip(choices, starts, strict=True):
-            weight = 1 + LACK if started < max(starts) and self._lacks_data(groups) else 1.0
+        for groups, (share_s, started) in zip(choices, found, strict=True):
+            weight = 1 + LACK if started < most and self._lacks_data(groups) else 1.0
             load = max(self._load(stage, group) for stage, group in enumerate(groups))
-            prices.append((weight * self.share_s(groups), load))
+            prices.append((weight * share_s, load))
         return prices
+
+    def _price(self, groups: Groups) -> tuple[float, int]:
+        return self._scene.price(self._scene.parts(self._ends, groups))
 
     def _lacks_data(self, groups: Groups) -> bool:
         """Return True if stage 0 has fewer data nodes than the other stages have replicas on average."""
         return len(groups[0]) * (len(groups) - 1) < sum(map(len, groups[1:]))
-
-    def _micro_batches(self, groups: Groups) -> int:
-        """Return the micro-batches in flight at once, as the slots of data nodes and other stages allow; 0
-        with a gap."""
-        instance = self._instance(groups)
-        return len(agents(instance)) if instance is not None else 0
-
-    def _instance(self, groups: Groups) -> Instance | None:
-        """Return the instance of these groups; None if a stage is empty or no link was measured."""
-        try:
-            return self._scene.measured(self._scene.parts(self._ends, groups))[0] if all(groups) else None
-        except ConfigError:
-            return None
 
     def _load(self, stage: int, group: Sequence[str]) -> float:
         part = self.parts.stages[stage]

@@ -15,15 +15,15 @@ until its deadline.
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from swarmnode.errors import HostDown, NetworkError
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeStep
 from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightStep, InFlightSteps
-from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, tails_of
+from swarmnode.extensions.pipeline.rollouts.stage_caches import tails_of
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
 from swarmnode.extensions.pipeline.wire.member_streams import BrokenOff, MemberStreams
@@ -61,29 +61,25 @@ class DecodeHops:
     async def run(
         self,
         members: PlanMembers,
-        path: tuple[int, ...],
-        session: int,
-        segments: Segments,
+        step: DecodeStep,
         hidden_ND: Tensor,
         *,
-        version: int,
         timeout_s: float,
         suspect: Callable[[str, str], None],
     ) -> Tensor | Stopped:
-        """Send the output of our own stage around the path. Returns the hidden states of the tails behind its
-        end.
+        """Send the output of our own stage around the path of a step at position 0. Returns the hidden states
+        of the tails behind its end.
 
         `suspect(peer_id, why)` is called with a member that keeps us waiting.
         """
         not_ready: Stopped | None = None
         pause_s = FIRST_PAUSE_S
-        shape = sum(segments.tails), hidden_ND.shape[1]
-        with self._in_flight.expect(members, path, session, shape) as expected:
+        with self._in_flight.expect(members, step) as expected:
             try:
                 async with asyncio.timeout(timeout_s) as limit:
                     while True:
                         left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
-                        result = await self._result(expected, segments, hidden_ND, version, left_s)
+                        result = await self._result(expected, hidden_ND, left_s)
                         if isinstance(result, Tensor) or result.why is not StopReason.OTHER_PLAN:
                             return result
                         if result.node is None:
@@ -103,12 +99,10 @@ class DecodeHops:
                     return Stopped(StopReason.LOST, not_ready.node, detail)
                 return Stopped(StopReason.FORGOTTEN, None, f"nothing came around within {timeout_s:g} s")
 
-    async def _result(
-        self, expected: InFlightStep, segments: Segments, hidden_ND: Tensor, version: int, timeout_s: float
-    ) -> Tensor | Stopped:
+    async def _result(self, expected: InFlightStep, hidden_ND: Tensor, timeout_s: float) -> Tensor | Stopped:
         """Send a step of ours to the first node of its path, and wait for the result."""
         expected.begin()
-        sending = asyncio.ensure_future(self._begin(expected, segments, hidden_ND, version, timeout_s))
+        sending = asyncio.ensure_future(self._begin(expected, hidden_ND, timeout_s))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
         result = await asyncio.shield(expected.found)
@@ -118,14 +112,16 @@ class DecodeHops:
         return result
 
     async def pass_on(
-        self, members: PlanMembers, segments: Segments, hidden_ND: Tensor, *, timeout_s: float, **fields: Any
+        self, members: PlanMembers, step: DecodeStep, hidden_ND: Tensor, *, timeout_s: float
     ) -> Stopped | None:
-        """Send hidden states to the node at `position`; behind the end of the path only the tails. Returns
-        None once that node has passed them on; otherwise the reason why it did not, without a node."""
+        """Send what our stage makes of a step to the next node; behind the end of the path only the tails.
+        Returns None once that node has passed them on; otherwise the reason why it did not, without a
+        node."""
         timeout_s -= min(MARGIN_S, MARGIN_SHARE * timeout_s)
-        is_last = fields["position"] == len(fields["path"])
-        encoded = encode(tails_of(hidden_ND, segments) if is_last else hidden_ND, self._codec)
-        step = DecodeStep(segments=segments, tensor=encoded.header, plan=members.plan, **fields)
+        position = step.position + 1
+        is_last = position == len(step.path)
+        encoded = encode(tails_of(hidden_ND, step.segments) if is_last else hidden_ND, self._codec)
+        step = msgspec.structs.replace(step, position=position, tensor=encoded.header)
         try:
             await self._streams.ask(
                 members.peers[step.target], MemberService.GENERATION, step, type(None),
@@ -140,13 +136,8 @@ class DecodeHops:
             return Stopped(StopReason.LOST, None, str(error))
         return None
 
-    async def _begin(
-        self, expected: InFlightStep, segments: Segments, hidden_ND: Tensor, version: int, timeout_s: float
-    ) -> None:
+    async def _begin(self, expected: InFlightStep, hidden_ND: Tensor, timeout_s: float) -> None:
         """Send a step of ours to the first node of its path. The feed ends if it does not take it."""
-        stopped = await self.pass_on(
-            expected.members, segments, hidden_ND, timeout_s=timeout_s, session=expected.session,
-            path=expected.path, position=1, number=expected.number, version=version,
-        )  # fmt: skip
+        stopped = await self.pass_on(expected.members, expected.step, hidden_ND, timeout_s=timeout_s)
         if stopped is not None:
-            expected.stop(Stopped(stopped.why, expected.path[1], stopped.detail))
+            expected.stop(Stopped(stopped.why, expected.step.path[1], stopped.detail))

@@ -28,7 +28,7 @@ PathPosition = Annotated[int, Meta(ge=1, le=MAX_PATH)]
 class _OfSession(MemberMessage, frozen=True, kw_only=True):
     plan: Digest
     session: Count
-    """The data node's number of the session; 0 if nothing is kept."""
+    """The data node's number of the session."""
     path: Path
     """Nodes in order of visit, the data node first."""
     position: PathPosition

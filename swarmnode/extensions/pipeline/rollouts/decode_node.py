@@ -22,7 +22,7 @@ is brought again: nothing needs to be exactly once.
 
 import asyncio
 import logging
-from collections import OrderedDict
+import secrets
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -30,6 +30,7 @@ from typing import Protocol, Self, TypeVar
 import msgspec
 from torch import Tensor
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason, stopped_by
 from swarmnode.extensions.pipeline.rollouts.decode_hops import DecodeHops
@@ -42,10 +43,10 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     check_message,
 )
 from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightSteps
-from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
+from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, SessionKey, StageCaches
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.codec import decode
-from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
+from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, TensorHeader
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
@@ -63,6 +64,9 @@ MAX_POLL_S = 0.5
 
 TELL_TIMEOUT_S = 10.0
 """Limit of a message that its receiver can do without."""
+
+NUMBER_BITS = 52
+"""Bits of the number of a feed."""
 
 MAX_REMEMBERED = 1024
 """Sessions whose path is remembered."""
@@ -105,11 +109,11 @@ class DecodeNode:
         """Steps computed here for others."""
         self._version = version
         self._streams = streams
-        self._plans: dict[str, PlanMembers] = {}
+        self._plans = BoundedDict[str, PlanMembers](KEPT_PLANS)
         self._in_flight = InFlightSteps(streams.incoming.refused)
         self._hops = DecodeHops(streams, codec, self._in_flight)
         self._settled = asyncio.Event()
-        self._routes: OrderedDict[tuple[str, int], tuple[str, tuple[int, ...]]] = OrderedDict()
+        self._routes = BoundedDict[tuple[str, int], tuple[str, tuple[int, ...]]](MAX_REMEMBERED)
 
     async def __aenter__(self) -> Self:
         handler = ServiceHandler(DecodeMessage, self._respond, self._knows)
@@ -140,10 +144,7 @@ class DecodeNode:
         if members.plan != self.plan:
             self._in_flight.replanned("we have another plan")
         self.plan = members.plan
-        self._plans.pop(members.plan, None)
         self._plans[members.plan] = members
-        while len(self._plans) > KEPT_PLANS:
-            del self._plans[next(iter(self._plans))]
 
     def lose(self, peer_id: str, why: str) -> None:
         """Stop waiting for steps that go past a member that is gone."""
@@ -156,7 +157,7 @@ class DecodeNode:
     async def compute(
         self,
         plan: str,
-        key: tuple[str, int] | None,
+        key: SessionKey,
         segments: Segments,
         hidden: Callable[[StageModel], Tensor],
         version: int,
@@ -210,10 +211,13 @@ class DecodeNode:
         members = self._plans.get(plan)
         if members is None or plan != self.plan:
             return Stopped(StopReason.OTHER_PLAN, None, "we have another plan")
-        return await self._hops.run(
-            members, path, session, segments, hidden_ND, version=version, timeout_s=timeout_s,
-            suspect=self.on_silent,
+        # Who is not on the path cannot guess the number. The type of the tensor is open until it is encoded.
+        step = DecodeStep(
+            plan=plan, session=session, path=path, position=0, number=secrets.randbits(NUMBER_BITS),
+            version=version, segments=segments,
+            tensor=TensorHeader(codec="none", dtype="float16", shape=tuple(hidden_ND.shape)),
         )  # fmt: skip
+        return await self._hops.run(members, step, hidden_ND, timeout_s=timeout_s, suspect=self.on_silent)
 
     async def close_session(self, plan: str, path: tuple[int, ...], session: int) -> None:
         """Let the other members forget a session. A member that does not hear of it drops the session when it
@@ -225,14 +229,10 @@ class DecodeNode:
         """Raises Rejected: wrong_route, unless the message is on the route of its session. The first step
         determines the route; after that, only members on it can send messages of the session."""
         key, route = (members.peers[message.path[0]], message.session), (message.plan, message.path)
-        if not message.session:
-            return
         if self._routes.setdefault(key, route) != route:
             raise Rejected(Refusal.WRONG_ROUTE, f"a session along {message.path}")
         if isinstance(message, Closed):
             del self._routes[key]
-        elif len(self._routes) > MAX_REMEMBERED:
-            self._routes.popitem(last=False)
 
     # A node on the path
 
@@ -274,15 +274,13 @@ class DecodeNode:
             if step.position == len(step.path):
                 self._in_flight.arrived(step, hidden_ND)
                 return None
-            key = (owner, step.session) if step.session else None
+            key = owner, step.session
             found_ND = await self.compute(step.plan, key, step.segments, lambda _: hidden_ND, step.version)
         if isinstance(found_ND, Stopped):
             return _halted(step, found_ND, step.position)
         self.steps += 1
-        stopped = await self._hops.pass_on(
-            members, step.segments, found_ND, timeout_s=max(until_s - clock(), 0.001), session=step.session,
-            path=step.path, position=step.position + 1, number=step.number, version=step.version,
-        )  # fmt: skip
+        left_s = max(until_s - clock(), 0.001)
+        stopped = await self._hops.pass_on(members, step, found_ND, timeout_s=left_s)
         return _halted(step, stopped, step.position + 1) if stopped is not None else None
 
     async def _close_next(self, members: PlanMembers, closed: Closed) -> None:

@@ -9,7 +9,6 @@ may take. So whatever is heard of a member, or of the plan, ends what it concern
 """
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +21,6 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeStep, H
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
-NUMBER_BITS = 52
-"""Bits of the number of a feed."""
-
 Arrival = asyncio.Future[Tensor | Stopped]
 
 
@@ -32,12 +28,9 @@ Arrival = asyncio.Future[Tensor | Stopped]
 class InFlightStep:
     """One feed of ours, with the fields that a message about it must have."""
 
-    number: int
     members: PlanMembers
-    path: tuple[int, ...]
-    session: int
-    shape: tuple[int, int]
-    """Shape of the hidden states that come around: tails x width."""
+    step: DecodeStep
+    """The feed as it leaves our own stage."""
     found: Arrival
     """Result of the attempt under way."""
     news: Arrival
@@ -45,7 +38,13 @@ class InFlightStep:
     is gone."""
 
     def is_meant(self, message: DecodeStep | Halted) -> bool:
-        return (message.plan, message.path, message.session) == (self.members.plan, self.path, self.session)
+        step = self.step
+        return (message.plan, message.path, message.session) == (step.plan, step.path, step.session)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the hidden states that come around: tails x width."""
+        return sum(self.step.segments.tails), self.step.tensor.shape[1]
 
     def begin(self) -> None:
         """Wait for another attempt. It has the same number: the result of one before will do."""
@@ -64,7 +63,7 @@ class InFlightStep:
 class InFlightSteps:
     """A data node's feeds that are waited for, by number.
 
-    >>> with in_flight.expect(members, (0, 3, 5), 1, (8, 64)) as expected:                # doctest: +SKIP
+    >>> with in_flight.expect(members, step) as expected:                                  # doctest: +SKIP
     ...     result = await expected.found
     """
 
@@ -74,18 +73,14 @@ class InFlightSteps:
         self._expected: dict[int, InFlightStep] = {}
 
     @contextmanager
-    def expect(
-        self, members: PlanMembers, path: tuple[int, ...], session: int, shape: tuple[int, int]
-    ) -> Iterator[InFlightStep]:
+    def expect(self, members: PlanMembers, step: DecodeStep) -> Iterator[InFlightStep]:
         """Register a feed for as long as its result is waited for."""
-        # Not to be guessed by members that the feed does not pass.
-        number = secrets.randbits(NUMBER_BITS)
         new = asyncio.get_running_loop().create_future
-        self._expected[number] = expected = InFlightStep(number, members, path, session, shape, new(), new())
+        self._expected[step.number] = expected = InFlightStep(members, step, new(), new())
         try:
             yield expected
         finally:
-            del self._expected[number]
+            del self._expected[step.number]
 
     def arrived(self, message: DecodeStep | Halted, result: Tensor | Stopped) -> bool:
         """Resolve a feed with the result that a message brings. Returns True if it was awaited hidden
@@ -110,6 +105,6 @@ class InFlightSteps:
         """End every feed that goes past a member that is gone."""
         for expected in self._expected.values():
             peers = expected.members.peers
-            for node in expected.path[1:]:
+            for node in expected.step.path[1:]:
                 if peers[node] == peer_id:
                     expected.hear(Stopped(StopReason.LOST, node, why))

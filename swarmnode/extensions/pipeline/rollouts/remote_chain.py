@@ -144,7 +144,7 @@ class RemoteChain:
         if feed.route.plan != members.plan:
             return Stopped(StopReason.FORGOTTEN, None, "there is another plan")
         started_s = self._loop.time()
-        key = self._key(members, feed.session) if feed.session else None
+        key = self._key(members, feed.session)
         try:
             async with asyncio.timeout(self._step_timeout_s):
                 hidden_ND = await self._node.compute(

@@ -55,7 +55,7 @@ class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """
 
     cells: Annotated[tuple[Cell, ...], Meta(max_length=MAX_SEQUENCES)]
-    """The cell of each sequence. Empty: nothing is kept, and every sequence starts at 0 (scoring)."""
+    """The cell of each sequence."""
     starts: Positions
     """Position of the first token that each sequence brings."""
     counts: Positions
@@ -78,10 +78,8 @@ class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             raise ValueError("a sequence brings no token")
         if any(tail > count for tail, count in zip(self.tails, self.counts, strict=True)):
             raise ValueError("a tail is longer than its sequence")
-        if self.cells and (len(self.cells) != rows or len(set(self.cells)) != rows):
+        if len(self.cells) != rows or len(set(self.cells)) != rows:
             raise ValueError("cells are not one for each sequence")
-        if not self.cells and (self.forks or any(self.starts)):
-            raise ValueError("without cells there is nothing to go on from")
         if any(fork[0] == fork[1] for fork in self.forks):
             raise ValueError("a fork into its own cell")
 
@@ -149,20 +147,17 @@ class StageCaches:
         self._sessions.pop(key, None)
 
     @torch.inference_mode()
-    def run(self, key: SessionKey | None, segments: Segments, hidden_ND: Tensor) -> Tensor:
+    def run(self, key: SessionKey, segments: Segments, hidden_ND: Tensor) -> Tensor:
         """Apply our own layers to hidden states [N, D] of all tokens in `segments`, which lie end to end.
 
-        None as the key, or no cells: nothing is looked up or kept. Raises Rejected, with everything as
-        before: wrong_shape, not_finite, unknown_work (cells that do not reach as far as a start says),
-        no_memory, no_slot. If the output of the layers is not_finite, the next step writes over the columns
-        that it has filled.
+        Raises Rejected, with everything as before: wrong_shape, not_finite, unknown_work (cells that do not
+        reach as far as a start says), no_memory, no_slot. If the output of the layers is not_finite, the next
+        step writes over the columns that it has filled.
         """
         self._check(segments, hidden_ND)
         hidden_ND = hidden_ND.to(self.model.device, self.model.settings.dtype)
         out_ND = torch.empty_like(hidden_ND)
-        session = None
-        if key is not None and segments.cells:
-            session = self._prepared(key, segments)
+        session = self._prepared(key, segments)
         for batch in _batches(segments):
             self._run_batch(session, segments, batch, hidden_ND, out_ND)
         if not bool(torch.isfinite(out_ND).all()):
@@ -240,7 +235,7 @@ class StageCaches:
 
     def _run_batch(
         self,
-        session: _Session | None,
+        session: _Session,
         segments: Segments,
         batch: Sequence[int],
         hidden_ND: Tensor,
@@ -248,13 +243,9 @@ class StageCaches:
     ) -> None:
         """Run these rows of the step, padded on the right to one width."""
         places_BT, positions_BT = _grid(segments, batch, self.model.device)
-        hidden_BTD = hidden_ND[places_BT]
-        if session is None:
-            found_BTD = self.model.forward(hidden_BTD)
-        else:
-            cells = [segments.cells[row] for row in batch]
-            cache = _Columns(session, cells, positions_BT, max(segments.starts[row] for row in batch))
-            found_BTD = self.model.forward_cached(hidden_BTD, positions_BT, cache)
+        cells = [segments.cells[row] for row in batch]
+        cache = _Columns(session, cells, positions_BT, max(segments.starts[row] for row in batch))
+        found_BTD = self.model.forward_cached(hidden_ND[places_BT], positions_BT, cache)
         if places_BT.shape[1] == 1:
             out_ND[places_BT[:, 0]] = found_BTD[:, 0]
             return

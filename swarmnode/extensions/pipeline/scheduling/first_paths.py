@@ -20,12 +20,10 @@ Route = tuple[int, ...]
 """Nodes of an agent, its data node first."""
 
 
-def first_paths(instance: Instance, data_nodes: Sequence[int] | None = None) -> list[Route]:
-    """Return a feasible path for every agent, in the order of `data_nodes` (default: `agents(instance)`).
-
-    Raises ConfigError when no feasible plan exists, or when `max_gap` is too narrow for visits round robin.
-    """
-    order = list(agents(instance) if data_nodes is None else data_nodes)
+def first_paths(instance: Instance) -> list[Route]:
+    """Return a feasible path for every agent, in the order of `agents(instance)`. Raises ConfigError when
+    `max_gap` is too narrow for visits round robin."""
+    order = agents(instance)
     visits = stage_visits(instance, len(order))
     gap_binds = instance.max_gap < len(instance.stages) - instance.path_length + 1
     sets = _round_robin(instance, visits, len(order)) if gap_binds else None
@@ -40,19 +38,12 @@ def first_paths(instance: Instance, data_nodes: Sequence[int] | None = None) -> 
 
 def stage_visits(instance: Instance, agent_count: int) -> list[int]:
     """Return the visits of a wave to each stage: as many as each needs, the rest at the stages with the most
-    spare slots."""
+    spare slots, which `agents` has seen to be enough."""
     visits = list(least_visits(instance, agent_count))
     most = [min(agent_count, instance.slots(stage)) for stage in range(len(instance.stages))]
     missing = agent_count * instance.path_length - sum(visits)
     for _ in range(missing):
-        stage = max(range(1, len(visits)), key=lambda s: (most[s] - visits[s], -s))
-        if visits[stage] >= most[stage]:
-            raise ConfigError(
-                f"{agent_count} agents need {agent_count * (instance.path_length - 1)} slots "
-                "beyond stage 0, the stages have fewer",
-                hint="give them more memory or nodes, or skip more stages",
-            )
-        visits[stage] += 1
+        visits[max(range(1, len(visits)), key=lambda s: (most[s] - visits[s], -s))] += 1
     return visits
 
 

@@ -1,6 +1,6 @@
 """Assigns nodes to stages by their links, before the paths are planned in detail.
 
-instance_from_costs.py, or a file -> Instance -> [search] -> Scheduled on another stage map -> schedule
+planning_costs.py, or a file -> Instance -> [search] -> Scheduled on another stage map -> schedule
 
 Replicas of a stage average gradients and neighbouring stages pass activations, so both belong behind fast
 links (Holmes, arXiv 2312.03549; DT-FM, arXiv 2206.01288). DT-FM and SkipPipe score a map by the slowest pair
@@ -62,7 +62,8 @@ class _Placed:
     """A map that was tried, with its first paths; None if none keep every rule."""
 
     plan: Plan | None
-    makespan_s: float
+    share_s: float
+    """Seconds of an iteration per micro-batch in flight."""
     price_s: float
 
 
@@ -85,14 +86,14 @@ def search(
     tried: dict[StageOf, _Placed] = {}
     for start in range(effort.starts):
         _anneal(tried, instance, _shuffled(given, table, rng) if start else given, table, rng, effort.swaps)
-    fastest = sorted(tried.values(), key=lambda each: each.makespan_s)[:FINALISTS]
+    fastest = sorted(tried.values(), key=lambda each: each.share_s)[:FINALISTS]
     budget = SearchBudget(steps=effort.steps)
     scheduled = [
         schedule(each.plan.instance, seed=seed, budget=budget, start=each.plan)
         for each in fastest
         if each.plan is not None
     ]
-    return min(scheduled, key=lambda each: each.makespan_s)
+    return min(scheduled, key=lambda each: each.makespan_s / len(each.plan.paths))
 
 
 def first_plan(instance: Instance) -> Plan:
@@ -130,7 +131,9 @@ def _placed(instance: Instance, stage_of: StageOf, table: PlacementTable) -> _Pl
         # Slots change with the map, and with them how often a stage has to be visited.
         return _Placed(None, inf, inf)
     run = Simulator(plan.instance).run(plan.paths)
-    return _Placed(plan, run.makespan_s, cost_s(run))
+    # Per micro-batch: slots change with the map, and with them how many are in flight.
+    count = len(plan.paths)
+    return _Placed(plan, run.makespan_s / count, cost_s(run) / count)
 
 
 def _shuffled(stage_of: StageOf, table: PlacementTable, rng: random.Random) -> StageOf:

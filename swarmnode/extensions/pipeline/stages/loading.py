@@ -26,6 +26,7 @@ from swarmnode.extensions.pipeline.stages.stage_model import (
     build_stage,
 )
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
+from swarmnode.model.base_model import read_config
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -83,19 +84,6 @@ class WeightFolder:
             return part[: -(-count // max(row, 1))].clone().flatten()
 
 
-def load_config(folder: Path) -> Any:
-    """Return the model's configuration, without running code from the folder. Raises ModelError if it cannot
-    be read."""
-    from transformers import AutoConfig
-
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} holds no config.json", hint="a stage is loaded from a model's folder")
-    try:
-        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder / 'config.json'} cannot be read: {str(error).splitlines()[0]}") from error
-
-
 def load_stage(
     folder: Path,
     part: StagePart,
@@ -109,7 +97,7 @@ def load_stage(
     `cut`: the result of `try_cut` for this model; None: it is tried now. `weights`: the folder if it is open
     already. Raises ModelError for a family that cannot be cut, and for files that are missing or do not fit.
     """
-    config = load_config(folder)
+    config = read_config(str(folder), str(folder))
     weights = weights or WeightFolder.open(folder)
     return build_stage(config, part, weights.read, settings, cut or try_cut(config))
 

@@ -89,7 +89,7 @@ class StageWorker:
         self.iteration = iteration
         self.version = iteration
         """Optimizer steps in the weights: less than `iteration` while the gradients of one are averaged."""
-        self._checks = TensorChecks(model, max_tokens=max_tokens)
+        self._checks = TensorChecks(model)
         self.max_tokens = max_tokens
         self._slots = slots
         self._activations = activations
@@ -136,8 +136,7 @@ class StageWorker:
         its former one.
 
         A later attempt with exactly the same input is not computed again. Raises Rejected: no_slot,
-        no_memory; unknown_work for another iteration or an attempt behind the agent's newest;
-        wrong_shape, too_large, not_finite.
+        no_memory; unknown_work for another iteration or an attempt behind the agent's newest; not_finite.
         """
         attempt = item.attempt
         if attempt.iteration != self.iteration:
@@ -167,13 +166,13 @@ class StageWorker:
         """Return the gradient [B, T, D] for the sender, None at the start of the path. The gradients of our
         own parameters wait for `commit` or `discard`.
 
-        `gradient_BTD`: with respect to the result of `forward`. Raises Rejected: unknown_work, wrong_shape;
-        and, dropping the micro-batch, not_finite (our own gradients), no_memory.
+        `gradient_BTD`: with respect to the result of `forward`. Raises Rejected: unknown_work; and, dropping
+        the micro-batch, not_finite (our own gradients), no_memory.
         """
         work = self._found(attempt)
         if work.is_back:
             return work.answer
-        gradient_BTD = self._checks.gradient(gradient_BTD, work.output_BTD)
+        gradient_BTD = self._checks.checked(gradient_BTD, "a gradient that came in")
         output_BTD = work.output_BTD
         inputs = [work.item.values] if work.item.values.requires_grad else []
         try:
@@ -207,17 +206,13 @@ class StageWorker:
         to them. The gradients of norm and head are added.
 
         `objective` takes the hidden states with a graph and divides by the size of the whole step. On the
-        data stage only, between `forward` and `backward` of the attempt. Raises Rejected: unknown_work,
-        wrong_shape; and, dropping the micro-batch, not_finite (the gradient of the loss), no_memory.
+        data stage only, between `forward` and `backward` of the attempt. Raises Rejected: unknown_work; and,
+        dropping the micro-batch, not_finite (the gradient of the loss), no_memory.
         """
         work = self._found(attempt)
         if work.loss is not None:
             return work.loss
-        if hidden_BTD.shape != work.output_BTD.shape:
-            raise Rejected(Refusal.WRONG_SHAPE, f"{list(hidden_BTD.shape)} came back")
-        hidden_BTD = self._checks.own_type(hidden_BTD)
-        self._checks.finite(hidden_BTD, "what came in")
-        hidden_BTD.requires_grad_()
+        hidden_BTD = self._checks.checked(hidden_BTD, "what came back").requires_grad_()
         try:
             with self._checks.within_memory(), torch.enable_grad():
                 output = objective(hidden_BTD)

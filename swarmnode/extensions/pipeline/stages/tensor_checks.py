@@ -19,55 +19,28 @@ from swarmnode.model.budget import is_out_of_memory
 
 
 class TensorChecks:
-    """Checks what peers send to one stage."""
+    """Checks the numbers that peers send to one stage. Their shapes were checked before they were read
+    (hop_checks.py)."""
 
-    def __init__(self, model: StageModel, *, max_tokens: int) -> None:
-        """`max_tokens`: bound of one micro-batch, pads included."""
+    def __init__(self, model: StageModel) -> None:
         self._model = model
-        self._max_tokens = max_tokens
 
     def input(self, item: StageInput) -> StageInput:
-        """Return the input on the device and in the type of the stage. Raises Rejected: wrong_shape,
-        too_large, not_finite."""
-        self._shape(item)
-        if not item.values.is_floating_point():
-            return replace(item, values=item.values.to(self._model.device))
-        own_BTD = self.own_type(item.values)
-        self.finite(own_BTD, "what came in")
-        return replace(item, values=own_BTD.requires_grad_())
+        """Return the input on the device and in the type of the stage. Raises Rejected: not_finite, and
+        wrong_shape for token ids that the model does not know."""
+        ids, vocabulary = item.values, self._model.vocabulary
+        if not ids.is_floating_point():
+            if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+                raise Rejected(Refusal.WRONG_SHAPE, f"a token id beyond the vocabulary of {vocabulary}")
+            return replace(item, values=ids.to(self._model.device))
+        return replace(item, values=self.checked(item.values, "what came in").requires_grad_())
 
-    def gradient(self, gradient_BTD: Tensor, output_BTD: Tensor) -> Tensor:
-        """Return a gradient with respect to an output, checked. Raises Rejected: wrong_shape, not_finite."""
-        if gradient_BTD.shape != output_BTD.shape or not gradient_BTD.is_floating_point():
-            raise Rejected(Refusal.WRONG_SHAPE, f"a gradient {gradient_BTD.dtype} {list(gradient_BTD.shape)}")
-        own = self.own_type(gradient_BTD)
-        self.finite(own, "a gradient that came in")
+    def checked(self, values: Tensor, what: str) -> Tensor:
+        """Return the values without graph, on the device and in the type of the stage. Raises Rejected:
+        not_finite."""
+        own = values.detach().to(self._model.device, self._model.settings.dtype)
+        self.finite(own, what)
         return own
-
-    def _shape(self, item: StageInput) -> None:
-        """Raises Rejected unless these are token ids, which only the data stage takes, or hidden states."""
-        model, values, shape = self._model, item.values, item.values.shape
-        are_ids = model.part.has_ends and values.dtype == torch.long
-        if len(shape) != (2 if are_ids else 3) or not (are_ids or values.is_floating_point()):
-            raise Rejected(Refusal.WRONG_SHAPE, f"{values.dtype} {list(shape)}")
-        if not are_ids and shape[2] != model.hidden_size:
-            raise Rejected(Refusal.WRONG_SHAPE, f"width {shape[2]}, here it is {model.hidden_size}")
-        tokens = shape[0] * shape[1]
-        if not 0 < tokens <= self._max_tokens:
-            raise Rejected(Refusal.TOO_LARGE, f"{tokens} tokens, at most {self._max_tokens}")
-        if not 0 < item.tokens <= tokens:
-            raise Rejected(Refusal.WRONG_SHAPE, f"{item.tokens} of {tokens} tokens are learned from")
-        if item.layout is not None and not model.packs:
-            raise Rejected(Refusal.WRONG_SHAPE, "this model takes no packed rows")
-        if item.layout is not None and (shape[0] != 1 or sum(item.layout.lengths) != tokens):
-            packed = sum(item.layout.lengths)
-            raise Rejected(Refusal.WRONG_SHAPE, f"{packed} packed tokens in {list(shape)}")
-        if are_ids and not 0 <= int(values.min()) <= int(values.max()) < model.vocabulary:
-            raise Rejected(Refusal.WRONG_SHAPE, f"a token id beyond the vocabulary of {model.vocabulary}")
-
-    def own_type(self, values: Tensor) -> Tensor:
-        """Return the values without graph, on the device and in the type of the stage."""
-        return values.detach().to(self._model.device, self._model.settings.dtype)
 
     def finite(self, values: Tensor, what: str) -> None:
         """Raises Rejected: not_finite, unless all values are finite."""

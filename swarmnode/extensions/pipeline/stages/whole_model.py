@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_config
+from swarmnode.extensions.pipeline.stages.loading import WeightFolder
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.families.family import longest_sequence_of
 from swarmnode.machine.memory_plan import ModelCard
-from swarmnode.model.base_model import FINGERPRINT_VALUES, end_tokens, fingerprint
+from swarmnode.model.base_model import FINGERPRINT_VALUES, end_tokens, fingerprint, read_config
 from swarmnode.models import card_of, find_model
 
 HUB_FILES = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "*.model", "*.txt")
@@ -62,7 +62,7 @@ def open_model(spec: str, dtype: torch.dtype) -> WholeModel:
     not tell.
     """
     folder = _folder(find_model(spec))
-    config = load_config(folder)
+    config = read_config(spec, str(folder))
     weights = WeightFolder.open(folder)
     parameters = _parameters(config, dtype)
     numbers = sum(math.prod(shape) for _, shape in parameters)

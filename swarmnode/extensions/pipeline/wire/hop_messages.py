@@ -143,6 +143,20 @@ class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
         if repeated > MAX_PROMPT_TOKENS:
             raise ValueError(f"shared prompts of {repeated} tokens, at most {MAX_PROMPT_TOKENS}")
 
+    def backward(self, position: int) -> "BackwardHop":
+        """Return the message that takes the gradient of this micro-batch to the node at `position`."""
+        return BackwardHop(
+            plan=self.plan,
+            iteration=self.iteration,
+            attempt=self.attempt,
+            micro_batch=self.micro_batch,
+            agent=self.agent,
+            wave=self.wave,
+            path=self.path,
+            position=position,
+            tensor=self.tensor,
+        )
+
     def _first_position(self) -> int:
         return 1
 

@@ -10,12 +10,11 @@ undamaged: the same message again is answered, not taken a second time.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import Message
@@ -47,15 +46,6 @@ class MessageHandler(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class TransportCounters:
-    """Messages received since the start."""
-
-    received: int = 0
-    received_bytes: int = 0
-    duplicates: int = 0
-
-
 class TensorTransport:
     """Sends and receives messages of the adopted plans.
 
@@ -70,9 +60,12 @@ class TensorTransport:
         self._plans: dict[str, PlanMembers] = {}
         self._answers: dict[tuple[str, int], asyncio.Future[Rejected | None]] = {}
         """By peer and hash of a message that is being taken."""
-        self._done: dict[str, OrderedDict[int, None]] = {}
+        self._done: dict[str, BoundedDict[int, None]] = {}
         """By peer, the hashes of messages that were taken."""
-        self.counters = TransportCounters()
+        self.received = 0
+        """Messages taken since the start."""
+        self.duplicates = 0
+        """Messages that came again since the start."""
 
     async def __aenter__(self) -> Self:
         self._streams.incoming.begin(MemberService.HOPS, ServiceHandler(Message, self._respond, self._knows))
@@ -128,10 +121,10 @@ class TensorTransport:
         check_sender(message, peer_id, self._plans)
         key = peer_id, hash(message)
         if key[1] in self._done.get(peer_id, ()):
-            self.counters.duplicates += 1
+            self.duplicates += 1
             return Reply()
         if (pending := self._answers.get(key)) is not None:
-            self.counters.duplicates += 1
+            self.duplicates += 1
             if (rejected := await asyncio.shield(pending)) is not None:
                 raise rejected
             return Reply()
@@ -139,7 +132,7 @@ class TensorTransport:
         outcome: Rejected | None = Rejected(Refusal.INTERRUPTED)
         try:
             await self._take(incoming)
-            self._remember(*key)
+            self._done.setdefault(peer_id, BoundedDict(MAX_REMEMBERED))[key[1]] = None
             outcome = None
         except Rejected as rejected:
             outcome = rejected
@@ -153,11 +146,4 @@ class TensorTransport:
         self._inbox.admit(incoming.peer_id, incoming.message)
         async with incoming.payload() as payload:
             await self._inbox.take(incoming.peer_id, incoming.message, payload)
-            self.counters.received += 1
-            self.counters.received_bytes += len(payload)
-
-    def _remember(self, peer_id: str, message: int) -> None:
-        done = self._done.setdefault(peer_id, OrderedDict())
-        done[message] = None
-        if len(done) > MAX_REMEMBERED:
-            done.popitem(last=False)
+            self.received += 1

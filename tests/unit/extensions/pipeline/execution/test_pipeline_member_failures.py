@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -13,10 +13,11 @@ import torch
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport
 from swarmnode.extensions.pipeline.execution.relay import AgentSlots
-from swarmnode.extensions.pipeline.execution.stage_queue import ReadyTask, StageQueue
+from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.execution.step_barrier import counted_elsewhere
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.scheduling.simulator import Kind
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
@@ -32,6 +33,8 @@ from tests.unit.extensions.pipeline.members import (
     stage_worker,
 )
 from tests.unit.extensions.pipeline.tiny_models import SETTINGS, batches, saved, tiny_config, tiny_model
+
+T = TypeVar("T")
 
 CUT = try_cut(tiny_config())
 ENDS = [2, 4, 6]
@@ -210,10 +213,11 @@ class Slow(StageQueue):
         super().__init__()
         self._slow = kind
 
-    async def take(self, task: ReadyTask) -> None:
-        if task.kind == self._slow:
-            await asyncio.sleep(1000)
-        await super().take(task)
+    async def perform(self, kind: Kind, agent: int, work: Callable[[], T]) -> T:
+        if kind == self._slow:
+            async with self._turn:
+                await asyncio.sleep(1000)
+        return await super().perform(kind, agent, work)
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])

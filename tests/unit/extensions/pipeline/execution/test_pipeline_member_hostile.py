@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -146,10 +147,10 @@ def test_prompts_that_are_repeated_too_often_are_too_large() -> None:
     message = forward(0, 1, lengths=lengths, prompts=prompts)
     message = msgspec.structs.replace(message, tensor=header)
     keys = 612 + 512 * 100
-    limits = {"hidden_size": 32, "packs": True}
-    check_hop(message, REPLICAS, max_tokens=-(-keys // 4), **limits)  # pyright: ignore
+    model: Any = SimpleNamespace(hidden_size=32, packs=True)
+    check_hop(message, REPLICAS, model, max_tokens=-(-keys // 4))
     with pytest.raises(Rejected) as caught:
-        check_hop(message, REPLICAS, max_tokens=keys // 4 - 1, **limits)  # pyright: ignore
+        check_hop(message, REPLICAS, model, max_tokens=keys // 4 - 1)
     assert caught.value.reason is Refusal.TOO_LARGE
 
 

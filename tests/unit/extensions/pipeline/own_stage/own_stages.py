@@ -85,7 +85,7 @@ class Home:
         most = max(map(len, nodes))
         plan = Plan(instance, tuple(tuple(stage[n % len(stage)] for stage in nodes) for n in range(most)))
         parts = tuple(
-            PlannedStage(first, end, 1000, 1000, 1e-3, tuple(sorted(one.peer_id for one in stage)))
+            PlannedStage(first, end, 1000, 1000, tuple(sorted(one.peer_id for one in stage)))
             for stage, first, end in zip(stages, (0, *ends), ends, strict=False)
         )
         name = hashlib.sha256(f"{digest(plan)}{self._epoch}".encode()).hexdigest()

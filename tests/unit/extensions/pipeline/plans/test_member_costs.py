@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from swarmnode.errors import ConfigError, Rejected
-from swarmnode.extensions.pipeline.plans.instance_from_costs import instance_from
 from swarmnode.extensions.pipeline.plans.member_costs import (
     MAX_AGE_S,
     MAX_CLOCK_SKEW_S,
@@ -22,6 +21,7 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
 )
 from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage
 from swarmnode.extensions.pipeline.plans.plan_settings import LayerCost, ModelCosts, PlanSettings
+from swarmnode.extensions.pipeline.plans.planning_costs import PlanningCosts
 
 NOW_S = 1_000_000.0
 NAN, INF = float("nan"), float("inf")
@@ -168,8 +168,8 @@ LAYER = LayerCost(held_bytes=GB, forward_s=1e-5, activation_bytes=1)
 SETTINGS = PlanSettings(ModelCosts(LAYER, 6, LAYER), micro_batch_tokens=100, token_bytes=1000, waves=2)
 PARTS = Partition(
     (
-        PlannedStage(0, 2, 2 * GB, GB, 2e-5, ("c", "a")),
-        PlannedStage(2, 6, 3 * GB + GB // 4, GB // 4, 4e-5, ("b",)),
+        PlannedStage(0, 2, 2 * GB, GB, ("c", "a")),
+        PlannedStage(2, 6, 3 * GB + GB // 4, GB // 4, ("b",)),
     ),
     path_length=2,
     spare=(),
@@ -188,7 +188,7 @@ def costs_of(names: str) -> dict[str, MemberCosts]:
 def test_an_instance_holds_what_was_measured():
     told = [member("b", free_bytes=5 * GB), member("a"), member("c", holds_data=True), member("unplaced")]
     costs = {each.peer_id: each for each in told}
-    instance, table = instance_from(costs, LINKS, PARTS, SETTINGS)
+    instance, table = PlanningCosts(costs, LINKS, SETTINGS).measured(PARTS)
     assert instance.names == ("a", "b", "c")
     assert instance.stages == ((0, 2), (1,))
     assert instance.forward_s == pytest.approx((2e-3, 4e-3, 2e-3))
@@ -198,7 +198,7 @@ def test_an_instance_holds_what_was_measured():
 
 
 def test_of_two_measurements_of_a_link_the_worse_counts_and_unmeasured_links_are_worse_still():
-    instance, _ = instance_from(costs_of("abc"), LINKS, PARTS, SETTINGS)
+    instance, _ = PlanningCosts(costs_of("abc"), LINKS, SETTINGS).measured(PARTS)
     size_bytes = 100 * 1000
     assert instance.hop_s[0][1] == instance.hop_s[1][0] == pytest.approx(0.2 + size_bytes / 1e5)
     assert instance.hop_s[1][2] == pytest.approx(0.1 + size_bytes / 1e6)
@@ -209,18 +209,17 @@ def test_of_two_measurements_of_a_link_the_worse_counts_and_unmeasured_links_are
 def test_who_does_not_hold_data_or_has_no_memory_has_no_slot():
     small = member("b", free_bytes=3 * GB + GB // 2, holds_data=False)
     costs = {"a": member("a", free_bytes=3 * GB), "c": member("c"), "b": small}
-    _, table = instance_from(costs, LINKS, PARTS, SETTINGS)
+    _, table = PlanningCosts(costs, LINKS, SETTINGS).measured(PARTS)
     assert table.memory[1] == (0, 1)
     assert table.memory[0] == (1, 0)
 
 
 def test_costs_and_links_in_another_order_give_the_same_instance():
     backwards = dict(reversed(LINKS.items()))
-    assert instance_from(costs_of("abc"), LINKS, PARTS, SETTINGS) == instance_from(
-        costs_of("cba"), backwards, PARTS, SETTINGS
-    )
+    other = PlanningCosts(costs_of("cba"), backwards, SETTINGS)
+    assert PlanningCosts(costs_of("abc"), LINKS, SETTINGS).measured(PARTS) == other.measured(PARTS)
 
 
 def test_without_links_there_is_no_instance():
     with pytest.raises(ConfigError, match="no link"):
-        instance_from(costs_of("abc"), {}, PARTS, SETTINGS)
+        PlanningCosts(costs_of("abc"), {}, SETTINGS).measured(PARTS)

@@ -48,11 +48,12 @@ def needed_bytes(answer: Partition, stage: int) -> int:
     return part.held_bytes + WORK.slots * part.slot_bytes
 
 
-def busiest_s(answer: Partition, speeds: dict[str, float]) -> float:
+def busiest_s(answer: Partition, speeds: dict[str, float], layer_s: float = LAYER.forward_s) -> float:
     """Seconds of the busiest stage for each token that goes through the pipeline."""
     share = (answer.path_length - 1) / (len(answer.stages) - 1)
     return max(
-        part.forward_s * (share if part.first else 1.0) / sum(speeds[peer] for peer in part.peers)
+        ((part.end - part.first) * layer_s * share if part.first else part.end * layer_s + ENDS.forward_s)
+        / sum(speeds[peer] for peer in part.peers)
         for part in answer.stages
     )
 
@@ -108,7 +109,7 @@ def test_too_little_memory_is_refused_with_the_missing_bytes():
 
 def test_nobody_for_stage_0_is_refused():
     with pytest.raises(ModelError, match="no member holds data"):
-        partition(model(6), [member(name, 3000, holds_data=False) for name in "ab"])
+        partition(model(6), [member(name, 3000, holds_data=False) for name in "ab"], stages=2)
 
 
 @pytest.mark.parametrize("stages", [1, 7, 0, -1])
@@ -119,28 +120,30 @@ def test_an_impossible_number_of_stages_is_refused(stages: int):
 
 def test_a_hostile_speed_counts_no_more_than_the_fastest_there_can_be():
     fast, faster = (
-        partition(model(6), [member("a", 3000), member("b", 3000, speed=speed)]) for speed in (1e6, 1e7)
+        partition(model(6), [member("a", 3000), member("b", 3000, speed=speed)], stages=2)
+        for speed in (1e6, 1e7)
     )
     assert fast == faster
 
 
-def test_without_a_number_of_stages_slow_links_make_it_small_and_the_skip_ratio_is_kept():
+@pytest.mark.parametrize(("dear", "stages"), [(1, 3), (-1, 12)])
+def test_without_a_number_of_stages_the_cheapest_that_skips_as_wanted_is_taken(dear: int, stages: int):
     members = [member(f"p{i:02}", 3000) for i in range(12)]
-    answer = partition(model(24), members, hop_s=5.0)
-    assert len(answer.stages) == 3
-    assert path_length(len(answer.stages), WORK.skip) == answer.path_length == 2
+    answer = partition(model(24), members, stages=None, price=lambda each: dear * len(each.stages))
+    assert len(answer.stages) == stages
+    assert path_length(stages, WORK.skip) == answer.path_length
 
 
 def test_without_a_number_of_stages_small_members_make_it_large():
     members = [member(f"p{i:02}", 650) for i in range(12)]
-    answer = partition(model(24), members)
+    answer = partition(model(24), members, stages=None)
     assert len(answer.stages) >= 6
 
 
 def test_last_bits_of_a_measurement_change_nothing():
     members = [member(f"p{i}", 3000, speed=1.0 + i / 10) for i in range(8)]
     nudged = [member(f"p{i}", 3000, speed=(1.0 + i / 10) * (1 + 1e-12)) for i in range(8)]
-    assert partition(model(12), members) == partition(model(12), nudged)
+    assert partition(model(12), members, stages=4) == partition(model(12), nudged, stages=4)
 
 
 swarms = st.lists(
@@ -216,7 +219,8 @@ def test_among_equal_members_no_even_cut_is_faster(layer_time: int, count: int):
         if max(end - first for first, end in pairwise(cut)) <= 3
         for replicas in [(0, *inner, count) for inner in combinations(range(1, count), 3)]
     )
-    assert busiest_s(answer, dict.fromkeys(peers_of(answer), 1.0)) == pytest.approx(1e-5 * best)
+    found = busiest_s(answer, dict.fromkeys(peers_of(answer), 1.0), layer.forward_s)
+    assert found == pytest.approx(1e-5 * best)
 
 
 def _outcome(members: list[MemberCosts], stages: int) -> Partition | str:

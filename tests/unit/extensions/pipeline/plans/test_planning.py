@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, MemberCosts
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, LinkCosts, MemberCosts
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
 from swarmnode.extensions.pipeline.plans.planning import (
     AgreedPlan,
@@ -216,6 +216,17 @@ def test_a_gap_is_filled_by_a_newcomer_before_anyone_moves():
     second = compute_plan(inputs(left, first.as_former, 2, pretend.settings(stages=3)))
     assert must_load(second, first.as_former) == ("p99",)
     assert second.stage_of("p99") == first.stage_of(gone)
+
+
+def test_slow_links_make_the_number_of_stages_small_and_the_skip_ratio_is_kept():
+    of = members(12, free=3000 * MB)
+    far = {each.peer_id: LinkCosts(5.0, 1e8) for each in of}
+    announced = tuple(
+        CostAnnouncement(each, {peer: link for peer, link in far.items() if peer != each.peer_id}, {})
+        for each in of
+    )
+    plan = compute_plan(PlanInputs(announced, pretend.settings(24, skip=0.33), None, 1))
+    assert (len(plan.partition.stages), plan.partition.path_length) == (3, 2)
 
 
 def test_too_few_for_the_former_stages_divide_the_layers_anew():

@@ -159,17 +159,6 @@ def test_cells_grow_beyond_what_they_were_made_with() -> None:
     torch.testing.assert_close(stages.logits(rest, text[5:])[0], whole(model, text)[-1], atol=1e-5, rtol=0)
 
 
-def test_without_cells_nothing_is_kept() -> None:
-    model = tiny_model()
-    stages = Stages(model, [2, LAYERS])
-    texts = sentences(3, 8)
-    segments = Segments((), (0, 0), (3, 8), (1, 4))
-    found = stages.logits(segments, [*texts[0], *texts[1]], key=None)
-    expected = torch.cat([whole(model, texts[0])[-1:], whole(model, texts[1])[-4:]])
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    assert [caches.used_bytes for caches in stages.caches] == [0, 0]
-
-
 def test_no_byte_is_allocated_beyond_the_limit_and_what_was_there_stays() -> None:
     model = tiny_model()
     stages = Stages(model, [LAYERS])

@@ -142,12 +142,6 @@ def test_the_published_instance_is_planned_better_than_by_greed_alone() -> None:
     assert found.makespan_s < 0.88 * greedy_s
 
 
-def test_too_little_memory_is_said() -> None:
-    one = replace(random_instance(1), path_length=2)
-    with pytest.raises(ConfigError, match="slots"):
-        first_paths(one, data_nodes=[one.stages[0][0]] * 100)
-
-
 def test_a_search_without_an_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="without end"):
         schedule(random_instance(0), seed=0, budget=SearchBudget())

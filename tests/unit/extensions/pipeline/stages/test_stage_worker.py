@@ -436,52 +436,11 @@ def test_a_gradient_that_overflows_in_the_own_layers_is_dropped_and_never_added(
     assert (taken.tensors, taken.visits) == ({}, 0)
 
 
-def layout_of(*lengths: int) -> Any:
-    return packed_layout(lengths, CPU)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"values": noise(0, 1, 5, 31)}, Refusal.WRONG_SHAPE),
-        ({"values": noise(0, 5, 32)}, Refusal.WRONG_SHAPE),
-        ({"values": torch.ones(1, 5, 32, dtype=torch.long)}, Refusal.WRONG_SHAPE),
-        ({"values": torch.ones(1, 5, dtype=torch.long)}, Refusal.WRONG_SHAPE),
-        ({"values": noise(0, 1, 0, 32)}, Refusal.TOO_LARGE),
-        ({"values": noise(0, 5, 13, 32)}, Refusal.TOO_LARGE),
-        ({"tokens": 0}, Refusal.WRONG_SHAPE),
-        ({"tokens": 6}, Refusal.WRONG_SHAPE),
-        ({"layout": layout_of(2, 4)}, Refusal.WRONG_SHAPE),
-        ({"layout": layout_of(5, 5), "values": noise(0, 2, 5, 32)}, Refusal.WRONG_SHAPE),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(changes: dict[str, Any], reason: Refusal) -> None:
-    found = ready()
-    with refused(reason):
-        found.forward(item(attempt(), **changes))
-    assert found.in_flight == 0
-
-
-def test_packed_rows_are_refused_by_a_model_that_takes_none() -> None:
-    found = ready(cut=StageCut("it has states"))
-    with refused(Refusal.WRONG_SHAPE):
-        found.forward(item(attempt(), layout=layout_of(2, 3)))
-
-
 @pytest.mark.parametrize("ids", [[[1, 40]], [[-1, 2]]])
 def test_the_data_stage_refuses_tokens_beyond_its_vocabulary(ids: list[list[int]]) -> None:
     found = ready(first=0, end=2)
     with refused(Refusal.WRONG_SHAPE):
         found.forward(item(attempt(), values=torch.tensor(ids), tokens=1))
-
-
-@pytest.mark.parametrize("gradient", [noise(0, 1, 4, 32), torch.ones(1, 5, 32, dtype=torch.long)])
-def test_gradients_of_another_shape_are_refused_and_can_be_sent_again(gradient: Tensor) -> None:
-    found = ready()
-    found.forward(item(attempt()))
-    with refused(Refusal.WRONG_SHAPE):
-        back(found, attempt(), gradient)
-    assert back(found, attempt(), noise(1)) is not None
 
 
 def test_half_precision_from_the_wire_is_computed_in_the_stages_own_type() -> None:
@@ -531,8 +490,6 @@ def test_a_loss_that_comes_twice_moves_norm_and_head_once() -> None:
 def test_what_comes_back_for_the_loss_is_checked_like_all_that_peers_send() -> None:
     found = ready(first=0, end=2)
     found.forward(item(attempt(), values=torch.tensor([[3, 4, 5]]), tokens=2))
-    with refused(Refusal.WRONG_SHAPE):
-        found.loss(attempt(), noise(1, 1, 2, 32), squares)
     with refused(Refusal.NOT_FINITE):
         found.loss(attempt(), torch.full((1, 3, 32), NAN), squares)
     with refused(Refusal.NOT_FINITE):
