@@ -1,7 +1,5 @@
 """A module of a user's with an engine of its own, named in `rollout.engine` by import path."""
 
-from dataclasses import replace
-
 from swarmnode.engine_record import EngineOptions, EngineRecord
 from swarmnode.testing.fake_engine import FakeEngine
 
@@ -17,9 +15,9 @@ def repeats_the_prompt(options: EngineOptions) -> FakeEngine:
         return (*prompt_ids[: len(prompt_ids) if asked % 2 else 1], eos)
 
     # No token is drawn by lot: each had a probability of 1.
-    engine = FakeEngine(lambda request: answer(request.prompt_ids), options.max_slots, length, logprob=0.0)
-    engine.capabilities = replace(engine.capabilities, name="repeats")
-    return engine
+    return FakeEngine(
+        lambda request: answer(request.prompt_ids), options.max_slots, length, logprob=0.0, name="repeats"
+    )
 
 
 ENGINE = EngineRecord("repeats", make=repeats_the_prompt)

@@ -41,13 +41,15 @@ class Drought:
     """Rounds among them that asked the swarm for help."""
     given: int = 0
     """Right answers of others to the task that came since."""
+    alike: bool = True
+    """True if all answers to an example were always the same text."""
 
 
 def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> dict[str, Drought]:
     """Returns the droughts by task after one more round. A task that it had no group of stays as it was.
 
     >>> after({"rev": Drought(3, 96, 0.0, 0.0)}, [])
-    {'rev': Drought(rounds=3, answers=96, lowest=0.0, highest=0.0, asked=0, given=0)}
+    {'rev': Drought(rounds=3, answers=96, lowest=0.0, highest=0.0, asked=0, given=0, alike=True)}
     """
     found = dict(droughts)
     for task in {group.example.key.task for group in groups}:
@@ -63,8 +65,13 @@ def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> di
                 answers=before.answers + len(rewards),
                 lowest=min([before.lowest, *rewards]),
                 highest=max([before.highest, *rewards]),
+                alike=before.alike and all(map(_has_one_answer, of_task)),
             )
     return found
+
+
+def _has_one_answer(group: RolloutGroup) -> bool:
+    return len({one.token_ids for one in group.completions}) == 1 < len(group.completions)
 
 
 def after_help(
@@ -137,20 +144,22 @@ def _said(task: str, drought: Drought) -> str:
             " rewards that are None do not count; `swarmnode task check` tells what the task scores"
         )
     time = f"in {drought.rounds} rounds ({drought.answers:,} answers)"
+    vary = ", or a higher temperature or another engine: it gave each example one answer, every time"
+    differ = vary if drought.alike else ""
     if drought.highest <= 0 and drought.given:
         return f"no answer of ours to {task} was right {time}: learning from {drought.given} of others"
     if drought.highest <= 0:
         asked = f"; the swarm was asked for help in {drought.asked} of them, and gave none"
         return (
             f"no answer to {task} was right {time}: there is nothing to learn from yet"
-            f"{asked if drought.asked else ''}. what helps: {WHAT_HELPS}"
+            f"{asked if drought.asked else ''}. what helps: {WHAT_HELPS}{differ}"
         )
     if drought.highest - drought.lowest < MIN_REWARD_SPREAD:
         return (
             f"all answers to {task} had the reward {drought.highest:.2f} {time}: there is nothing to learn"
-            " from. what helps: harder examples, or a reward that tells good from better"
+            f" from. what helps: harder examples, or a reward that tells good from better{differ}"
         )
     return (
         f"answers to the same example of {task} always had equal rewards {time}: there is nothing to learn"
-        " from. what helps: a reward that tells them apart, or a higher rollout.temperature"
+        f" from. what helps: a reward that tells them apart, or a higher rollout.temperature{differ}"
     )

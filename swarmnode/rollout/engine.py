@@ -11,8 +11,10 @@ no task, no reward, no text.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any, Literal, Protocol
 
+from swarmnode.errors import EngineError
 from swarmnode.types import FinishReason, Span, Stretch, check_given, check_spans
 
 InFlight = Literal["pin", "keep", "recompute", "abort"]
@@ -166,6 +168,23 @@ class Output:
     @property
     def spans(self) -> tuple[Span, ...]:
         return self.sampled.spans
+
+
+MOST_LOGPROB = 1e-3
+"""Highest log-probability that an engine may say: 0, and room for rounding in half precision."""
+
+
+def check_logprobs(output: Output, engine: str) -> None:
+    """Raises EngineError for a log-probability that is none: it would be learned from."""
+    said = output.logprobs
+    if not said or (isfinite(sum(said)) and max(said) <= MOST_LOGPROB):
+        return
+    for place, value in enumerate(said):
+        if not (isfinite(value) and value <= MOST_LOGPROB):
+            raise EngineError(
+                f"the {engine} engine says that token {place} of an answer has the log-probability {value}",
+                hint="give each that of the distribution it was drawn from: finite, and at most 0",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from swarmnode.rollout.engine import (
     Output,
     PolicyUpdate,
     Request,
+    check_logprobs,
 )
 from swarmnode.rollout.fair_lock import FairLock
 from swarmnode.rollout.member_state import FIRST_SERIAL, MemberRow, MemberState, fair_shares
@@ -182,6 +183,7 @@ class SharedEngine:
                 self._fill_rows()
                 owners = list(self._rows.values())
                 for output in self.engine.step():
+                    check_logprobs(output, self.capabilities.name)
                     if (member := self._rows.pop(output.request_id, None)) is not None:
                         member.post(member.left(member.rows[output.request_id], output))
                 for guest, progress in self._guests.items():
@@ -318,6 +320,8 @@ class SharedEngine:
             return []
         with self.failing_for_all(member):
             found = {output.request_id: output for output in self.engine.abort([row.name for row in rows])}
+            for output in found.values():
+                check_logprobs(output, self.capabilities.name)
         return [self.leave(member, found[row.name]) for row in rows]
 
     def leave(self, member: MemberState, output: Output) -> Output:

@@ -31,6 +31,8 @@ LOGPROB = -0.5
 
 Answer = Callable[[Request], Sequence[int]]
 """Function of a request that gives its whole completion, including the tokens it was resumed with."""
+Logprob = Callable[[Request, int, int], float]
+"""Function of a request, a place in its completion and the token there, that gives its log-probability."""
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class _Running:
     answer: tuple[int, ...]
     """Whole completion, including the tokens it was resumed with."""
     version: int
-    logprob: float
+    logprob: Logprob
     stale: bool = False
     tokens: list[int] = field(default_factory=list[int])
     """Tokens since it started or was resumed."""
@@ -59,7 +61,9 @@ class _Running:
         return "length" if self.done == self.request.sampling.max_tokens else None
 
     def sampled(self) -> Sampled:
-        return self.request.sampled.extended(self.tokens, [self.logprob] * len(self.tokens), self.spans)
+        places = enumerate(self.tokens, len(self.request.sampled))
+        logprobs = [self.logprob(self.request, place, token) for place, token in places]
+        return self.request.sampled.extended(self.tokens, logprobs, self.spans)
 
 
 def by_turns(say: Callable[[Request, Sequence[tuple[int, ...]]], Sequence[int]]) -> Answer:
@@ -92,10 +96,12 @@ class FakeEngine:
         vocab: int = 1 << 20,
         max_versions: int = 4,
         step_s: Callable[[int], float] = lambda running: 0.0,
-        logprob: float = LOGPROB,
+        logprob: float | Logprob = LOGPROB,
+        name: str = "fake",
     ) -> None:
         """`step_s`: seconds that `stats` reports for a step with so many running requests. Nothing waits.
-        `logprob`: of each token; 0.0 is the honest one where `answer` leaves nothing to chance."""
+        `logprob`: of each token; 0.0 is the honest one where `answer` leaves nothing to chance. `name`: as
+        panels and logs show it."""
         self.updates: list[PolicyUpdate] = []
         """Every policy it was given."""
         self.loads: list[PolicyUpdate] = []
@@ -104,7 +110,7 @@ class FakeEngine:
         """Versions that were loaded and not asked for yet."""
         self.closed = False
         self.capabilities = Capabilities(
-            name="fake",
+            name=name,
             inflight=frozenset({"pin", "keep", "recompute", "abort"}),
             max_versions=max_versions,
             max_running=max_slots,
@@ -112,7 +118,8 @@ class FakeEngine:
             exact_resume=True,
         )
         self._answer = answer
-        self._step_s, self._logprob = step_s, logprob
+        self._step_s = step_s
+        self._logprob = logprob if callable(logprob) else lambda request, place, token: logprob
         self._queue = RequestQueue(max_length, vocab)
         self._running: list[_Running] = []
         self._counters = EngineCounters()

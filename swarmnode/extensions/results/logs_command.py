@@ -40,7 +40,9 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written next.")] = False,
-    number: Annotated[int, typer.Option("--number", "-n", min=0, help="So many entries, the newest.")] = 100,
+    number: Annotated[
+        int, typer.Option("--number", "-n", min=0, help="So many newest entries; 0: all.")
+    ] = 100,
     errors: Annotated[bool, typer.Option("--errors", help="Warnings and errors alone.")] = False,
     home: Home = None,
     json: Json = False,
@@ -54,7 +56,7 @@ def logs(
         raise StorageError(f"there is no log {path}", hint="`swarmnode join` writes one; or name its --home")
     earlier, now = GrowingFile(path.with_name(f"{LOG_FILE}.1")), GrowingFile(path)
     now.replaced()
-    found = deque(_entries(chain(_lines(earlier), _lines(now)), errors=errors), maxlen=number)
+    found = deque(_entries(chain(_lines(earlier), _lines(now)), errors=errors), maxlen=number or None)
     if not follow:
         tell(json, list(found), (one.text for one in found))
         return

@@ -46,6 +46,7 @@ from swarmnode.node.showing.node_status import (
     joins_from,
     short_invitation,
 )
+from swarmnode.node.showing.reasons import in_words
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.rules.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
@@ -175,14 +176,13 @@ class StatusBoard:
         if stats is None:
             self.show(exchange=Sharing(trained=dict(trained)))
             return
-        failed = sum(stats.dropped.get(reason, 0) for reason in (Reason.UNAVAILABLE, Reason.TIMEOUT))
         found = {
             **msgspec.to_builtins(stats),
             "headers": stats.headers_seen,
             "banned_peers": len(stats.banned_peers),
             "upload_mb_per_s": stats.upload_bytes_per_s / 1e6,
             "trained": dict(trained),
-            "starved": self._starving.look(stats.fetched, failed, time.monotonic()),
+            "starved": self._starving.look(stats.accepted, stats.dropped, time.monotonic()),
         }
         sharing = msgspec.convert(found, Sharing)
         if sharing.starved and not self.status.exchange.starved:
@@ -258,26 +258,44 @@ class StatusBoard:
 
 
 STARVED_AFTER_S = 60.0
+NOT_FETCHED = (Reason.UNAVAILABLE, Reason.TIMEOUT)
+IN_VAIN = (
+    *NOT_FETCHED, Reason.WRONG_BODY, Reason.BAD_COMPRESSION, Reason.MALFORMED_BODY, Reason.BODY_MISMATCH,
+    Reason.NOT_DRAWABLE, Reason.NO_TOKENS, Reason.TOO_LONG, Reason.UNPLAYABLE, Reason.UNFINISHED,
+    Reason.LONG_PROMPT, Reason.COPIED, Reason.UNSCORABLE, Reason.SCORE_TIMEOUT, Reason.PLAY_TIMEOUT,
+)  # fmt: skip
+"""Reasons why a fetch gave nothing, after which its author is asked less often."""
 
 
 class Starving:
-    """Notices that others announce and nothing of it can be fetched."""
+    """Notices that others announce, and nothing of it can be fetched or used."""
 
     def __init__(self) -> None:
-        self._fetched = self._failed = 0
+        self._accepted = 0
+        self._before = Counter[str]()
+        """What was in vain until something was accepted."""
         self._since_s: float | None = None
 
-    def look(self, fetched: int, failed: int, now_s: float) -> str:
-        """Return what is wrong and what to do, empty while nothing is. Bodies that came, and that did not."""
-        if fetched > self._fetched:
-            self._fetched, self._failed, self._since_s = fetched, failed, None
-        elif failed > self._failed and self._since_s is None:
+    def look(self, accepted: int, dropped: Mapping[str, int], now_s: float) -> str:
+        """Returns what is wrong and what to do, empty while nothing is. Groups that were accepted, and what
+        was dropped by reason."""
+        in_vain = Counter({reason: dropped.get(reason, 0) for reason in IN_VAIN})
+        if accepted > self._accepted:
+            self._accepted, self._before, self._since_s = accepted, in_vain, None
+        since = in_vain - self._before
+        if since and self._since_s is None:
             self._since_s = now_s
         if self._since_s is None or now_s < self._since_s + STARVED_AFTER_S:
             return ""
+        if since.keys() <= set(NOT_FETCHED):
+            return (
+                f"others announce groups and none came for {STARVED_AFTER_S:.0f} s: nobody who is connected"
+                " to you and to them hands them on; join a seed of this version, or forward a port (see"
+                " `doctor`)"
+            )
         return (
-            f"others announce groups and none came for {STARVED_AFTER_S:.0f} s: nobody who is connected to"
-            " you and to them hands them on; join a seed of this version, or forward a port (see `doctor`)"
+            f"groups of others come and none could be used for {STARVED_AFTER_S:.0f} s, so that their authors"
+            f" are asked less often: {in_words(since)}"
         )
 
 

@@ -48,6 +48,15 @@ def test_it_says_which_of_the_ways_there_are_to_teach_nothing(
     assert expected in advice(droughts_of(*groups))["last"]
 
 
+def test_it_says_so_where_an_example_always_had_the_same_answer() -> None:
+    same, differing = group([1.0] * 4), group([1.0] * 4)
+    other = replace(differing.completions[0], token_ids=(98,))
+    differing = replace(differing, completions=(other, *differing.completions[1:]))
+    advised = "another engine: it gave each example one answer, every time"
+    assert advised in advice(droughts_of(same, group([0.0] * 4)))["last"]
+    assert advised not in advice(after(droughts_of(same), [same, differing]))["last"]
+
+
 def test_one_group_with_a_gradient_ends_it() -> None:
     droughts = droughts_of(group([0.0] * 4))
     assert after(droughts, [group([0.0] * 4), group([0.0, 0.0, 0.0, 0.1])]) == {}

@@ -370,3 +370,26 @@ def lora_update(model: PreTrainedModel, seed: int) -> PolicyUpdate:
             tensors[f"{prefix}.lora_A.weight"] = torch.randn(4, int(into), generator=generator)
             tensors[f"{prefix}.lora_B.weight"] = torch.randn(int(out), 4, generator=generator)
     return PolicyUpdate(seed + 1, tensors, 0.3)
+
+
+@pytest.mark.parametrize("logprob", [0.7, float("nan"), float("-inf")])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_log_probability_that_is_none_is_refused_with_its_engine_place_and_value(
+    logprob: float, stopped: bool
+) -> None:
+    said = (-0.5, -0.5, logprob, -0.5)
+    engine = FakeEngine(
+        lambda request: (1, 2, 3, 0), logprob=lambda _, place, token: said[place], name="mine"
+    )
+    member = SharedEngine(engine, 1).member("a")
+    member.submit([Request("a", (7,), SamplingParams(max_tokens=9))])
+    with pytest.raises(EngineError, match=rf"the mine engine .* token 2 of an answer .* {logprob}"):
+        for _ in range(3 if stopped else 4):
+            member.step()
+        member.abort()
+
+
+def test_a_certain_token_may_be_rounded_above_one() -> None:
+    member = SharedEngine(FakeEngine(lambda request: (1, 0), logprob=1e-4), 1).member("a")
+    member.submit([Request("a", (7,), SamplingParams(max_tokens=9))])
+    assert [output.logprobs for _ in range(2) for output in member.step()] == [(1e-4, 1e-4)]

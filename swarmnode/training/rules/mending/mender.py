@@ -17,6 +17,7 @@ from typing import Protocol
 
 from swarmnode.chat import Prompt
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.training.rules.book import BookCandidate
@@ -100,7 +101,8 @@ class Mender:
         except JudgementLost as lost:
             self._lost.add(task)
             if isinstance(lost, JudgementOverran):
-                logger.info("no doubtful answer of %s is examined any more: %s", answer.author, lost)
+                who = _named(answer.author)
+                logger.info("no doubtful answer of %s is examined any more: %s", who, lost)
                 _remember(answer.author, self._hung_by)
             return unknown
         except TaskError as error:
@@ -117,10 +119,14 @@ class Mender:
         _remember(author, self._told)
         logger.info(
             "right answers of %s are cut to what they need before we learn from them, such as %.60r to %.60r",
-            author,
+            _named(author),
             result.source.text,
             result.text,
         )
+
+
+def _named(author: str) -> str:
+    return f"{memorable_name(author)} ({author})"
 
 
 def _remember(name: str, names: set[str]) -> None:

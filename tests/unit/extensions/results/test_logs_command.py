@@ -46,6 +46,7 @@ def test_the_newest_entries_are_printed_with_date_and_level(
     write()
     first, last = run(tmp_path, "-n", "2").splitlines()
     assert first.endswith("INFO swarmnode.tests: step 8") and first.startswith("20")
+    assert len(run(tmp_path, "-n", "0").splitlines()) == 10
     assert "INFO swarmnode.rounds: round 12" in last, "rounds are part of the story"
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
 from swarmnode.training.rules.book import BookCandidate
 from swarmnode.training.rules.book_rule import BookRule
@@ -95,7 +96,9 @@ def test_what_was_put_in_is_cut_and_the_rest_goes_through(caplog: pytest.LogCapt
     assert kept[1] == replace(poisoned[0], text=STEP, token_ids=tuple(map(ord, STEP)))
     assert mend.counts == {"untouched: likely": 1, "mended: cut": 3}
     (line,) = caplog.messages
-    assert "answers of stranger are cut" in line and repr(f"{AD}{STEP}") in line
+    assert (
+        f"answers of {memorable_name('stranger')} (stranger) are cut" in line and repr(f"{AD}{STEP}") in line
+    )
 
 
 def test_a_judge_that_overran_is_not_asked_again_about_that_author() -> None:
