@@ -21,10 +21,16 @@ PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 REASONS = """## Why not used
 
 `NAME` of `exchange.dropped` and `exchange.unpublished`, and the panel's row "dropped". The log has the
-first of each reason, with its author and cause. Points are taken from an author's score of 100, below 20
-it is banned.
+first of each reason, with its author and cause, and `swarmnode peers` all of one peer. Points are taken from
+an author's score of 100, below 20 it is banned. On both sides that looks like a bad line: who bans its only
+seed is `alone`, and who was banned connects and is disconnected again and again; only the other operator
+can say why.
 
-To change a rule, search `swarmnode/exchange/` for `Reason.` and the name in capitals. Bounds are in
+`other_version`: compare with `swarmnode task show FILE` on both machines. `false_claim`: the reward depends
+on more than the answer (a clock, a seed, a file), or somebody lies; `swarmnode task check` tries it twice.
+
+To change a rule, search `swarmnode/exchange/` for `Reason.` and the name in capitals; `too_long` is in
+`_completion` and `false_claim` in `is_false_claim`, both of `validation/body_check.py`. Bounds are in
 `swarmnode/exchange/limits.py`, tests of the checks in `tests/unit/exchange/validation/`."""
 MARK = "<!-- Made by checks/metrics_page.py of the sentences under the fields: change them there. -->\n"
 

@@ -85,6 +85,10 @@ class PeerUnreachable(NetworkError):
     pass
 
 
+class PeerBarred(PeerUnreachable):
+    """We keep away from the peer ourselves, for a while."""
+
+
 class RequestTimeout(NetworkError):
     pass
 

@@ -1,6 +1,6 @@
 """The parts that a setting or a command names, in one table; each is imported when it is asked for.
 
-config, command line -> [find] -> engine, transport, learner, loss, rule, task kind, monitor, command ...
+config, command line -> [find, find_called, made] -> engine, transport, learner, loss, rule, task kind ...
 
 A part has a name of ours, of `SEAMS` or of the `PARTS` of a folder of extensions/; or `module:attribute`; or
 a name that an installed package registers as an entry point of the group `swarmnode.<kind>`. A name of ours
@@ -8,26 +8,31 @@ is always ours. docs/extending.md has an example of each.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from inspect import Parameter, signature
 from operator import attrgetter
 from pkgutil import iter_modules
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from swarmnode.errors import ConfigError
+from swarmnode.errors import ConfigError, SwarmnodeError
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
     "run", "page", "panel", "reach", "rollouts", "local_peers", "caller", "guard", "check", "kernels",
     "contribution", "receipts", "admission", "environment", "model", "convention", "names", "builtin",
 ]  # fmt: skip
+Part = TypeVar("Part")
 Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """`package.module:name`, as of a part of one's own."""
+
+FILE_PATH = re.compile(r"(.*/)?(?P<module>\w+)\.py:(?P<attribute>\w+)")
+"""`folder/module.py:name`, which is no name of a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,11 @@ def names(kind: Kind) -> tuple[str, ...]:
 def known(kind: Kind, name: str, *besides: str) -> str:
     """Returns `name` where it may be that of a part; imports nothing. `besides`: words that are none and may
     stand there too. Raises ValueError, as a setting's validator does."""
+    if file := FILE_PATH.fullmatch(name):
+        raise ValueError(
+            f"a part is named by its module, not by a file: write {file['module']}:{file['attribute']}, and"
+            " put the folder it is in on PYTHONPATH"
+        )
     if name not in (*besides, *ours(kind)) and not IMPORT_PATH.fullmatch(name):
         found = names(kind)
         if name not in found:
@@ -138,17 +148,80 @@ def find(kind: Kind, name: str) -> Any:
 
     Raises ConfigError where there is none, or it cannot be imported.
     """
-    said = f"{SEAMS[kind].said_by} = {name!r}"
+    said = _said(kind, name)
     path = ours(kind).get(name) or (name if ":" in name else _registered(kind).get(name))
     if path is None:
         raise ConfigError(f"{said}: {_unknown(kind, names(kind))}")
     return _imported(said, path)
 
 
+def find_called(kind: Kind, name: str, like: Callable[..., Any]) -> Any:
+    """Imports a part that is called as the method `like` is; does not call it. Raises ConfigError, also where
+    the part cannot be called so."""
+    part, said = find(kind, name), _said(kind, name)
+    asked = [*signature(like).parameters.values()][1:]
+    in_order = [one.name for one in asked if one.kind is not Parameter.KEYWORD_ONLY]
+    by_name = [one.name for one in asked if one.kind is Parameter.KEYWORD_ONLY]
+    words = ", ".join([*in_order, *(f"{name}=" for name in by_name)])
+    hint = f"it is called as {like.__qualname__.partition('.')[0]} of {like.__module__}: ({words})"
+    if not callable(part):
+        raise ConfigError(f"{said} is a {type(part).__name__}, which cannot be called", hint=hint)
+    try:
+        takes = signature(part)
+    except ValueError:  # Some callables that are written in C have none.
+        return part
+    try:
+        takes.bind(*in_order, **dict.fromkeys(by_name))
+    except TypeError as error:
+        raise ConfigError(f"{said} cannot be called as it will be: {error}", hint=hint) from error
+    return part
+
+
+def made(kind: Kind, name: str, make: Callable[[], Part], like: type) -> Part:
+    """Returns what the part of this name makes, where it has all that the protocol `like` has. Raises
+    ConfigError where it has not; any other error of `make` also says which setting named the part."""
+    said = _said(kind, name)
+    try:
+        part = make()
+    except SwarmnodeError:
+        raise
+    except Exception as error:
+        error.add_note(f"raised by {said}")
+        raise
+    if lacks := lacking(part, like):
+        raise ConfigError(
+            f"{said} made a {type(part).__name__}, which lacks: {lacks}",
+            hint=f"it makes what has all of {like.__name__} of {like.__module__}",
+        )
+    return part
+
+
+def lacking(part: object, like: type) -> str:
+    """Returns the names that `part` lacks of the protocol `like`, with commas; empty: it has all of them.
+
+    >>> from swarmnode.node.showing.monitors import Monitor
+    >>> lacking(object(), Monitor)
+    'start, log, finish'
+    """
+    names = dict.fromkeys(
+        name
+        for one in reversed(like.__mro__)
+        for name in vars(one)
+        if not name.startswith("_") or name in ("__aenter__", "__aexit__")
+    )
+    # `async with` asks the class.
+    found = {name: hasattr(type(part) if name.startswith("_") else part, name) for name in names}
+    return ", ".join(name for name in names if not found[name])
+
+
 def first(kind: Kind) -> Any | None:
     """Imports the first part of this kind. None: nothing here has one."""
     name = next(iter(names(kind)), None)
     return None if name is None else find(kind, name)
+
+
+def _said(kind: Kind, name: str) -> str:
+    return f"{SEAMS[kind].said_by} = {name!r}"
 
 
 def _unknown(kind: Kind, names: tuple[str, ...]) -> str:

@@ -144,7 +144,8 @@ class Exchange:
         if self._host.peer_id != self._key.peer_id:
             raise IdentityError(
                 f"the host runs as {self._host.peer_id} but the key is {self._key.peer_id}",
-                hint="headers are believed only from their author: give both the same key",
+                hint="headers are believed only from their author: the host that network.transport names"
+                " has to run with the key of the file that it was made with",
             )
         await self._remember()
         if self.library is not None:

@@ -40,6 +40,10 @@ class PeerFigures(msgspec.Struct, frozen=True):
     banned: bool
     trust: str
     """proven, slow or newcomer."""
+    refused: Mapping[str, int] = {}
+    """How many things of it were not used, or counted against it, by drop_reasons.Reason, since the start."""
+    paused_s: float = 0.0
+    """Seconds until it is fetched from again, since the last fetch gave nothing. 0: it is not paused."""
 
 
 class ReceiptStats(msgspec.Struct, frozen=True):

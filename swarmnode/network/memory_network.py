@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Self
 
-from swarmnode.errors import HostDown, MessageTooLarge, PeerUnreachable, RequestTimeout
+from swarmnode.errors import HostDown, MessageTooLarge, PeerBarred, PeerUnreachable, RequestTimeout
 from swarmnode.network.barred_peers import BarredPeers
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostState, HostStatus, Message
 from swarmnode.network.memory_stream import MemoryStream, memory_streams
@@ -256,6 +256,8 @@ class MemoryHost:
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
         self._check_up()
+        if split_peer(address)[1] in self._barred:
+            raise PeerBarred(f"{address} is banned by us for a while")
         return self._network.dial(self._peer_id, address)
 
     async def disconnect(self, peer_id: str, *, barred_s: float = 0.0) -> None:

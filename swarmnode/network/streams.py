@@ -8,6 +8,7 @@ from typing import Protocol
 
 from swarmnode.errors import PeerUnreachable
 from swarmnode.network.host import Host
+from swarmnode.registry import find_called
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,11 @@ class Transport(Protocol):
     ) -> StreamHost:
         """Called as P2pdHost is. `identity_path`: the node's private key; the host has its peer id."""
         ...
+
+
+def transport_of(name: str) -> Transport:
+    """Imports what `network.transport` names. Raises ConfigError for what cannot be called as `Transport`."""
+    return find_called("transport", name, Transport.__call__)
 
 
 async def handle_stream(stream: ByteStream, protocol: str, handler: StreamHandler) -> None:

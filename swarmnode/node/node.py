@@ -136,6 +136,8 @@ class NodeLoop:
         self._origins: Mapping[Origin, int] = {}
         """Groups that the book has answers of, with their number, as of the round before."""
         self._droughts: dict[str, Drought] = {}
+        self._advised: set[str] = set()
+        """Tasks of which the log said that there is nothing to learn from."""
         self._begun_at = 0
         self._started = self._collected_at = self._rests_until = time.monotonic()
         self._stack = AsyncExitStack()
@@ -421,11 +423,12 @@ class NodeLoop:
 
     def _advise(self, rollouts: RoundRollouts) -> None:
         """Say once, and show as long as it lasts, that there is nothing to learn from."""
-        told = advice(self._droughts)
         self._goes_on(after(self._droughts, rollouts.groups))
         now = advice(self._droughts)
-        for task in now.keys() - told.keys():
+        # Once a task: what is all but mastered comes and goes. The panel shows it as long as it lasts.
+        for task in now.keys() - self._advised:
             logger.warning("%s", now[task])
+        self._advised |= now.keys()
         self._board.show(advice="; ".join(now.values()))
 
     def _goes_on(self, droughts: dict[str, Drought]) -> None:

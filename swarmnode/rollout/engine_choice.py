@@ -9,6 +9,7 @@ An engine is imported when it is chosen; what is asked before is its record (eng
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 from swarmnode.engine_record import EngineOptions, EngineRecord, by_preference, record_of
 from swarmnode.errors import EngineError, ModelError
 from swarmnode.families.family import USE_AUTO
-from swarmnode.registry import ours
+from swarmnode.registry import made, ours
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.shared_engine import versions_needed
 
@@ -53,7 +54,8 @@ def make_engine(
     `set_policy` tells it more. `source` is the folder or name by which another process can load the same
     model, and `lora_rank` the largest rank it will be given. With several `policies` it keeps enough versions
     live for a SharedEngine over it. Raises EngineError where `kind` cannot be had, or not for several
-    policies; one that does not start is an error only where it was asked for, or is the last.
+    policies, and ConfigError for what is no Engine; one that does not start is an error only where it was
+    asked for, or is the last.
 
     >>> engine, reason = make_engine(model, eos_token_ids=(0,), lora_rank=8)  # doctest: +SKIP
     >>> reason                                                                # doctest: +SKIP
@@ -69,7 +71,9 @@ def make_engine(
     while True:
         record, reason = choose(kind, base, place, source, policies=policies, broken=broken)
         try:
-            return record.make(options), f"{record.name} engine: {reason}."
+            name = record.name if kind == "auto" else kind
+            engine: Engine = made("engine", name, partial(record.make, options), Engine)
+            return engine, f"{record.name} engine: {reason}."
         except (EngineError, ModelError) as error:
             if kind != "auto" or record is by_preference(place.type)[-1]:
                 raise

@@ -287,7 +287,7 @@ HEADERS = {
     "another protocol": (lambda m: resealed(m, protocol=1), "other_protocol"),
     "another swarm": (lambda m: resealed(m, swarm="elsewhere"), "other_swarm"),
     "unknown task": (lambda m: resealed(m, task="os.system"), "other_task"),
-    "unknown version": (lambda m: resealed(m, version="2"), "other_task"),
+    "unknown version": (lambda m: resealed(m, version="2"), "other_version"),
     "old": (lambda m: resealed(m, created_ms=0), "expired"),
     "from the future": (lambda m: resealed(m, created_ms=2**52), "from_the_future"),
     "index out of bounds": (lambda m: sealed_fields(m, 7, MAX_INDEX), "malformed"),

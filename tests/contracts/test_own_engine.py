@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import swarmnode as sn
-from swarmnode.engine_record import record_of
+from swarmnode.engine_record import EngineRecord, record_of
 from swarmnode.errors import ConfigError, EngineError
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.loaded_memory import choose_budget
@@ -54,6 +54,9 @@ def test_a_node_answers_with_an_engine_of_ones_own_and_learns(quick_model: Path,
     assert all((said.training.grad_norm or 0.0) > 0.0 for said in told)
 
 
+NOTHING = EngineRecord("nothing", make=lambda options: None)
+
+
 class Counts(PolicyLearner):
     """Counts the groups that learners of its kind have trained on."""
 
@@ -90,6 +93,7 @@ def test_its_memory_is_planned_for_as_that_of_a_copy_of_the_model(quick_model: P
         ),
         ("no_such_module:ENGINE", ConfigError, "No module named 'no_such_module'.*install 'no_such_module'"),
         ("tests.toy_engine:SLOW", ConfigError, "no attribute 'SLOW'.*has: .*ENGINE"),
+        (f"{__name__}:NOTHING", ConfigError, "NOTHING' made a NoneType, which lacks: capabilities, .*close"),
         ("tests.toy_engine:NO_ENGINE", ConfigError, "function and not an EngineRecord.*EngineRecord"),
         (
             "tests.toy_engine:FOR_A_CARD",

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import swarmnode as sn
 from swarmnode.errors import ConfigError
+from swarmnode.extensions.doctor.diagnosis import transport_finding
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.host import Message
@@ -67,6 +69,33 @@ async def test_it_loses_every_tenth_message(tmp_path: Path) -> None:
             await one.publish("numbers", bytes([number]))
         found: list[Message] = [await anext(heard) for _ in range(19)]
     assert [message.data[0] for message in found] == [n for n in range(21) if (n + 1) % 10]
+
+
+def without_options(identity_path: Path) -> None: ...
+
+
+def no_host(identity_path: Path, **options: object) -> object:
+    return object()
+
+
+def test_a_transport_that_makes_no_host_says_what_that_lacks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no_host' made a object, which lacks: peer_id, .*, open_stream"):
+        build_host(settings(f"network.transport={__name__}:no_host"), resolve_paths(tmp_path), 0)
+
+
+def test_a_node_with_a_wrong_transport_ends_before_it_looks_at_its_model(tmp_path: Path) -> None:
+    said = {"network.transport": f"{__name__}:without_options"}
+    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'listen'.*Transport of"):
+        sn.run([("a", "b")], "exact_match", model=tmp_path / "no model", home=tmp_path, settings=said)
+
+
+def test_doctor_looks_at_a_transport_of_ones_own() -> None:
+    found = transport_finding(OWN_TRANSPORT)
+    assert (found.verdict, found.text) == ("ok", f"{OWN_TRANSPORT}, a function")
+    wrong = transport_finding(f"{__name__}:without_options")
+    assert (
+        wrong.verdict == "problem" and "'listen'" in wrong.text and "(identity_path, listen=" in wrong.advice
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from swarmnode.cli import app as cli
 from swarmnode.engine_record import EngineOptions
 from swarmnode.errors import ConfigError
 from swarmnode.node.showing.monitors import make_monitors
-from swarmnode.registry import SEAMS, Kind, find, known, names
+from swarmnode.registry import SEAMS, Kind, find, find_called, known, made, names
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.settings.config_layers import load_config
 from swarmnode.tasks.loader import load_task
@@ -107,6 +107,59 @@ def test_what_is_unknown_is_answered_with_all_that_is_known() -> None:
         find("rule", "sopa")
     with pytest.raises(ConfigError, match=r"node.learner = 'x': no such learner: there are local;"):
         load_config(environ={}, assignments=["node.learner=x"])
+
+
+@pytest.mark.parametrize("name", ["echo_engine.py:ECHO", "/tmp/some where/echo_engine.py:ECHO"])
+def test_a_file_is_answered_with_the_name_of_its_module(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"rollout.engine = .*: write echo_engine:ECHO, and .* PYTHONPATH"):
+        load_config(environ={}, assignments=[f"rollout.engine={name}"])
+
+
+NUMBER = 3
+
+
+def called(a: int, *, b: int) -> None: ...
+
+
+def called_with_more(*arguments: int, **options: int) -> None: ...
+
+
+class Like:
+    def __call__(self, a: int, *, b: int) -> None: ...
+
+
+class Lidded:
+    """Whoever opens it meets a lid."""
+
+    async def __aenter__(self) -> None: ...
+
+    def open(self) -> None: ...
+
+
+def test_a_part_is_called_as_it_is_said_or_refused_with_how() -> None:
+    for name in ("called", "called_with_more"):
+        assert find_called("transport", f"{__name__}:{name}", Like.__call__) is globals()[name]
+    how = rf"it is called as Like of {__name__}: \(a, b=\)"
+    with pytest.raises(ConfigError, match=rf"NUMBER' is a int, which cannot be called.*{how}"):
+        find_called("transport", f"{__name__}:NUMBER", Like.__call__)
+    with pytest.raises(ConfigError, match=rf"network.transport = .* unexpected keyword argument 'b'.*{how}"):
+        find_called("transport", f"{__name__}:Lidded.open", Like.__call__)
+
+
+def test_what_a_part_makes_has_all_that_it_should_or_is_refused_with_what_it_lacks() -> None:
+    lidded = Lidded()
+    assert made("page", "mine", lambda: lidded, Lidded) is lidded
+    with pytest.raises(ConfigError, match=r"node.page = 'mine' made a object, which lacks: __aenter__, open"):
+        made("page", "mine", object, Lidded)
+
+
+def test_an_error_in_the_code_of_a_part_says_which_setting_named_it() -> None:
+    def broken() -> None:
+        raise KeyError("broker")
+
+    with pytest.raises(KeyError) as raised:
+        made("transport", "mine:Broken", broken, Lidded)
+    assert raised.value.__notes__ == ["raised by network.transport = 'mine:Broken'"]
 
 
 def test_the_page_on_extending_names_every_seam_and_its_examples_are_python() -> None:

@@ -415,7 +415,7 @@ class Fetcher:
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         author = announcement.author
         if checked.false_claim:
-            self._ledger.drop(Reason.FALSE_CLAIM, author, "its rewards are not ours")
+            self._ledger.drop(Reason.FALSE_CLAIM, author, checked.false_claim)
         require_advantage(checked.group)
         self._keep(announcement, body, checked)
 

@@ -218,8 +218,10 @@ class Helping:
         task = self._tasks.get(wanted.task)
         if wanted.protocol != PROTOCOL or wanted.swarm != self._settings.swarm:
             raise Rejected(Reason.OTHER_SWARM)
-        if task is None or task.version != wanted.version or not may_be_exchanged(task):
+        if task is None or not may_be_exchanged(task):
             raise Rejected(Reason.OTHER_TASK)
+        if task.version != wanted.version:
+            raise Rejected(Reason.OTHER_VERSION)
         created_s = wanted.created_ms / 1000
         if not now - MAX_AGE_S <= created_s <= now + MAX_CLOCK_SKEW_S:
             raise Rejected(Reason.EXPIRED)

@@ -150,6 +150,7 @@ _SIGNED = frozenset(
         Reason.OTHER_PROTOCOL,
         Reason.OTHER_SWARM,
         Reason.OTHER_TASK,
+        Reason.OTHER_VERSION,
         Reason.NOT_EXCHANGED,
         Reason.NO_SPREAD,
         Reason.OVERSIZED,

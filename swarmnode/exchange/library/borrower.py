@@ -356,7 +356,7 @@ class Borrower:
                     self._refuse(lender, found)
                     continue
                 if found.false_claim:
-                    self._ledger.drop(Reason.FALSE_CLAIM, announcement.author, "its rewards are not ours")
+                    self._ledger.drop(Reason.FALSE_CLAIM, announcement.author, found.false_claim)
                 teaches = _teaches(found.group)
                 lender.gave(is_of_use=teaches and not found.false_claim)
                 if teaches:

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 _KNOWN = frozenset(Reason)
 
+MOST_TOLD = 128
+"""Once so many are in the log, reasons that were told are told of no other peer: identities are free."""
+
 MOST_DETAIL = 300
 """Most characters of a reason and its detail in the log: tasks and peers may have written some of it."""
 
@@ -34,27 +37,21 @@ class Ledger(ExchangeCounts):
         self.reputation = reputation
         self._on_ban = on_ban
         self._clock = clock
-        self._told: set[Reason] = set()
+        self._told: set[Reason | tuple[Reason, str]] = set()
 
     def drop(self, reason: str, peer: str, detail: str = "") -> None:
         """Count something that was not used, and take its price from the peer it came from. The first one of
-        each reason is told in the log, so that a count has an example."""
+        each reason is told in the log, so that a count has an example; the first of each peer, too, as long
+        as there are few."""
         # A task may raise Rejected with words of its own.
         known = Reason(reason) if reason in _KNOWN else Reason.INTERNAL
         self.dropped[known] += 1
-        if known not in self._told and known not in NOT_NEEDED:
-            self._told.add(known)
-            logger.info(
-                "not used, from %s (%s): %s; further ones are only counted (docs/metrics.md)",
-                memorable_name(peer),
-                peer,
-                f"{known}: {detail}"[:MOST_DETAIL] if detail else known,
-            )
-        penalty = PENALTIES.get(known)
-        if penalty is None:
+        if known in NOT_NEEDED:
             return
-        now = self._clock()
-        newly_banned = self.reputation.punish(peer, penalty, now)
+        self._tell(known, peer, detail)
+        now, penalty = self._clock(), PENALTIES.get(known)
+        newly_banned = penalty is not None and self.reputation.punish(peer, penalty, now)
+        self.reputation.refused(peer, known)
         logger.debug("%s from %s (score %.0f): %s", known, peer, self.reputation.score(peer, now), detail)
         if newly_banned:
             logger.warning(
@@ -65,6 +62,18 @@ class Ledger(ExchangeCounts):
                 known,
             )
             self._on_ban(peer)
+
+    def _tell(self, reason: Reason, peer: str, detail: str) -> None:
+        if (reason, peer) in self._told or (reason in self._told and len(self._told) >= MOST_TOLD):
+            return
+        self._told |= {reason, (reason, peer)}
+        logger.info(
+            "%s, from %s (%s): %s; further ones of it are only counted (docs/metrics.md)",
+            "used, and counted against its author" if reason is Reason.FALSE_CLAIM else "not used",
+            memorable_name(peer),
+            peer,
+            f"{reason}: {detail}"[:MOST_DETAIL] if detail else reason,
+        )
 
     def let_go(self, reason: Reason, count: int = 1) -> None:
         """Count what left the pool or the buffer without being used; nobody is to blame."""

@@ -9,7 +9,7 @@ heard of for longest is forgotten, strangers before those who ever gave us a gro
 displace each other.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -74,6 +74,8 @@ class Standing:
     accepted: int = 0
     dropped: int = 0
     """Things of it that were not used by its fault, since the start."""
+    refused: Counter[str] = field(default_factory=Counter[str])
+    """Things of it that were not used or counted against it, by reason, whosever fault it was."""
     headers: TokenBucket = field(default_factory=lambda: TokenBucket(HEADERS_PER_S, HEADERS_BURST))
     requests: TokenBucket = field(default_factory=lambda: TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
     """Requests that it may still make of us."""
@@ -139,6 +141,12 @@ class Reputation:
         newly_banned = not standing.banned and standing.score < BAN_BELOW
         standing.banned = standing.banned or newly_banned
         return newly_banned
+
+    def refused(self, peer: str, reason: str) -> None:
+        """Take note of why something of a peer was not used. Nobody is remembered for that alone."""
+        standing = self._givers.get(peer) or self._strangers.get(peer)
+        if standing is not None:
+            standing.refused[reason] += 1
 
     def score(self, peer: str, now: float) -> float:
         """Returns the rest of a peer's score."""
@@ -240,10 +248,12 @@ class Reputation:
         found = nlargest(MOST_SHOWN, self.standings(), key=lambda one: (one[1].accepted, one[1].dropped))
         return tuple(
             PeerFigures(
-                *(peer, one.accepted, one.dropped, self._recover(one, now), one.banned, self.trust_of(peer))
+                *(peer, one.accepted, one.dropped, self._recover(one, now), one.banned, self.trust_of(peer)),
+                dict(one.refused),
+                max(0.0, one.ask_again_at - now),
             )
             for peer, one in found
-            if one.accepted or one.dropped
+            if one.accepted or one.dropped or one.refused
         )
 
     # ---- memory ----

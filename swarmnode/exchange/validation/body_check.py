@@ -47,8 +47,8 @@ class CheckedBody:
 
     group: RolloutGroup
     fingerprint: bytes
-    false_claim: bool = False
-    """Its author announced other rewards than our judge gives."""
+    false_claim: str = ""
+    """What the author said of its rewards, and ours, where these differ. Empty: they are ours."""
 
 
 def open_body(data: bytes, author: str, header: Header) -> Body:
@@ -73,7 +73,7 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
         raise Rejected(Reason.PLAY_TIMEOUT, error.message) from error
     if all(reward is None for reward in group.rewards):
         raise Rejected(Reason.JUDGE_BUSY, "our judge gave none of its answers a score")
-    return CheckedBody(group, fingerprint(body), is_false_claim(header, group))
+    return CheckedBody(group, fingerprint(body), false_claim(header, group))
 
 
 def _judged(
@@ -90,6 +90,19 @@ def require_advantage(group: RolloutGroup) -> None:
     """SAPO's filter: a group whose rewards are all equal teaches nothing. Raises Rejected."""
     if not group.has_gradient:
         raise Rejected(Reason.ZERO_ADVANTAGE)
+
+
+def false_claim(header: Header, group: RolloutGroup) -> str:
+    """Returns what is wrong with the rewards that a group was announced with; empty: nothing."""
+    if not is_false_claim(header, group):
+        return ""
+    claimed, own = (
+        "none" if mean is None else f"{mean:.3g}" for mean in (header.reward_mean, group.reward_mean)
+    )
+    return (
+        f"{header.task}: its author says a mean reward of {claimed}, our judge {own}; a reward that differs"
+        " from machine to machine does this, too"
+    )
 
 
 def is_false_claim(header: Header, group: RolloutGroup) -> bool:
@@ -157,7 +170,7 @@ def _look_at(
             " a peer with another tokenizer may need fewer for them"
         )
         fault = longest if reader.refusal == Reason.TOO_LONG else "have another end when we play them"
-        raise Rejected(reader.refusal, f"{unfit} of {len(read)} answers {fault}")
+        raise Rejected(reader.refusal, f"{task.name}: {unfit} of {len(read)} answers {fault}")
     scores = _score(task, example, completions)
     if not any(completion.token_ids for completion in completions):
         raise Rejected(Reason.NO_TOKENS, "answers without a token")

@@ -84,9 +84,12 @@ def check_fits(
     if header.swarm != settings.swarm:
         raise Rejected(Reason.OTHER_SWARM)
     task = tasks.get(header.task)
-    if task is None or task.version != header.version:
-        ours = "there is none here" if task is None else f"ours is {task.version}"
-        raise Rejected(Reason.OTHER_TASK, f"{header.task}, version {header.version}: {ours}")
+    if task is None:
+        raise Rejected(Reason.OTHER_TASK, f"there is no {header.task} here (version {header.version})")
+    if task.version != header.version:
+        raise Rejected(
+            Reason.OTHER_VERSION, f"{header.task}, version {header.version}: ours is {task.version}"
+        )
     if not in_library and (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD):
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
     if header.body_bytes > largest_body(header.group_size, settings.max_tokens):

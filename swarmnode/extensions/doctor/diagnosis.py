@@ -23,6 +23,7 @@ from swarmnode.machine.storage import Paths
 from swarmnode.models import folder_of
 from swarmnode.network.admission import admission_to
 from swarmnode.network.daemon.hivemind_wheel import find_daemon
+from swarmnode.network.streams import transport_of
 from swarmnode.node.building.machine_memory import PlannedMemory, longest_sequence, plan_for
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_status
@@ -67,13 +68,20 @@ def examine(settings: Settings) -> list[Finding]:
         # A member of a pipeline holds a part of the model.
         *(() if config.pipeline.name else memory_findings(plan_for(config, model))),
         *_folders(paths),
-        *([tried("daemon", lambda: str(find_daemon()))] if config.network.transport == "p2pd" else []),
+        transport_finding(config.network.transport),
         tried("swarm", partial(_swarm, config, paths)),
         *policy_findings(config, paths),
         *(finding for name in names("check") for finding in find("check", name)(config, used)),
         *reach_findings(paths),
         _clock(),
     ]
+
+
+def transport_finding(name: str) -> Finding:
+    """Returns the finding on the transport of this name: whether its host can be made here."""
+    if name == "p2pd":
+        return tried("daemon", lambda: str(find_daemon()))
+    return tried("transport", lambda: f"{name}, a {type(transport_of(name)).__name__}")
 
 
 def _swarm(config: Config, paths: Paths) -> str:

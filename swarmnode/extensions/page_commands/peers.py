@@ -6,10 +6,12 @@ from swarmnode.cli.output import Json, table, tell
 from swarmnode.cli.settings import Home, Policy
 from swarmnode.cli.status import running_nodes
 from swarmnode.errors import SwarmnodeError
+from swarmnode.exchange.exchange_stats import PeerFigures
 from swarmnode.extensions.page.known_peers import KnownPeer, known_peers
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_status
+from swarmnode.node.showing.reasons import in_words
 
 DISTANCES = {
     "machine": "this machine", "lan": "this LAN", "public": "internet", "relayed": "through a relay",
@@ -19,7 +21,9 @@ DISTANCES = {
 
 def peers(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
     """List whoever is connected or gave something: groups that were accepted, what was dropped by a fault of
-    theirs, groups learnt from, and their reputation (100 at most, below 20 banned)."""
+    theirs, groups learnt from, and their reputation (100 at most, below 20 banned). A newcomer is who gave
+    little or is doubted, and has less of our time; from who gave nothing of use it is not fetched for a while
+    (paused), and slow is whose last group was long in coming. Below: why what they sent was not used."""
     paths = resolve_paths(home)
     running_nodes(paths)
     if (note := read_running(paths.policy(policy).running)) is None:
@@ -34,6 +38,9 @@ def peers(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
 def _lines(found: Sequence[KnownPeer], reach: str) -> Iterator[str]:
     rows = [("peer", "connected", "accepted", "dropped", "learnt from", "reputation", "peer id")]
     yield from table([*rows, *map(_row, found)]) if found else ["no peers yet"]
+    for one in found:
+        if one.figures is not None and one.figures.refused:
+            yield f"not used, or counted against {one.name}: {in_words(one.figures.refused)}"
     if reach:
         yield f"this node: {reach}"
 
@@ -42,6 +49,12 @@ def _row(one: KnownPeer) -> tuple[str, ...]:
     counts, worth = ("-", "-"), "-"
     if one.figures is not None:
         counts = str(one.figures.accepted), str(one.figures.dropped)
-        worth = f"{one.figures.score:.0f}, {'banned' if one.figures.banned else one.figures.trust}"
+        worth = f"{one.figures.score:.0f}, {_trust(one.figures)}"
     learnt = f"{one.gave}, waits" if one.waits else str(one.gave)
     return one.name, DISTANCES.get(one.connected, str(one.connected)), *counts, learnt, worth, one.peer
+
+
+def _trust(figures: PeerFigures) -> str:
+    if figures.banned:
+        return "banned"
+    return f"paused {figures.paused_s:.0f} s" if figures.paused_s >= 1 else figures.trust

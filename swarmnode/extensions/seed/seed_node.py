@@ -34,7 +34,7 @@ from swarmnode.machine.storage import Paths
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host, Message
 from swarmnode.network.multiaddr import scope_of
-from swarmnode.node.building.assemble import ANYWHERE, build_discovery, build_host, check_addresses
+from swarmnode.node.building.assemble import ANYWHERE, build_discovery, build_host, check_network
 from swarmnode.node.building.node_process import IdentityLock, remove_running, stop_on_signals
 from swarmnode.node.building.policies import Seat, check_status_port, choose_port, plain_error
 from swarmnode.node.building.run import forget_earlier_runs, leave_note
@@ -186,7 +186,7 @@ def run_seed(config: Config, paths: Paths, tell: Callable[[str], None]) -> None:
         stack.enter_context(Screen(paths.logs / LOG_FILE))
         stack.enter_context(IdentityLock(paths.identity))
         forget_earlier_runs(paths)
-        check_addresses(config.network)
+        check_network(config.network)
         check_status_port(config.node)
         key = load_or_create(paths.identity)
         logger.info("this seed is %s, peer id %s", key.name, key.peer_id)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from swarmnode.errors import PeerUnreachable
+from swarmnode.errors import PeerBarred
 from swarmnode.network.barred_peers import BarredPeers
 from swarmnode.network.daemon.control_client import ControlClient, DaemonRefused, PeerAddresses
 from swarmnode.network.daemon.traffic import Traffic, largest_senders
@@ -36,9 +36,9 @@ class PeerGate:
         self._besieged_until_s = 0.0
 
     def check(self, peer_id: str) -> None:
-        """Raises PeerUnreachable for a peer that is barred."""
+        """Raises PeerBarred for a peer that is barred."""
         if peer_id in self.barred:
-            raise PeerUnreachable(f"{peer_id} is barred: it broke the rules a while ago")
+            raise PeerBarred(f"{peer_id} is banned by us for a while: it broke the rules")
 
     def admits(self, peer_id: str) -> bool:
         """Returns True if streams of this peer are read at all."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
-from swarmnode.errors import HostDown, NetworkError, StorageError
+from swarmnode.errors import HostDown, NetworkError, PeerBarred, StorageError
 from swarmnode.network.finding.peer_book import KnownAddress, PeerBook, Source, next_dials
 from swarmnode.network.finding.seed_addresses import Resolve, ask_dns, look_up
 from swarmnode.network.host import Host
@@ -101,6 +101,8 @@ class Discovery:
         self._rng = rng or random.Random()
         self._attached = asyncio.Event()
         self._said_attached: bool | None = None
+        self._said_barred: set[str] = set()
+        """Addresses of which was said that we keep away from them ourselves."""
         self._news = asyncio.Event()
         self._reach = find_reach(host, self._dialled, asks_router=asks_router)
 
@@ -152,8 +154,12 @@ class Discovery:
             return False  # says nothing about the peer
         except NetworkError as error:
             logger.debug("%s", error)
+            if isinstance(error, PeerBarred) and address not in self._said_barred:
+                self._said_barred.add(address)
+                logger.warning("%s; until then it is not dialled. `swarmnode peers` says for what", error)
             self._book.failed(address, time.time(), self._rng, alone=not self._attached.is_set())
             return False
+        self._said_barred.discard(address)
         self._book.succeeded(address, time.time())
         return True
 

@@ -8,6 +8,7 @@ import hashlib
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,11 @@ from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.finding.seed_addresses import Seeds, read_seeds
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, split_peer
-from swarmnode.network.streams import StreamHost, Transport
+from swarmnode.network.streams import StreamHost, transport_of
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.policies import Seat, choose_port
 from swarmnode.node.node import NetworkParts
-from swarmnode.registry import find, first
+from swarmnode.registry import first, made
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config, NetworkConfig
 from swarmnode.tasks.task import Task
@@ -74,8 +75,8 @@ def build_network(
 def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
     """The node's place in the network, not yet started: a private one where its home has the swarm's key."""
     network = config.network
-    transport: Transport = find("transport", network.transport)
-    host = transport(
+    transport = partial(
+        transport_of(network.transport),
         paths.identity,
         listen=(f"/ip4/{network.listen}/tcp/{port}",),
         announce=network.announce,
@@ -83,6 +84,7 @@ def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
         relays=relays_of(config, paths),
         relay_for_others=bool(network.relay_for_others),
     )
+    host = made("transport", network.transport, transport, StreamHost)
     admission = admission_to(paths, config.swarm.name)
     return host if admission is None else admission.host(host)
 
@@ -201,8 +203,10 @@ def seed_of(config: Config, peer_id: str) -> int:
     return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big") >> 1
 
 
-def check_addresses(network: NetworkConfig) -> None:
-    """Raises NetworkError for a seed, relay or announced address that is none, before any work is done."""
+def check_network(network: NetworkConfig) -> None:
+    """Raises ConfigError for a transport that cannot be had, and NetworkError for a seed, relay or announced
+    address that is none, before any work is done."""
+    transport_of(network.transport)
     seeds_of(network)
     for relay in network.relays:
         if network.relays not in (("auto",), ("seeds",), ("none",)):

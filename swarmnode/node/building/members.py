@@ -25,6 +25,7 @@ from swarmnode.node.building.local_policy import (
 )
 from swarmnode.node.building.policies import PolicyNode, Seat
 from swarmnode.node.building.task_processes import tasks_for_strangers
+from swarmnode.node.learner import Learner
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.board import Watcher, Watchers
@@ -32,7 +33,7 @@ from swarmnode.node.showing.contribution import open_contribution
 from swarmnode.node.showing.kept_rollouts import FILE, find_keeper
 from swarmnode.node.showing.monitors import Monitor, MonitorFeed, run_info
 from swarmnode.node.showing.screen import Screen
-from swarmnode.registry import find
+from swarmnode.registry import find_called, made
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def build_members(
     """Loads the base once and puts a node on it for each seat; the stack gives back what they hold.
     `monitors`: those of each seat. `watch`: told beside them and the screen."""
     config, paths = seats[0].config, seats[0].paths
-    make: type[PolicyLearner] = find("learner", config.node.learner)
+    make_learner: type[PolicyLearner] = find_called("learner", config.node.learner, PolicyLearner.__init__)
     loaded = load_policy(
         config, model, paths, screen.progress, seed=seats[0].seed, policies=config.node.policies
     )
@@ -78,7 +79,8 @@ def build_members(
         watcher = Watchers([MonitorFeed(about, told), *shown])
         stack.callback(watcher.close)
         tasks_of_others = tasks_for_strangers(stack, seat.tasks)
-        learner = make(
+        make = partial(
+            make_learner,
             seat.config,
             local.policy,
             local.engine,
@@ -92,6 +94,7 @@ def build_members(
             train_jointly=None if cohort is None else partial(cohort.train, seat.label),
             tasks_of_others=tasks_of_others,
         )
+        learner = made("learner", config.node.learner, make, Learner)
         learner.demonstrated = demonstrations
         loop = partial(
             NodeLoop,

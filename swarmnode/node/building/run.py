@@ -20,7 +20,7 @@ from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model
 from swarmnode.network.finding.seed_addresses import Seeds
-from swarmnode.node.building.assemble import check_addresses, seed_of, seeds_of
+from swarmnode.node.building.assemble import check_network, seed_of, seeds_of
 from swarmnode.node.building.guards import GuardSource, open_guards
 from swarmnode.node.building.machine_memory import check_loadable, plan_for
 from swarmnode.node.building.node_process import (
@@ -137,13 +137,13 @@ def _take_seats(stack: ExitStack, settings: Settings, given: Mapping[str, Task] 
     seats: list[Seat] = []
     for number in range(config.node.policies):
         own, place = config_of(config, number), paths.policy(number)
+        check_network(own.network)
         key = take_identity(stack, place)
         if number == 0:
             forget_earlier_runs(paths)
         tasks = start_tasks(stack, own.tasks, paths.home) if given is None else given
         if settings.model != "tiny":
             find_model(settings.model)
-        check_addresses(own.network)
         if own.network.port:
             choose_port(own.network, place)
         check_status_port(own.node)

@@ -399,7 +399,7 @@ async def test_restored_groups_are_checked_and_scored_again(start, own_groups, t
         assert group.rewards == (0.25, 0.25, 0.0, 0.0)
     newer = replace(task, version="2")
     async with start(MemoryNetwork(), 2, snapshot=snapshot, tasks={task.name: newer}) as bob:
-        assert bob.exchange.stats().dropped == {"other_task": 1}
+        assert bob.exchange.stats().dropped == {"other_version": 1}
 
 
 async def test_a_snapshot_is_not_believed(start, own_groups):

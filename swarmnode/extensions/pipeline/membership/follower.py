@@ -50,7 +50,8 @@ class Follower:
         """Time since which one convener keeps us from working, whatever it ordered meanwhile; None if it does
         not."""
         self._inputs: PlanInputs | None = None
-        self._agreed: AgreedPlan | None = None
+        self.proposed: AgreedPlan | None = None
+        """The plan computed from the latest proposal, None before it is."""
         self._held_from = 0
         self._take_ordered = False
         self._began = False
@@ -75,7 +76,7 @@ class Follower:
         if sender != self.by and self.stopped_since_s is not None:
             self.stopped_since_s = now_s
         self.epoch, self.by, self.detail = inputs.epoch, sender, ""
-        self.progress, self._inputs, self._agreed = ProposalProgress.PLANNING, inputs, None
+        self.progress, self._inputs, self.proposed = ProposalProgress.PLANNING, inputs, None
         self._said = {}
         self._take_ordered, self.ordered_at_s = False, now_s
 
@@ -136,21 +137,21 @@ class Follower:
 
         `living`: other members that we hear ourselves."""
         if self.progress == ProposalProgress.PLANNING:
-            return self._agreed or self._inputs
-        if self.progress == ProposalProgress.HELD and self._take_ordered and self._agreed and not self.busy:
+            return self.proposed or self._inputs
+        if self.progress == ProposalProgress.HELD and self._take_ordered and self.proposed and not self.busy:
             # Further behind, or under a plan that others have left, it has no step to come.
             behind = self._held_from - self.iteration
             waits = self.in_force is not None and 0 < behind <= STEPS_TO_COME and not self._overtaken
             is_time = not waits or now_s >= self.ordered_at_s + self._catch_up_s
             # The convener's word alone does not do: it may have told others something else.
             if is_time and not self.unconvinced(living):
-                return replace(self._agreed, iteration=self._held_from)
+                return replace(self.proposed, iteration=self._held_from)
         return None
 
     def unconvinced(self, living: Collection[str]) -> list[str]:
         """Return members of the plan, among those that we hear, that have not told us of the same plan;
         sorted."""
-        agreed = self._agreed
+        agreed = self.proposed
         if agreed is None:
             return []
         others = (agreed.members & {*living}) - {self._own}
@@ -158,12 +159,12 @@ class Follower:
 
     def planned(self, inputs: PlanInputs, agreed: AgreedPlan) -> None:
         if inputs is self._inputs:
-            self._agreed = agreed
+            self.proposed = agreed
             if self._own not in must_load(agreed, self.former):
                 self.progress = ProposalProgress.PREPARED
 
     def prepared(self, agreed: AgreedPlan) -> None:
-        if agreed is self._agreed and self.progress == ProposalProgress.PLANNING:
+        if agreed is self.proposed and self.progress == ProposalProgress.PLANNING:
             self.progress = ProposalProgress.PREPARED
 
     def taking(self) -> None:
@@ -195,16 +196,6 @@ class Follower:
     def former(self) -> FormerStages | None:
         """The stages that members hold under the plan in force, None without one."""
         return self.in_force.as_former if self.in_force else None
-
-    @property
-    def proposed(self) -> AgreedPlan | None:
-        """The plan computed from the latest proposal, None before it is."""
-        return self._agreed
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while the convener keeps us from working."""
-        return self.progress in (ProposalProgress.HELD, ProposalProgress.READY)
 
     def _check_part(self, told: FormerStages | None) -> None:
         """Raises Rejected: wrong_part, if the stage that the proposal says we hold is not ours. Under another

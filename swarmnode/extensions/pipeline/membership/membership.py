@@ -31,6 +31,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     Leave,
     Ping,
     Presence,
+    ProposalProgress,
     Propose,
     Request,
     Status,
@@ -332,7 +333,7 @@ class Membership:
         if follower.in_force is None:
             others = len(self._members.living())
             return f"no assignment yet, {others} other members, {self._convener.turn()} convenes"
-        if follower.is_waiting:
+        if follower.progress in (ProposalProgress.HELD, ProposalProgress.READY):
             return f"{follower.by} is changing it, epoch {follower.epoch}"
         return "the others go by a newer one" if self._is_outdated() else "we are spare in the present one"
 

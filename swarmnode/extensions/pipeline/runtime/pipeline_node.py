@@ -289,7 +289,7 @@ class PipelineNode:
 
     def _suspect(self, peer_id: str, why: str) -> None:
         logger.warning("%s does not answer: %s", peer_id, why)
-        self._view.lost(peer_id)
+        self._view.lost.add(peer_id)
         self.membership.lost(peer_id, why)
 
     # What it shows

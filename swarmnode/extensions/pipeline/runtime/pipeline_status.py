@@ -20,14 +20,11 @@ class PipelineView:
         """`name`: of the pipeline."""
         self._peer_id = peer_id
         self._started_s = time.monotonic()
-        self._lost: set[str] = set()
+        self.lost: set[str] = set()
+        """Peer ids of members that did not answer us."""
         self.status = PipelineStatus(name=name)
         self.counters = Counters()
         """Rounds, tokens and seconds trained here as a data node."""
-
-    def lost(self, peer_id: str) -> None:
-        """Count a member that did not answer us."""
-        self._lost.add(peer_id)
 
     def stepped(self, report: IterationReport) -> None:
         """Record an iteration that was driven from here."""
@@ -60,5 +57,5 @@ class PipelineView:
             plans=own_stage.plans,
             iteration=iteration,
             planned_s=agreed.makespan_s if agreed is not None else None,
-            lost=len(self._lost),
+            lost=len(self.lost),
         )

@@ -43,7 +43,7 @@ from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.built_model import source_of
 from swarmnode.network.admission import admission_to
-from swarmnode.node.building.assemble import build_discovery, build_host, check_addresses, seed_of
+from swarmnode.node.building.assemble import build_discovery, build_host, check_network, seed_of
 from swarmnode.node.building.node_process import remove_running, stop_on_signals
 from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
 from swarmnode.node.building.run import leave_note, take_identity
@@ -78,7 +78,7 @@ def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
         key = take_identity(stack, paths)
         tasks = start_tasks(stack, config.tasks, paths.home)
         seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks, settings.origins)
-        check_addresses(config.network)
+        check_network(config.network)
         check_status_port(config.node)
         whole = _open(config, model, paths, screen)
         memory = memory_for_stage(config.limits.memory_gb, find_device(config.policy.device))

@@ -13,37 +13,25 @@ from swarmnode.extensions.pipeline.states.holdings import HeldState, Holding, La
 
 
 class StateCopies:
-    """Copies of other members' states: the newest of each owner, by its peer id."""
+    """Copies of other members' states, and room for them."""
 
     def __init__(self, peer_id: str, *, most: int, most_bytes: int) -> None:
         """`peer_id`: ours. `most`: number of copies. `most_bytes`: of all copies together."""
         self._peer_id = peer_id
         self._most = most
         self._most_bytes = most_bytes
-        self._kept: dict[str, HeldState] = {}
-        self._coming: dict[str, int] = {}
+        self.kept: dict[str, HeldState] = {}
+        """The newest copy of each owner, by its peer id."""
+        self.coming: dict[str, int] = {}
+        """Bytes of the copies that are being fetched, by owner."""
         self.layer_holders: LayerHolders | None = None
         """Who holds and who keeps what under the plan: whose copies are ours to keep."""
-
-    def held(self) -> tuple[HeldState, ...]:
-        return tuple(self._kept.values())
-
-    def of(self, peer_id: str) -> HeldState | None:
-        """Return the copy of this peer's state, if there is one."""
-        return self._kept.get(peer_id)
 
     def is_ours_to_keep(self, peer_id: str, holding: Holding) -> bool:
         layer_holders = self.layer_holders
         if layer_holders is None or layer_holders.keepers.get(peer_id) != self._peer_id:
             return False
         return layer_holders.ranges.get(peer_id) == (holding.first_layer, holding.end_layer)
-
-    def is_coming(self, peer_id: str) -> bool:
-        """Return True if a copy of this peer's state is being fetched."""
-        return peer_id in self._coming
-
-    def keep(self, peer_id: str, held: HeldState) -> None:
-        self._kept[peer_id] = held
 
     @contextmanager
     def room(self, peer_id: str, size_bytes: int) -> Iterator[bool]:
@@ -58,20 +46,19 @@ class StateCopies:
             yield False
             return
         for gone in going:
-            self._kept.pop(gone, None)
-        self._coming[peer_id] = size_bytes
+            self.kept.pop(gone, None)
+        self.coming[peer_id] = size_bytes
         try:
             yield True
         finally:
-            del self._coming[peer_id]
+            del self.coming[peer_id]
 
     def _going_for(self, peer_id: str, size_bytes: int) -> list[str] | None:
-        kept = {peer: h.holding.size_bytes for peer, h in self._kept.items()}
-        sizes = {peer: size for peer, size in (kept | self._coming).items() if peer != peer_id}
-        held = {peer: h.holding for peer, h in self._kept.items() if peer in sizes}
-        idle = [peer for peer in held if peer not in self._coming]
-        others = [peer for peer in idle if not self.is_ours_to_keep(peer, held[peer])]
-        gone = sorted(others, key=lambda peer: (held[peer].iteration, peer))
+        others = {peer: held.holding for peer, held in self.kept.items() if peer != peer_id}
+        sizes = {peer: holding.size_bytes for peer, holding in others.items()} | self.coming
+        idle = others.keys() - self.coming
+        gone = [peer for peer in idle if not self.is_ours_to_keep(peer, others[peer])]
+        gone.sort(key=lambda peer: (others[peer].iteration, peer))
         going: list[str] = []
         while len(sizes) >= self._most or size_bytes + sum(sizes.values()) > self._most_bytes:
             if not gone:

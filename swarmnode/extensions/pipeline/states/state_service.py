@@ -165,11 +165,11 @@ class StateService:
         self._own = [*others[1 - KEPT_OWN :], held]
 
     def holdings(self) -> tuple[Holding, ...]:
-        return tuple(held.holding for held in (*self._own, *self._earlier, *self._copies.held()))
+        return tuple(held.holding for held in (*self._own, *self._earlier, *self._copies.kept.values()))
 
     def copy_of(self, peer_id: str) -> HeldState | None:
         """Return the copy of this peer's state that is kept here, if any."""
-        return self._copies.of(peer_id)
+        return self._copies.kept.get(peer_id)
 
     async def push_copy(self, peer_id: str, held: HeldState) -> bool:
         """Have a neighbour keep a copy of a published state. Returns False if it does not."""
@@ -318,10 +318,10 @@ class StateService:
     async def _keep(self, peer_id: str, holding: Holding) -> bool:
         """Fetch an offered copy if it is ours to keep, newer than the one at hand, and there is room for
         it."""
-        former = self._copies.of(peer_id)
+        former = self._copies.kept.get(peer_id)
         if former is not None and holding.iteration <= former.holding.iteration:
             return former.holding == holding
-        if not self._copies.is_ours_to_keep(peer_id, holding) or self._copies.is_coming(peer_id):
+        if not self._copies.is_ours_to_keep(peer_id, holding) or peer_id in self._copies.coming:
             self.failures["not_ours_to_keep"] += 1
             return False
         with self._copies.room(peer_id, holding.size_bytes) as is_room:
@@ -332,12 +332,12 @@ class StateService:
                 state = await self.fetch(Offer(holding, (peer_id,)))
             except CheckpointError:
                 return False
-            self._copies.keep(peer_id, HeldState(holding, state))
+            self._copies.kept[peer_id] = HeldState(holding, state)
             return True
 
     def _at_hand(self, digest: str) -> StageState | None:
         left = () if self._left is None else (self._left,)
-        held = (*self._own, *left, *self._earlier, *self._copies.held())
+        held = (*self._own, *left, *self._earlier, *self._copies.kept.values())
         return next((one.state for one in held if one.state.digest == digest), None)
 
     def _seconds(self, size_bytes: int) -> float:

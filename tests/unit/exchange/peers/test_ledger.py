@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
-from swarmnode.exchange.peers.ledger import MOST_DETAIL, Ledger
+from swarmnode.exchange.peers.ledger import MOST_DETAIL, MOST_TOLD, Ledger
 from swarmnode.exchange.peers.reputation import Reputation
 
 
@@ -18,13 +18,30 @@ def ledger(caplog: pytest.LogCaptureFixture) -> Ledger:
 def test_the_first_of_a_reason_is_told_and_further_ones_are_counted(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for peer in ("mallory", "trudy"):
-        ledger.drop(Reason.TOO_LONG, peer, "8 of 8 answers")
+    for _ in range(2):
+        ledger.drop(Reason.TOO_LONG, "mallory", "8 of 8 answers")
     ledger.drop(Reason.OTHER_TASK, "trudy")
     first, second = caplog.messages
     assert "(mallory): too_long: 8 of 8 answers; further ones" in first
     assert "(trudy): other_task; further ones" in second
     assert ledger.dropped == {Reason.TOO_LONG: 2, Reason.OTHER_TASK: 1}
+
+
+def test_the_first_of_each_peer_is_told_until_there_are_many(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(2 * MOST_TOLD):
+        ledger.drop(Reason.TOO_LONG, f"mallory {number}", "8 of 8 answers")
+    assert "(mallory 1): too_long" in caplog.messages[1] and len(caplog.messages) < MOST_TOLD
+    ledger.drop(Reason.WRONG_BODY, "trudy")
+    assert "(trudy): wrong_body" in caplog.messages[-1], "a reason that was not told yet is told"
+
+
+def test_what_was_used_all_the_same_is_not_said_to_be_unused(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger.drop(Reason.FALSE_CLAIM, "mallory", "last: 1 and 0")
+    assert caplog.messages[0].startswith("used, and counted against its author, from ")
 
 
 def test_what_was_not_needed_is_counted_alone(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:

@@ -93,6 +93,6 @@ async def test_a_node_counts_also_those_whose_task_it_does_not_have(
             group = make_group(KEY.peer_id, task=far, number=number)
             sent = compose(group, KEY, swarm="test", model=ModelLabel("tiny", None), now=1_700_000_000.0)
             node.hear(sender, sent.sealed)
-        await until(lambda: node.dropped("other_task") and node.dropped("sender_mismatch"))
+        await until(lambda: node.dropped("other_version") and node.dropped("sender_mismatch"))
         clock.advance(AGAIN_S)
         assert node.exchange.stats().health.nodes == 1

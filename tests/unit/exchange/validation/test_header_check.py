@@ -41,7 +41,10 @@ def test_a_large_header_is_rejected(check, key: NodeKey):
 def test_a_header_of_another_version_of_our_task_is_told_from_one_of_a_task_that_we_do_not_have(
     check, composed: Composed, key: NodeKey
 ):
-    for changes, ours in (({"version": "2"}, "ours is 1"), ({"task": "subtraction"}, "there is none here")):
+    for changes, ours in (
+        ({"version": "2"}, "ours is 1"),
+        ({"task": "subtraction"}, "there is no subtraction here"),
+    ):
         with pytest.raises(Rejected, match=ours):
             check(resealed(composed, key, **changes), key)
 
@@ -52,7 +55,7 @@ def test_a_header_of_another_version_of_our_task_is_told_from_one_of_a_task_that
         ({"protocol": 1}, "other_protocol"),
         ({"swarm": "elsewhere"}, "other_swarm"),
         ({"task": "subtraction"}, "other_task"),
-        ({"version": "2"}, "other_task"),
+        ({"version": "2"}, "other_version"),
         ({"created_ms": int((NOW - 1801) * 1000)}, "expired"),
         ({"created_ms": 0}, "expired"),
         ({"created_ms": int((NOW + 121) * 1000)}, "from_the_future"),

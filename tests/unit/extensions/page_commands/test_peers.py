@@ -30,6 +30,8 @@ def with_peers() -> NodeStatus:
     for _ in range(9):
         ledger.drop(Reason.FALSE_CLAIM, LIAR)
     ledger.drop(Reason.DUPLICATE, GIVER)
+    ledger.drop(Reason.OTHER_VERSION, LIAR)
+    ledger.reputation.did_not_deliver(GIVER, 0.0)
     exchange = msgspec.structs.replace(
         STATUS.exchange, trained={GIVER: 2}, peers=ledger.reputation.figures(0.0)
     )
@@ -54,9 +56,13 @@ def test_peers_have_what_they_gave_and_their_reputation(tmp_path: Path) -> None:
         with pytest.raises(SwarmnodeError, match="no policy 1 is running here"):
             run(tmp_path, "--policy", "1")
     assert [line.split()[0] for line in lines[1:4]] == list(map(memorable_name, (GIVER, NEW, LIAR)))
-    assert lines[1].split()[1:] == [*["this", "LAN", "3", "0", "2", "100,", "newcomer"], GIVER]
+    assert lines[1].split()[1:] == [*["this", "LAN", "3", "0", "2", "100,", "paused", "5", "s"], GIVER]
     assert lines[2].split()[1:] == [*["internet", "-", "-", "0", "-"], NEW]
     assert lines[3].split()[1:] == [*["not", "connected", "0", "9", "0", "10,", "banned"], LIAR]
+    assert lines[4] == (
+        f"not used, or counted against {memorable_name(LIAR)}: 9 used, but claimed other rewards than ours,"
+        " 1 of other versions of our tasks"
+    )
     assert found[LIAR]["connected"] is None and found[LIAR]["figures"]["dropped"] == 9
 
 

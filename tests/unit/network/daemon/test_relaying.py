@@ -17,7 +17,7 @@ from swarmnode.network.daemon.p2pd_host import P2pdHost
 from swarmnode.network.daemon.relaying import grants_what_was_asked, limits_of
 from swarmnode.network.framing import encode_frame, encode_uvarint
 from swarmnode.network.multiaddr import by_reach, is_for_outsiders
-from swarmnode.node.building.assemble import check_addresses, relays_of
+from swarmnode.node.building.assemble import check_network, relays_of
 from swarmnode.settings.config import Config
 
 needs_daemon = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
@@ -83,7 +83,7 @@ def test_only_a_pipeline_member_that_nobody_can_dial_takes_a_place_at_its_seeds(
 
 def test_a_mistyped_relay_is_told_before_the_start() -> None:
     with pytest.raises(NetworkError, match="/p2p/"):
-        check_addresses(settings(("network", {"relays": ["/ip4/192.0.2.7/tcp/4001"]})).network)
+        check_network(settings(("network", {"relays": ["/ip4/192.0.2.7/tcp/4001"]})).network)
 
 
 @needs_daemon

@@ -93,6 +93,16 @@ async def test_with_every_seed_down_the_node_says_so_and_attaches_when_one_comes
             await until_connected(node, seed)
 
 
+async def test_a_node_that_banned_its_only_seed_says_so_once(caplog: pytest.LogCaptureFixture):
+    network = MemoryNetwork()
+    async with network.host() as seed, network.host() as node, discovering(node, seeds=(seed.address,)):
+        await until_connected(node, seed)
+        await node.disconnect(seed.peer_id, barred_s=60.0)
+        await asyncio.sleep(0.5)
+    told = [record.message for record in caplog.records if "banned by us" in record.message]
+    assert len(told) == 1 and "`swarmnode peers` says for what" in told[0]
+
+
 async def test_two_nodes_of_a_swarm_meet_through_a_common_seed():
     network = MemoryNetwork()
     async with (

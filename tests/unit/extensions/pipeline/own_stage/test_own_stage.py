@@ -319,6 +319,6 @@ async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_
         equal(state.tensors, together(first, second))
         found.kill(second)
         first.states._copies.layer_holders = None  # pyright: ignore[reportPrivateUsage]
-        first.states._copies._kept.clear()  # pyright: ignore[reportPrivateUsage]
+        first.states._copies.kept.clear()  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(PipelineError, match="no members hold layers 0 to 5"):
             await first.own_stage.whole_state(1)
