@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from swarmnode.errors import EngineError, NetworkError
+from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
@@ -128,9 +129,10 @@ async def swarm(
         for number, host in enumerate(hosts):
             version = [0]
             streams = await stack.enter_async_context(MemberStreams(host))
+            queue = await stack.enter_async_context(StageQueue())
             node = DecodeNode(
                 streams,
-                run_in_stage_thread=asyncio.to_thread,
+                run_in_stage_thread=queue.call,
                 version=lambda own=version: own[0],
             )
             await stack.enter_async_context(node)
