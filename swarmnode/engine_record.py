@@ -40,7 +40,8 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecord(EngineMemory):
-    """An engine, as `rollout.engine` names it, with the memory that it takes."""
+    """An engine, as `rollout.engine` names it. Its memory (`weights`, `growth`, `card_share`) is explained at
+    EngineMemory, in machine/memory_plan.py."""
 
     make: Callable[[EngineOptions], Any]
     """Makes the `Engine`. Raises EngineError, ModelError: under `auto` another one takes its place then."""

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from swarmnode import engine_record, registry
 from swarmnode.cli import app as cli
 from swarmnode.engine_record import EngineOptions
-from swarmnode.errors import ConfigError
+from swarmnode.errors import ConfigError, RequestTimeout
 from swarmnode.node.showing.monitors import make_monitors
 from swarmnode.registry import SEAMS, Kind, find, find_called, known, made, names
 from swarmnode.rollout.engine import Request, SamplingParams
@@ -167,11 +168,35 @@ def test_the_page_on_extending_names_every_seam_and_its_examples_are_python() ->
     for kind, seam in SEAMS.items():
         assert f"`swarmnode.{kind}`" in page and (f"`{seam.said_by}" in page), kind
     examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     parts: dict[str, Any] = {"__name__": "mymodule"}
     for example in examples:
-        exec(compile(example, "docs/extending.md", "exec"), parts)
-    engine = parts["ECHO"].make(EngineOptions(None, (0,), 2, 16, None, None, 0, 1, 2))
-    engine.submit([Request("a", (7, 8), SamplingParams(max_tokens=4))])
-    (answer,) = [output for _ in range(3) for output in engine.step()]
-    assert (answer.token_ids, answer.logprobs, answer.finish) == ((7, 8, 0), (0.0,) * 3, "stop")
+        code = compile(example, "docs/extending.md", "exec")
+        if "import *" not in example:  # A suite of its own, for whoever wrote a host.
+            exec(code, parts)
+    engine = parts["ECHO"].make(EngineOptions(None, (0,), 8, 64, None, None, 0, 1, 2))
+    assert engine.capabilities.name == "echo"
+    prompt = tuple(range(1, 17))
+    engine.submit([Request(f"{seed}", prompt, SamplingParams(20, seed=seed)) for seed in range(8)])
+    answers = [output for _ in range(17) for output in engine.step()]
+    assert len(answers) == 8 and len({answer.token_ids for answer in answers}) > 1
+    for answer in answers:
+        assert answer.token_ids == (*prompt[: len(answer.token_ids) - 1], 0) and answer.finish == "stop"
+        *_, last = answer.logprobs
+        assert last == (0.0 if len(answer.token_ids) == 17 else math.log(0.1))
+
+
+async def test_the_host_of_the_page_on_extending_loses_every_tenth_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    (example,) = re.findall(r"```python\n([^`]*class Lossy.*?)```", page, flags=re.DOTALL)
+    parts: dict[str, Any] = {"__name__": "mymodule"}
+    exec(compile(example, "docs/extending.md", "exec"), parts)
+    caplog.set_level("INFO", "swarmnode.mymodule")
+    host = parts["Lossy"](tmp_path / "key")
+    assert [host.loses("news") for _ in range(20)] == [*[False] * 9, True] * 2
+    assert caplog.messages == ["lost message 10, news", "lost message 20, news"]
+    host.sent = 9
+    with pytest.raises(RequestTimeout):
+        await host.request("peer", "/swarmnode/test", b"", timeout_s=0.0, max_response_bytes=9)

@@ -279,7 +279,7 @@ class Starving:
     def look(self, accepted: int, dropped: Mapping[str, int], now_s: float) -> str:
         """Returns what is wrong and what to do, empty while nothing is. Groups that were accepted, and what
         was dropped by reason."""
-        in_vain = Counter({reason: dropped.get(reason, 0) for reason in IN_VAIN})
+        in_vain = Counter[str]({reason: dropped.get(reason, 0) for reason in IN_VAIN})
         if accepted > self._accepted:
             self._accepted, self._before, self._since_s = accepted, in_vain, None
         since = in_vain - self._before

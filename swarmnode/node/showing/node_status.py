@@ -80,7 +80,7 @@ class Rewards(msgspec.Struct, frozen=True):
     parts_std: dict[str, float] = {}
     """Standard deviation of each reward over these answers, by name."""
     eval_first: float | None = None
-    """Mean reward on held-out examples before the first round."""
+    """Mean reward on held-out examples before the first round, as the run's engine answers them."""
     eval_last: float | None = None
     """The newest such mean."""
     eval_round: int | None = None
