@@ -120,7 +120,9 @@ class Exchange:
             hearers[receipts_topic_of(swarm)] = self.receipts.hear
         self._gossip = HeaderGossip(host, hearers)
         self._pool = HeaderPool()
-        self._inbox = Inbox(context, self._pool, on_admitted=lambda _: self._fetcher.wake())
+        self._inbox = Inbox(
+            context, self._pool, on_admitted=lambda _: self._fetcher.wake(), awaits=publisher.helping.awaits
+        )
         self._buffer = ReplayBuffer(settings)
         rules = BodyRules(
             tasks,

@@ -416,7 +416,9 @@ class Fetcher:
         author = announcement.author
         if checked.false_claim:
             self._ledger.drop(Reason.FALSE_CLAIM, author, checked.false_claim)
-        require_advantage(checked.group)
+        # A header that claims no spread was let in for its right answers: we had asked for help.
+        if announcement.header.reward_std or not checked.group.reward_mean:
+            require_advantage(checked.group)
         self._keep(announcement, body, checked)
 
     def _keep(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:

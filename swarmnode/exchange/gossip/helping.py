@@ -59,6 +59,9 @@ ASKS_PER_S, ASKS_BURST = 1.0, 8.0
 ANSWERS_PER_S, ANSWERS_BURST = 4.0, 16.0
 """Headers that we repeat, for all authors together: well under what we may announce."""
 
+ANSWERED_WITHIN_S = 60.0
+"""Seconds after a request in which groups with right answers alone are answers to it."""
+
 ANSWERS_A_REQUEST = 16
 
 FINDS_PER_TASK = 64
@@ -122,6 +125,7 @@ class Helping:
         self._repeated = BoundedDict[bytes, float](MAX_ASKED)
         self._finds: dict[str, deque[Header]] = {}
         self._asked = BoundedDict[object, float](MAX_ASKED)
+        self._awaited = BoundedDict[str, float](MAX_ASKED)
         self._own_pace = TokenBucket(ASKS_PER_S, ASKS_BURST)
         self._answers_pace = TokenBucket(ANSWERS_PER_S, ANSWERS_BURST)
         self._allowances = BoundedDict[str, TokenBucket](MAX_ASKERS)
@@ -129,8 +133,14 @@ class Helping:
         self._to_answer = BoundedDict[str, HelpWanted](MAX_ASKERS)
         self.asked = self.heard = self.answered = self.tried = self.dropped = 0
 
+    def awaits(self, header: Header) -> bool:
+        """Returns True if a group of this task answers what we asked for lately, and its author says that it
+        has right answers: it is of use to us where all of them are right, too."""
+        asked_at = self._awaited.get(header.task, -ANSWERED_WITHIN_S)
+        return bool(header.reward_mean) and self._clock() - asked_at < ANSWERED_WITHIN_S
+
     def found(self, group: RolloutGroup, header: Header) -> None:
-        """Remember a group of ours that was announced and has a right answer in it."""
+        """Remember a group of ours that has a right answer in it."""
         if any(reward is not None and reward > 0 for reward in group.rewards):
             self._finds.setdefault(header.task, deque(maxlen=FINDS_PER_TASK)).append(header)
 
@@ -142,7 +152,7 @@ class Helping:
             return None
         if not self._own_pace.take(now=now):
             return None
-        self._asked[what] = now
+        self._asked[what] = self._awaited[task] = now
         self.asked += 1
         wanted = HelpWanted(
             protocol=PROTOCOL,

@@ -36,13 +36,18 @@ class Inbox:
     """Hears messages, and admits to the pool what is sound and new."""
 
     def __init__(
-        self, context: ExchangeContext, pool: HeaderPool, on_admitted: Callable[[Announcement], None]
+        self,
+        context: ExchangeContext,
+        pool: HeaderPool,
+        on_admitted: Callable[[Announcement], None],
+        awaits: Callable[[Header], bool] = lambda header: False,
     ) -> None:
         """`on_admitted` is called with each header that entered the pool. What a neighbour announces does not
-        come from the network but to `take`."""
+        come from the network but to `take`. `awaits`: says of which right answers are wanted even if nothing
+        sets them apart (helping.py)."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
         self._pool = pool
-        self._on_admitted = on_admitted
+        self._on_admitted, self._awaits = on_admitted, awaits
         self._everybody = {
             proven: TokenBucket(TOTAL_HEADERS_PER_S, TOTAL_HEADERS_BURST) for proven in (False, True)
         }
@@ -112,6 +117,7 @@ class Inbox:
                 settings=self._settings,
                 tasks=self._context.tasks,
                 heard=self._context.health.heard,
+                awaits=self._awaits,
             )
         except Rejected as rejected:
             reputation.announced(sender, arrival.at)

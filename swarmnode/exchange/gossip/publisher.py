@@ -66,7 +66,7 @@ class Publisher:
             except Rejected as rejected:
                 self._ledger.unpublished[rejected.reason] += 1
                 if rejected.reason == Reason.ZERO_ADVANTAGE:
-                    self._shelve_what_is_right(group)
+                    self._keep_what_is_right(group, outside=outside)
             except NetworkError as error:
                 self._ledger.unpublished[Reason.HOST_DOWN] += 1
                 self._note_host(error)
@@ -141,12 +141,17 @@ class Publisher:
             return
         self._shelf.offer(SignedGroup(self._context.key.peer_id, header, composed.sealed, composed.body))
 
-    def _shelve_what_is_right(self, group: RolloutGroup) -> None:
+    def _keep_what_is_right(self, group: RolloutGroup, *, outside: bool) -> None:
         """Keeps a group whose answers are all right: it sets nothing apart and is not announced, and teaches
-        who is new all the same."""
-        if group.reward_mean and self._shelf is not None:
-            with suppress(Rejected):
-                self._shelve(self._compose(group, for_library=True))
+        who is new all the same, by the library or when help is asked for."""
+        if not group.reward_mean or group.reward_mean < 0:
+            return
+        with suppress(Rejected):
+            composed = self._compose(group, for_library=True)
+            self._shelve(composed)
+            if outside:
+                self._bodies.put(composed.header.body_hash, composed.body)
+                self.helping.found(group, composed.header)
 
     async def _announce(self, composed: Composed) -> None:
         require_exchanged(self._context.tasks.get(composed.header.task))

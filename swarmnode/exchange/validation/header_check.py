@@ -34,9 +34,11 @@ def check_gossip(
     settings: ExchangeSettings,
     tasks: Mapping[str, Task],
     heard: Heard = lambda author, header: None,
+    awaits: Callable[[Header], bool] = lambda header: False,
 ) -> Announcement:
     """The announcement in a gossip message: sent by its author, in time, sound in itself. `heard`: told of
-    all that are signed and in time, of use or not. Raises Rejected."""
+    all that are signed and in time, of use or not. `awaits`: says of which right answers are wanted even if
+    nothing sets them apart. Raises Rejected."""
 
     def is_new(author: str, header: Header) -> None:
         if author != sender:
@@ -44,7 +46,7 @@ def check_gossip(
         _check_time(header, arrival.at, settings.max_age_s)
         heard(author, header)
 
-    return check_header(data, arrival, settings=settings, tasks=tasks, first=is_new)
+    return check_header(data, arrival, settings=settings, tasks=tasks, first=is_new, awaits=awaits)
 
 
 def check_header(
@@ -53,17 +55,17 @@ def check_header(
     *,
     settings: ExchangeSettings,
     tasks: Mapping[str, Task],
-    in_library: bool = False,
     first: Heard = lambda author, header: None,
+    awaits: Callable[[Header], bool] = lambda header: False,
 ) -> Announcement:
-    """The announcement in a sealed header: signed, well-formed and of use to us. `in_library`: it is of a
-    group that somebody keeps for its right answers (library/). `first`: looks at it before we do. Raises
+    """The announcement in a sealed header: signed, well-formed and of use to us. `first`: looks at it before
+    we do. `awaits`: says of which right answers are wanted even if nothing sets them apart. Raises
     Rejected."""
     author, header = open_header(data)
     first(author, header)
     if settings.publishers is not None and author not in settings.publishers:
         raise Rejected(Reason.NOT_A_PUBLISHER)
-    check_fits(header, settings, tasks, in_library=in_library)
+    check_fits(header, settings, tasks, awaits=awaits)
     require_exchanged(tasks[header.task])
     return Announcement(author, header, data, arrival)
 
@@ -75,10 +77,13 @@ def open_header(data: bytes) -> tuple[str, Header]:
 
 
 def check_fits(
-    header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task], *, in_library: bool = False
+    header: Header,
+    settings: ExchangeSettings,
+    tasks: Mapping[str, Task],
+    *,
+    awaits: Callable[[Header], bool] = lambda header: False,
 ) -> None:
-    """Raises Rejected for what is of no use to us, whoever announces it. `in_library`: right answers are what
-    counts, not what sets them apart from wrong ones."""
+    """Raises Rejected for what is of no use to us, whoever announces it. `awaits`: see `check_header`."""
     if header.protocol != PROTOCOL:
         raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}")
     if header.swarm != settings.swarm:
@@ -90,7 +95,7 @@ def check_fits(
         raise Rejected(
             Reason.OTHER_VERSION, f"{header.task}, version {header.version}: ours is {task.version}"
         )
-    if not in_library and (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD):
+    if (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD) and not awaits(header):
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
     if header.body_bytes > largest_body(header.group_size, settings.max_tokens):
         raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes: answers over rollout.max_tokens")
@@ -110,6 +115,12 @@ def largest_body(group_size: int, max_tokens: int) -> int:
     (2304, 132096)
     """
     return BODY_OVERHEAD_BYTES + group_size * max_tokens * MAX_BYTES_PER_TOKEN
+
+
+def any_header(header: Header) -> bool:
+    """`awaits` of a library: its groups are kept for their right answers, and not for what sets them apart
+    from wrong ones."""
+    return True
 
 
 def _check_time(header: Header, now: float, max_age_s: float) -> None:

@@ -163,6 +163,26 @@ async def test_who_has_a_right_answer_announces_it_again_to_who_came_too_late(st
             assert stats.dropped == {} and stats.banned_peers == ()
 
 
+async def test_who_is_always_right_helps_those_who_asked_and_tells_nobody_else(start, groups_of):
+    network = MemoryNetwork()
+    async with (
+        start(network, 1) as master,
+        start(network, 2, master) as stuck,
+        start(network, 3, master) as other,
+    ):
+        right = [groups_of(master.key.peer_id, number=number, right=4, wrong=0) for number in range(3)]
+        await master.exchange.publish(right)
+        assert master.exchange.stats().unpublished == {"zero_advantage": 3}
+        asked = groups_of(stuck.key.peer_id, seed=9, right=0, wrong=16)
+        assert await stuck.exchange.ask_for_help([asked]) == {asked.example.key.task}
+        await until(lambda: stuck.exchange.stats().headers_seen >= 3)
+        (first, *_) = await collect(stuck, 3)
+        assert first.author == master.key.peer_id and set(first.rewards) == {1.0}
+        await until(lambda: other.exchange.stats().dropped["no_spread"] == 3)
+        assert stuck.exchange.stats().dropped == {}
+        assert await collect(other, 1, deadline_s=0.05) == []
+
+
 async def test_what_others_answered_to_an_example_of_ours_is_fetched_first(start, own_groups, groups_of):
     network = MemoryNetwork()
     settings = {"prefetch_groups": 0}
