@@ -69,7 +69,7 @@ class Ledger(ExchangeCounts):
         self._told |= {reason, (reason, peer)}
         logger.info(
             "%s, from %s (%s): %s; further ones of it are only counted (docs/metrics.md)",
-            "used, and counted against its author" if reason is Reason.FALSE_CLAIM else "not used",
+            "counted against its author" if reason is Reason.FALSE_CLAIM else "not used",
             memorable_name(peer),
             peer,
             f"{reason}: {detail}"[:MOST_DETAIL] if detail else reason,

@@ -30,7 +30,7 @@ from swarmnode.network.daemon.control_client import (
 from swarmnode.network.daemon.daemon_process import DaemonOptions
 from swarmnode.network.daemon.daemon_supervisor import DaemonSupervisor
 from swarmnode.network.daemon.peer_gate import PeerGate
-from swarmnode.network.daemon.stream_server import StreamServer
+from swarmnode.network.daemon.stream_server import StreamServer, close
 from swarmnode.network.daemon.traffic import STREAMED_BYTES
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus
 from swarmnode.network.message_queue import MessageQueue, as_heard
@@ -271,7 +271,7 @@ class P2pdHost:
                     yield
                 finally:
                     self._supervisor.retire()
-                    server.close()
+                    await close(server)
                     self._end_tasks()
         finally:
             await self._supervisor.stop()

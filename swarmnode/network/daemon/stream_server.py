@@ -84,6 +84,15 @@ def _place(
         slots.give_back(slot)
 
 
+async def close(server: asyncio.Server) -> None:
+    """Stop listening. The `close` of Python 3.11 loses a connection that was just accepted: nobody closes its
+    socket. So whatever was accepted is set up first."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening)
+    await asyncio.sleep(0)
+    server.close()
+
+
 UNREAD_REQUESTS = 2
 """Requests of a peer that may be on their way, or wait in the daemon, as its bytes are counted: a member's
 bulk probe alone is larger than FLOOD_BYTES."""

@@ -101,8 +101,8 @@ class Discovery:
         self._rng = rng or random.Random()
         self._attached = asyncio.Event()
         self._said_attached: bool | None = None
-        self._said_barred: set[str] = set()
-        """Addresses of which was said that we keep away from them ourselves."""
+        self._said_barred = False
+        """True once it was said, since we are alone, that we keep away from somebody ourselves."""
         self._news = asyncio.Event()
         self._reach = find_reach(host, self._dialled, asks_router=asks_router)
 
@@ -154,12 +154,11 @@ class Discovery:
             return False  # says nothing about the peer
         except NetworkError as error:
             logger.debug("%s", error)
-            if isinstance(error, PeerBarred) and address not in self._said_barred:
-                self._said_barred.add(address)
-                logger.warning("%s; until then it is not dialled. `swarmnode peers` says for what", error)
+            if isinstance(error, PeerBarred) and not self._attached.is_set() and not self._said_barred:
+                self._said_barred = True
+                logger.warning("%s; `swarmnode peers` says for what", error)
             self._book.failed(address, time.time(), self._rng, alone=not self._attached.is_set())
             return False
-        self._said_barred.discard(address)
         self._book.succeeded(address, time.time())
         return True
 
@@ -171,7 +170,7 @@ class Discovery:
             self._attached.clear()
         if self._said_attached == bool(connected):
             return
-        self._said_attached = bool(connected)
+        self._said_attached, self._said_barred = bool(connected), False
         if connected:
             logger.info("attached to %s", _count(len(connected), "peer"))
         else:

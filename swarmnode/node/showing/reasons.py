@@ -27,7 +27,7 @@ WORDS: dict[str, str] = {
     Reason.PLAY_TIMEOUT: "played too slowly",
     Reason.ZERO_ADVANTAGE: "equal rewards",
     Reason.INTERNAL: "a defect of ours",
-    Reason.FALSE_CLAIM: "used, but claimed other rewards than ours",
+    Reason.FALSE_CLAIM: "claimed other rewards than ours",
     Reason.STALE: "too old to train on",
     Reason.CROWDED_OUT: "not needed, newer ones took their place",
     Reason.OVER_SHARE: "too many of one author",

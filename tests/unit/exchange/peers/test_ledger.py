@@ -41,7 +41,7 @@ def test_what_was_used_all_the_same_is_not_said_to_be_unused(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger.drop(Reason.FALSE_CLAIM, "mallory", "last: 1 and 0")
-    assert caplog.messages[0].startswith("used, and counted against its author, from ")
+    assert caplog.messages[0].startswith("counted against its author, from ")
 
 
 def test_what_was_not_needed_is_counted_alone(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:

@@ -60,7 +60,7 @@ def test_peers_have_what_they_gave_and_their_reputation(tmp_path: Path) -> None:
     assert lines[2].split()[1:] == [*["internet", "-", "-", "0", "-"], NEW]
     assert lines[3].split()[1:] == [*["not", "connected", "0", "9", "0", "10,", "banned"], LIAR]
     assert lines[4] == (
-        f"not used, or counted against {memorable_name(LIAR)}: 9 used, but claimed other rewards than ours,"
+        f"not used, or counted against {memorable_name(LIAR)}: 9 claimed other rewards than ours,"
         " 1 of other versions of our tasks"
     )
     assert found[LIAR]["connected"] is None and found[LIAR]["figures"]["dropped"] == 9

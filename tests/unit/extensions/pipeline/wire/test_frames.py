@@ -32,7 +32,7 @@ def test_other_bytes_are_no_answer(data: bytes):
 
 def test_members_of_different_versions_are_told_to_install_the_same():
     check_version(VERSION)
-    with pytest.raises(Rejected, match=r"version 1 .* meets version 4: install the same swarmnode"):
+    with pytest.raises(Rejected, match=rf"version 1 .* meets version {VERSION}: install the same swarmnode"):
         check_version(1)
 
 
