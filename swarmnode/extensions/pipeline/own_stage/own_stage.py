@@ -79,6 +79,8 @@ class _Held:
     more."""
     newest: HeldState | None = None
     """The state that was last offered to others."""
+    size_bytes: int = 0
+    """Memory that it takes, by the plan under which it was taken."""
 
 
 class OwnStage:
@@ -175,11 +177,13 @@ class OwnStage:
         part = part_of(agreed, self._peer_id)
         if part is None or (self._held is not None and self._held.part == part):
             return
-        plans = [agreed] if self._held is None or self.agreed is None else [agreed, self.agreed]
-        stages = [plan.planned_stage_of(self._peer_id) for plan in plans]
-        needed = sum(stage.held_bytes for stage in stages if stage is not None)
-        if self._held is None or needed <= self._settings.free_bytes:
+        present = 0 if self._held is None else self._held.size_bytes
+        if self._held is None or present + self._bytes_under(agreed) <= self._settings.free_bytes:
             self._next = await asyncio.to_thread(self._load, part)
+
+    def _bytes_under(self, agreed: AgreedPlan) -> int:
+        stage = agreed.planned_stage_of(self._peer_id)
+        return 0 if stage is None else stage.held_bytes
 
     async def take(self, agreed: AgreedPlan) -> None:
         """Take our assignment of a plan. Raises ModelError, CheckpointError."""
@@ -212,6 +216,7 @@ class OwnStage:
             held.iteration = None if self.member.lost_track else self._worker.version
         await self._bring_up_to_date(held, worker, agreed)
         self.states.settle()
+        held.size_bytes = self._bytes_under(agreed)
         self._held, self._next, self._worker = held, None, worker
         state = await self._publish(held, worker)
         self.member.assign(

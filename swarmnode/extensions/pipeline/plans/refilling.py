@@ -90,12 +90,13 @@ class _Map:
     def mend(self) -> None:
         """Move replicas to stage 0 while it lacks data nodes and that is worth the time it costs."""
         while self._lacks_data(self.groups):
+            in_time = self._price(self.groups)[1]
             able = [
                 peer
                 for group in self.groups[1:]
                 if len(group) > len(self.groups[0])
                 for peer in group
-                if self._can(peer, 0) and self._price(self._moved(peer, 0))[1] > self._price(self.groups)[1]
+                if self._can(peer, 0) and self._price(self._moved(peer, 0))[1] > in_time
             ]
             if not able:
                 return

@@ -13,6 +13,7 @@ from swarmnode.extensions.pipeline.plans.model_costs import StageTraining, model
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_BACK
+from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.settings.config import Config
@@ -75,6 +76,13 @@ def check_closed(config: Config, *, private: bool) -> None:
 def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
     """Return the settings that all members have to agree on before they can plan together."""
     pipeline, tokens = config.pipeline, batch_tokens(config, whole)
+    token_bytes = whole.card.hidden * BYTES_IN_FLIGHT
+    if tokens * token_bytes > MAX_TENSOR_BYTES:
+        raise ConfigError(
+            f"a micro-batch of {tokens:,} tokens is {tokens * token_bytes:,} bytes from stage to stage, more"
+            f" than {MAX_TENSOR_BYTES:,}",
+            hint=f"lower training.micro_batch_tokens to {MAX_TENSOR_BYTES // token_bytes} or less",
+        )
     dtype = find_dtype(config.policy.dtype, find_device(config.policy.device))
     training = StageTraining(
         pipeline.trainable,
@@ -86,7 +94,7 @@ def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
     return PlanSettings(
         model=model_costs(whole.card, training),
         micro_batch_tokens=tokens,
-        token_bytes=whole.card.hidden * BYTES_IN_FLIGHT,
+        token_bytes=token_bytes,
         skip=pipeline.skip,
         slots=pipeline.slots,
         waves=waves_of(config),
