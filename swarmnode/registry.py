@@ -103,6 +103,9 @@ SEAMS: Mapping[Kind, Seam] = {
 }
 
 
+_HOME = "swarmnode.extensions"
+
+
 @cache
 def ours(kind: Kind) -> Mapping[str, str]:
     """Returns the import paths of our own parts by name, those of extensions/ behind the others.
@@ -217,7 +220,10 @@ def lacking(part: object, like: type) -> str:
 def first(kind: Kind) -> Any | None:
     """Imports the first part of this kind. None: nothing here has one."""
     name = next(iter(names(kind)), None)
-    return None if name is None else find(kind, name)
+    if name is None:
+        return None
+    path = ours(kind).get(name) or _registered(kind)[name]
+    return _imported(f"the {kind} {name!r}", path)
 
 
 def _said(kind: Kind, name: str) -> str:
@@ -236,6 +242,9 @@ def _imported(said: str, path: str) -> Any:
     try:
         found = import_module(module)
     except ImportError as error:
+        if module.startswith(f"{_HOME}."):
+            folder = module.removeprefix(f"{_HOME}.").partition(".")[0]
+            raise _broken(f"{said} of ", folder, error) from error
         raise ConfigError(
             f"{said} cannot be imported: {error}",
             hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
@@ -253,10 +262,24 @@ def _imported(said: str, path: str) -> Any:
 def _extensions() -> list[Parts]:
     """Returns what each folder of extensions/ registers. Empty: this installation has none."""
     try:
-        home = import_module("swarmnode.extensions")
+        home = import_module(_HOME)
     except ModuleNotFoundError:
         return []
-    return [import_module(f"{home.__name__}.{folder.name}").PARTS for folder in iter_modules(home.__path__)]
+    return [_parts_of(folder.name) for folder in iter_modules(home.__path__)]
+
+
+def _parts_of(folder: str) -> Parts:
+    try:
+        return import_module(f"{_HOME}.{folder}").PARTS
+    except (ImportError, AttributeError) as error:
+        raise _broken("", folder, error) from error
+
+
+def _broken(what: str, folder: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{what}{_HOME.replace('.', '/')}/{folder} cannot be imported: {error}",
+        hint="install swarmnode again as a whole, with what this extension needs",
+    )
 
 
 def _registered(kind: Kind) -> dict[str, str]:

@@ -89,6 +89,23 @@ def test_a_terminal_shows_the_lines_of_the_log_where_no_panel_is_installed(heart
     assert heart("-c", shown).stderr.endswith(" a round is done\n")
 
 
+@pytest.mark.parametrize("module", ["__init__", "reachability"])
+def test_an_extension_that_cannot_be_imported_is_named_before_a_model_is_loaded(
+    module: str, heart: Run, quick_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "installed" / "swarmnode" / "extensions" / "reach"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").write_text(
+        'PARTS = {"reach": {"dialback": "swarmnode.extensions.reach.reachability:Reachability"}}\n'
+    )
+    (folder / f"{module}.py").write_text("import not_here\n")
+    done = heart("-m", "swarmnode", "join", "--model", str(quick_model), "--preset", "tiny", "--rounds", "1")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "swarmnode/extensions/reach cannot be imported: No module named 'not_here'" in done.stderr
+    assert "memory: " not in done.stderr
+
+
 @pytest.mark.parametrize("named", [("--swarm", "friends"), (FRIENDS.text(),)])
 def test_a_private_swarm_is_never_joined_as_a_public_one(
     named: tuple[str, ...], heart: Run, quick_model: Path, tmp_path: Path

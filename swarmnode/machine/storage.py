@@ -1,6 +1,7 @@
 """The places of a node's files, and writing them: a reader finds the old or the new one, even after a power
 cut."""
 
+import errno
 import hashlib
 import logging
 import os
@@ -167,9 +168,9 @@ def set_aside(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Generator[Path]:
+def whole_folder(target: Path, *, replaces: bool = True) -> Generator[Path]:
     """Yields a folder to fill, which is `target` at the end, in place of one that was there: it is whole, or
-    not there at all."""
+    not there at all. Without `replaces` one that is there at the end stays: raises FileExistsError."""
     aside, old = (target.with_name(f".{target.name}.{os.getpid()}{end}") for end in ("", ".old"))
     try:
         make_folder(target.parent)
@@ -178,8 +179,15 @@ def whole_folder(target: Path) -> Generator[Path]:
         yield aside
         sync(aside)
         if target.exists():
+            if not replaces:
+                raise FileExistsError(errno.EEXIST, "it exists already", str(target))
             target.rename(old)
-        aside.rename(target)
+        try:
+            aside.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
         sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:

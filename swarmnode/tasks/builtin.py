@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
 from typing import Any
 
@@ -151,8 +150,15 @@ BUILTIN_TASKS = tuple(
 )
 
 
-@cache
-def builtin_by_name() -> Mapping[str, BuiltinTask]:
-    """Returns all tasks that need nothing but their name: these eight, and those that others register."""
-    further = {name: find("builtin", name) for name in names("builtin")}
-    return {task.name: task for task in BUILTIN_TASKS} | further
+_EIGHT = {task.name: task for task in BUILTIN_TASKS}
+
+
+def builtin_names() -> tuple[str, ...]:
+    """Returns the names of all tasks that need nothing else: these eight, and those that others register."""
+    return tuple(dict.fromkeys((*_EIGHT, *names("builtin"))))
+
+
+def builtin_task(name: str) -> BuiltinTask | None:
+    """Imports the task of this name, which for one of these eight is always ours. None: there is none.
+    Raises ConfigError where it cannot be imported."""
+    return _EIGHT.get(name) or (find("builtin", name) if name in names("builtin") else None)

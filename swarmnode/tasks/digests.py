@@ -150,6 +150,11 @@ def _own_source(value: Any) -> str:
         return f"{code.co_code.hex()} {code.co_consts!r} {code.co_names!r}"
 
 
+_OF_EVERY_MODULE = frozenset({*vars(ModuleType("")), "__file__", "__cached__", "__path__"})
+"""Names that a module has by itself, among them where it lies, which differs between machines. A function's
+names do not tell `__file__` from `other_module.__file__`."""
+
+
 def _used(value: Any) -> Iterator[Any]:
     """Yields the objects of its module that a function or a class's methods use, and the values that they
     close over."""
@@ -158,6 +163,8 @@ def _used(value: Any) -> Iterator[Any]:
         if not inspect.isfunction(function):
             continue
         for name in _names(function.__code__):
+            if name in _OF_EVERY_MODULE:
+                continue
             used = function.__globals__.get(name)
             home = sys.modules.get(function.__module__)
             origin = _module_of(used)

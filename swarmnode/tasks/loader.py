@@ -44,7 +44,7 @@ from typing import cast
 
 from swarmnode import registry
 from swarmnode.errors import TaskError
-from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask, builtin_by_name
+from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask, builtin_names, builtin_task
 from swarmnode.tasks.digests import digest_of_texts, sources_beside
 from swarmnode.tasks.environment_maker import environments, listed
 from swarmnode.tasks.file_task import Draw, FileTask, require_seed
@@ -74,7 +74,7 @@ def load_tasks(
     """
     tasks: dict[str, Task] = {}
     for spec in specs:
-        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (builtin_by_name().get(spec) or load(spec),):
+        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (builtin_task(spec) or load(spec),):
             if task.name in tasks:
                 raise TaskError(f"two tasks are called {task.name}", hint="name each task once")
             tasks[task.name] = task
@@ -90,7 +90,7 @@ def load_task(spec: str, text: str | None = None) -> Task:
     >>> load_task("rev").version
     '1'
     """
-    if (builtin := builtin_by_name().get(spec)) is not None:
+    if (builtin := builtin_task(spec)) is not None:
         return builtin
     asked = parse_spec(spec)
     match asked.kind:
@@ -113,14 +113,14 @@ def spec_of(task: Task) -> str | None:
 
 
 def _unknown(spec: str) -> TaskError:
-    close = difflib.get_close_matches(spec, builtin_by_name(), n=1)
+    close = difflib.get_close_matches(spec, builtin_names(), n=1)
     if close:
         hint = f"did you mean {close[0]}?"
     elif ":" in spec:
         hint = f"kinds of tasks are {', '.join(registry.names('task'))}: `swarmnode task list` tells more"
     else:
         hint = (
-            f"built in are {', '.join(builtin_by_name())}; or give a .py file, package.module:attribute, or a"
+            f"built in are {', '.join(builtin_names())}; or give a .py file, package.module:attribute, or a"
             f" data set that ends with {', '.join(DATA_SUFFIXES)}"
         )
     return TaskError(f"there is no task {spec!r}", hint=hint)

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, quote
 
 from swarmnode.errors import TaskError
 from swarmnode.registry import IMPORT_PATH, names
-from swarmnode.tasks.builtin import builtin_by_name
+from swarmnode.tasks.builtin import builtin_names
 from swarmnode.tasks.judging.conventions import split_convention
 
 DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -95,7 +95,7 @@ def parse_spec(spec: str) -> TaskSpec:
     if IMPORT_PATH.fullmatch(name) or ".py:" in name:
         return TaskSpec(TaskKind.IMPORT, name, options)
     # A folder that is called like a task of ours is written ./NAME.
-    if "/" in name or (Path(name).is_dir() and name not in ("builtin", *builtin_by_name())):
+    if "/" in name or (Path(name).is_dir() and name not in ("builtin", *builtin_names())):
         return TaskSpec(TaskKind.DATA, name, options)
     return TaskSpec(TaskKind.BUILTIN, spec)
 

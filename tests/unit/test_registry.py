@@ -18,6 +18,9 @@ from swarmnode.node.showing.monitors import make_monitors
 from swarmnode.registry import SEAMS, Kind, find, find_called, known, made, names
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.settings.config_layers import load_config
+from swarmnode.settings.other_names import other_names
+from swarmnode.tasks.builtin import BUILTIN_TASKS, builtin_names, builtin_task
+from swarmnode.tasks.judging.conventions import adapted
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.training.losses import GRPO, loss_of
@@ -51,6 +54,13 @@ ours = registered_parts:load
 greet = registered_parts:greet
 [swarmnode.engine]
 gone = no_longer_here:ENGINE
+[swarmnode.builtin]
+rev = registered_parts:mine
+gone = no_longer_here:TASK
+[swarmnode.names]
+gone = no_longer_here:NAMES
+[swarmnode.convention]
+gone = no_longer_here:CONVENTION
 """
 
 
@@ -95,6 +105,24 @@ def test_an_installed_package_adds_a_command() -> None:
 @pytest.mark.usefixtures("installed")
 def test_a_name_of_ours_is_always_ours() -> None:
     assert find("loss", "grpo") is GRPO and names("loss").count("grpo") == 1
+    assert builtin_task("rev") is BUILTIN_TASKS[0] and builtin_names().count("rev") == 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_package_that_is_broken_breaks_nothing_but_what_asks_for_it(
+    caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    other_names.cache_clear()
+    request.addfinalizer(other_names.cache_clear)
+    assert load_task("rev") is BUILTIN_TASKS[0]
+    with pytest.raises(ConfigError, match="'gone' cannot be imported"):
+        load_task("gone")
+    with pytest.raises(ConfigError, match=r"unknown setting 'training\.los'.*training\.loss"):
+        load_config(environ={}, assignments=["training.los=grpo"])
+    assert adapted(called) is called
+    with pytest.raises(ConfigError, match="'gone' cannot be imported"):
+        adapted(called, "gone")
+    assert caplog.text.count("No module named 'no_longer_here'") == 2
 
 
 @pytest.mark.usefixtures("installed")

@@ -244,6 +244,11 @@ def _port(config: Config, paths: Paths) -> str:
 def reach_findings(paths: Paths) -> Iterator[Finding]:
     """Yields the verdict of peers on the node that runs here: can others reach it."""
     running = read_running(paths.running)
+    if not names("reach"):
+        yield Finding(
+            "reach", "note", "nobody finds out whether others can reach you without the extension reach"
+        )
+        return
     if running is None:
         yield Finding("reach", "note", "others try whether they can reach you once a node runs here")
         return

@@ -51,7 +51,7 @@ def export_offline(settings: Settings, folder: Path, *, merged: bool, best: bool
     assert checkpoint is not None, "only the base model has none"
     write = _write_merged if merged else _write_adapter
     try:
-        with whole_folder(folder) as aside:
+        with whole_folder(folder, replaces=False) as aside:
             write(local, checkpoint, aside)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the path") from error

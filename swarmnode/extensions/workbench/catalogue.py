@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from swarmnode.registry import names
-from swarmnode.tasks.builtin import builtin_by_name
+from swarmnode.tasks.builtin import builtin_names, builtin_task
 from swarmnode.tasks.task import Task
 from swarmnode.tasks.task_source import task_source
 
@@ -54,4 +54,4 @@ def builtin_tasks() -> tuple[Task, ...]:
     >>> builtin_tasks()[0].name
     'rev'
     """
-    return tuple(builtin_by_name().values())
+    return tuple(task for name in builtin_names() if (task := builtin_task(name)) is not None)

@@ -19,6 +19,7 @@ from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model
+from swarmnode.network.admission import admission_to
 from swarmnode.network.finding.seed_addresses import Seeds
 from swarmnode.node.building.assemble import check_network, seed_of, seeds_of
 from swarmnode.node.building.guards import GuardSource, open_guards
@@ -54,12 +55,16 @@ from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, 
 from swarmnode.node.showing.page import Page, PageSource, open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.node.showing.used_settings import keep_settings
+from swarmnode.registry import Kind, first
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task
 
 logger = logging.getLogger(__name__)
+
+_LATE: tuple[Kind, ...] = ("receipts", "reach", "rollouts", "local_peers", "panel", "contribution")
+"""Kinds of parts that a node asks for once its model is loaded."""
 
 
 class Company:
@@ -134,10 +139,14 @@ def _take_seats(stack: ExitStack, settings: Settings, given: Mapping[str, Task] 
     tasks that need no loading."""
     config, paths = settings.config, settings.paths
     check_policies(config)
+    for kind in _LATE:
+        first(kind)
     seats: list[Seat] = []
     for number in range(config.node.policies):
         own, place = config_of(config, number), paths.policy(number)
         check_network(own.network)
+        if own.exchange.enabled:
+            admission_to(place, own.swarm.name)
         key = take_identity(stack, place)
         if number == 0:
             forget_earlier_runs(paths)

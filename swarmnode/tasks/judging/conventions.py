@@ -4,11 +4,15 @@ load_reward("verl:package.module:function") -> [adapted] -> registry.py -> Conve
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swarmnode.errors import ConfigError
 from swarmnode.registry import find, names
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,16 @@ class Convention:
 def adapted(function: Any, convention: str | None = None) -> Any:
     """Returns `function` on TRL's contract. Without `convention` its arguments tell which one it has; a
     function of TRL's or of an unknown convention is returned as it is. Raises ConfigError for an unknown
-    name."""
+    name, or where that convention cannot be imported."""
     if convention is not None:
         return find("convention", convention).adapted(function)
     arguments = argument_names(function)
-    for one in (find("convention", name) for name in names("convention")):
+    for name in names("convention"):
+        try:
+            one: Convention = find("convention", name)
+        except ConfigError as error:
+            logger.warning("rewards that were written for %s are not recognized: %s", name, error)
+            continue
         if one.fits(arguments):
             return one.adapted(function)
     return function

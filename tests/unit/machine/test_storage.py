@@ -46,6 +46,33 @@ def test_a_folder_is_whole_or_not_there_and_replaces_the_former(tmp_path: Path) 
     assert [*target.parent.iterdir()] == [target]
 
 
+def test_a_folder_that_was_made_meanwhile_stays_where_nothing_is_to_be_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    with pytest.raises(FileExistsError), whole_folder(target, replaces=False):
+        target.mkdir()
+        (target / "of somebody else").touch()
+    assert [path.name for path in target.iterdir()] == ["of somebody else"]
+    assert [*tmp_path.iterdir()] == [target]
+
+
+def test_the_former_folder_is_put_back_where_the_new_one_cannot_take_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "folder", Path.rename
+
+    def rename_old_ones(path: Path, to: Path) -> Path:
+        if path != target and not path.name.endswith(".old"):
+            raise OSError("the disk is full")
+        return rename(path, to)
+
+    target.mkdir()
+    (target / "1").touch()
+    monkeypatch.setattr(Path, "rename", rename_old_ones)
+    with pytest.raises(OSError, match="full"), whole_folder(target):
+        pass
+    assert [path.name for path in target.iterdir()] == ["1"] and [*tmp_path.iterdir()] == [target]
+
+
 def test_a_folder_that_is_discarded_is_gone(tmp_path: Path) -> None:
     target = tmp_path / "folder"
     target.mkdir()
