@@ -245,9 +245,7 @@ def reach_findings(paths: Paths) -> Iterator[Finding]:
     """Yields the verdict of peers on the node that runs here: can others reach it."""
     running = read_running(paths.running)
     if not names("reach"):
-        yield Finding(
-            "reach", "note", "nobody finds out whether others can reach you without the extension reach"
-        )
+        yield Finding("reach", "note", "without the extension reach nobody here finds out who can reach you")
         return
     if running is None:
         yield Finding("reach", "note", "others try whether they can reach you once a node runs here")

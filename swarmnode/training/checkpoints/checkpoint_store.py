@@ -53,7 +53,7 @@ class CheckpointStore:
                 self._add_evaluation(there, snapshot)
             return target.name
         try:
-            with whole_folder(target) as aside:
+            with whole_folder(target, replaces=False) as aside:
                 write_files(snapshot, aside)
         except OSError as error:
             raise _storage_error(error, target) from error
