@@ -137,7 +137,7 @@ class Helping:
         """Returns True if a group of this task answers what we asked for lately, and its author says that it
         has right answers: it is of use to us where all of them are right, too."""
         asked_at = self._awaited.get(header.task, -ANSWERED_WITHIN_S)
-        return bool(header.reward_mean) and self._clock() - asked_at < ANSWERED_WITHIN_S
+        return (header.reward_mean or 0.0) > 0 and self._clock() - asked_at < ANSWERED_WITHIN_S
 
     def found(self, group: RolloutGroup, header: Header) -> None:
         """Remember a group of ours that has a right answer in it."""

@@ -136,15 +136,19 @@ class Publisher:
 
     def _shelve(self, composed: Composed) -> None:
         """Keeps a group of ours for the library, where it may leave this node at all."""
-        header, task = composed.header, self._context.tasks.get(composed.header.task)
-        if self._shelf is None or self._settings.private or not (task is None or may_be_exchanged(task)):
-            return
-        self._shelf.offer(SignedGroup(self._context.key.peer_id, header, composed.sealed, composed.body))
+        header = composed.header
+        if self._shelf is not None and self._may_leave(header.task):
+            self._shelf.offer(SignedGroup(self._context.key.peer_id, header, composed.sealed, composed.body))
+
+    def _may_leave(self, task: str) -> bool:
+        """Returns True if groups of this task may leave this node at all."""
+        known = self._context.tasks.get(task)
+        return not self._settings.private and (known is None or may_be_exchanged(known))
 
     def _keep_what_is_right(self, group: RolloutGroup, *, outside: bool) -> None:
         """Keeps a group whose answers are all right: it sets nothing apart and is not announced, and teaches
         who is new all the same, by the library or when help is asked for."""
-        if not group.reward_mean or group.reward_mean < 0:
+        if (group.reward_mean or 0.0) <= 0 or not self._may_leave(group.example.key.task):
             return
         with suppress(Rejected):
             composed = self._compose(group, for_library=True)

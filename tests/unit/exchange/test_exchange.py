@@ -577,6 +577,13 @@ async def test_what_stays_at_home_neither_leaves_nor_comes(start, own_groups, ta
         assert open_node.exchange.stats().headers_seen == 0
 
 
+async def test_of_right_answers_that_stay_at_home_nobody_can_have_a_body(start, groups_of):
+    async with start(MemoryNetwork(), 1, private=True) as alice, start(MemoryNetwork(), 1) as open_handed:
+        for node, bodies in ((alice, 0), (open_handed, 1)):
+            await node.exchange.publish([groups_of(node.key.peer_id, right=4, wrong=0)])
+            assert len(node.exchange._bodies.own) == bodies
+
+
 async def test_groups_of_a_snapshot_stay_out_once_their_task_stays_at_home(start, own_groups, task):
     network = MemoryNetwork()
     async with start(network, 1) as alice, start(network, 2, alice) as bob:
