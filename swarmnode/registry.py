@@ -7,8 +7,9 @@ a name that an installed package registers as an entry point of the group `swarm
 is always ours. docs/extending.md has an example of each.
 """
 
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -18,6 +19,8 @@ from pkgutil import iter_modules
 from typing import Any, Literal, TypeVar
 
 from swarmnode.errors import ConfigError, SwarmnodeError
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal[
     "engine", "transport", "learner", "loss", "rule", "task", "reward", "judge", "monitor", "command",
@@ -215,6 +218,15 @@ def lacking(part: object, like: type) -> str:
     # `async with` asks the class.
     found = {name: hasattr(type(part) if name.startswith("_") else part, name) for name in names}
     return ", ".join(name for name in names if not found[name])
+
+
+def importable(kind: Kind) -> Iterator[Any]:
+    """Imports the parts of this kind one by one. What cannot be imported is left out, with a warning."""
+    for name in names(kind):
+        try:
+            yield find(kind, name)
+        except ConfigError as error:
+            logger.warning("done without: %s", error)
 
 
 def first(kind: Kind) -> Any | None:

@@ -4,15 +4,11 @@ registry.py -> [other_names] -> config_layers.py (advice for an unknown name), s
 [FORMER_SETTINGS] -> config_layers.py (advice for a setting that there was)
 """
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from swarmnode.errors import ConfigError
-from swarmnode.registry import find, names
-
-logger = logging.getLogger(__name__)
+from swarmnode.registry import importable
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +43,7 @@ class OtherNames:
 def other_names() -> Sequence[OtherNames]:
     """Returns the names of the trainers that are known. They are advice: what cannot be imported is left
     out, with a warning."""
-    return [*_importable()]
-
-
-def _importable() -> Iterator[OtherNames]:
-    for name in names("names"):
-        try:
-            yield find("names", name)
-        except ConfigError as error:
-            logger.warning("no advice from this package: %s", error)
+    return [*importable("names")]
 
 
 _CLIP = (

@@ -4,15 +4,11 @@ load_reward("verl:package.module:function") -> [adapted] -> registry.py -> Conve
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swarmnode.errors import ConfigError
-from swarmnode.registry import find, names
-
-logger = logging.getLogger(__name__)
+from swarmnode.registry import find, importable, names
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +30,7 @@ def adapted(function: Any, convention: str | None = None) -> Any:
     if convention is not None:
         return find("convention", convention).adapted(function)
     arguments = argument_names(function)
-    for name in names("convention"):
-        try:
-            one: Convention = find("convention", name)
-        except ConfigError as error:
-            logger.warning("rewards that were written for %s are not recognized: %s", name, error)
-            continue
+    for one in importable("convention"):
         if one.fits(arguments):
             return one.adapted(function)
     return function
