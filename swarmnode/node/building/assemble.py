@@ -21,7 +21,7 @@ from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, builtin_folder
 from swarmnode.network.admission import admission_to
-from swarmnode.network.finding.discovery import Discovery
+from swarmnode.network.finding.discovery import Discovery, LocalSearch
 from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.finding.seed_addresses import Seeds, read_seeds
 from swarmnode.network.host import Host
@@ -120,17 +120,23 @@ def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
     network, book = config.network, PeerBook.load(paths.peers)
     namespace = f"/swarmnode/1/{config.swarm.name}"
     seeds = _all_seeds(config, paths)
-    in_lan = network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"
     return Discovery(
         host,
         book,
         seeds.addresses,
         namespace,
         names=seeds.names,
-        local_peers=first("local_peers") if network.mdns and in_lan else None,
+        local_peers=local_peers_of(network),
         interfaces=_interfaces(network),
         asks_router=network.map_port,
     )
+
+
+def local_peers_of(network: NetworkConfig) -> LocalSearch | None:
+    """Returns the search for peers of the local network. None: it is switched off, we listen elsewhere, or
+    nothing here has one. Raises ConfigError."""
+    in_lan = network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"
+    return first("local_peers") if network.mdns and in_lan else None
 
 
 def build_exchange(

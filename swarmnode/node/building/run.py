@@ -21,7 +21,7 @@ from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model
 from swarmnode.network.admission import admission_to
 from swarmnode.network.finding.seed_addresses import Seeds
-from swarmnode.node.building.assemble import check_network, seed_of, seeds_of
+from swarmnode.node.building.assemble import check_network, local_peers_of, seed_of, seeds_of
 from swarmnode.node.building.guards import GuardSource, open_guards
 from swarmnode.node.building.machine_memory import check_loadable, plan_for
 from swarmnode.node.building.node_process import (
@@ -62,9 +62,6 @@ from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task
 
 logger = logging.getLogger(__name__)
-
-_LATE: tuple[Kind, ...] = ("receipts", "reach", "rollouts", "local_peers", "panel", "contribution")
-"""Kinds of parts that a node asks for once its model is loaded."""
 
 
 class Company:
@@ -120,6 +117,7 @@ def prepared(
     config, model = settings.config, settings.model
     with ExitStack() as stack:
         stack.enter_context(screen)
+        _find_parts(config, screen)
         seats = _take_seats(stack, settings, tasks)
         # Each policy has its own: what is not installed is said before a model is loaded for nothing.
         told = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
@@ -134,13 +132,21 @@ def prepared(
         )
 
 
+def _find_parts(config: Config, screen: Screen) -> None:
+    """Imports the parts of extensions that are asked for once the model is loaded. Raises ConfigError."""
+    screen.panel()
+    kinds: tuple[Kind, ...] = ("rollouts", "contribution")
+    for kind in (*kinds, "receipts", "reach") if config.exchange.enabled else kinds:
+        first(kind)
+    if config.exchange.enabled:
+        local_peers_of(config.network)
+
+
 def _take_seats(stack: ExitStack, settings: Settings, given: Mapping[str, Task] | None) -> list[Seat]:
     """Identities, tasks, ports: what can be wrong is found before a model is loaded for nothing. `given`:
     tasks that need no loading."""
     config, paths = settings.config, settings.paths
     check_policies(config)
-    for kind in _LATE:
-        first(kind)
     seats: list[Seat] = []
     for number in range(config.node.policies):
         own, place = config_of(config, number), paths.policy(number)

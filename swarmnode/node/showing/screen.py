@@ -113,10 +113,15 @@ class Screen:
         if done == 0 or done * PROGRESS_LINES // total > (done - 1) * PROGRESS_LINES // total:
             logger.info("%s: %d of %d", what, done, total)
 
+    def panel(self) -> TerminalPanel | None:
+        """Returns the panel that `start_watcher` shows. None: there are plain lines. Raises ConfigError."""
+        shows = self._terminal and self._lines is not None and self._least <= logging.INFO
+        return find_panel() if shows else None
+
     def start_watcher(self) -> Watcher:
         """Returns what has a line of each round in the log; on a terminal with the live panel, which takes
         over the log's other lines there: one for all policies."""
-        panels = find_panel() if self._terminal and self._least <= logging.INFO else None
+        panels = self.panel()
         if self._lines is None or panels is None:
             return RoundLines()
         self._logger.removeHandler(self._lines)
