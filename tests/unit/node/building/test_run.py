@@ -159,7 +159,9 @@ async def test_lines_of_a_policy_carry_its_name_and_notes_are_taken_back(
     class Curious(FakeLearner):
         def rollouts(self, number: int) -> RoundRollouts:
             said.append(policy_label.get())
-            notes.append(read_running(both.paths.running))
+            # Its own: the other one may be done, and its note gone.
+            number_of_policy = int(policy_label.get().removeprefix("policy ").removesuffix(": "))
+            notes.append(read_running(both.paths.policy(number_of_policy).running))
             return super().rollouts(number)
 
     both = company(Curious("a"), Curious("b"), rounds=1)
