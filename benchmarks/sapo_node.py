@@ -10,6 +10,7 @@ and neither the machine's load nor who is faster changes who hears whom.
 import asyncio
 import hashlib
 import random
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -191,6 +192,13 @@ class SwarmNode:
         self.record.received_tokens += sum(len(c.token_ids) for g in found for c in g.completions)
         self.record.sent_bytes = self.exchange.stats().bytes_out
         return (*found, *borrowed)
+
+    async def arrived(self) -> None:
+        """Let what is fetched ahead be judged. All nodes share a thread: the judge's time for strangers
+        would count what the others train meanwhile, and be used up by it."""
+        until_s = time.monotonic() + DEADLINE_S
+        while self.exchange is not None and self.exchange._fetcher._fetching and time.monotonic() < until_s:
+            await asyncio.sleep(0.001)
 
     def train(self, groups: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
         """One round of learning, from own groups and those of others."""
