@@ -10,7 +10,6 @@ and neither the machine's load nor who is faster changes who hears whom.
 import asyncio
 import hashlib
 import random
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -46,6 +45,10 @@ PATIENCE_S = 0.02
 
 DEADLINE_S = 20.0
 """Of a collection, and of what it fetches: generous, since waiting takes no round longer here."""
+
+LOOK_S = 0.001
+MOST_LOOKS = 20_000
+"""Looks, so far apart, for what is on its way, at most."""
 
 ALONE = Overlap(on=False, sleep=False, reason="off: nodes take turns")
 
@@ -196,9 +199,10 @@ class SwarmNode:
     async def arrived(self) -> None:
         """Let what is fetched ahead be judged. All nodes share a thread: the judge's time for strangers
         would count what the others train meanwhile, and be used up by it."""
-        until_s = time.monotonic() + DEADLINE_S
-        while self.exchange is not None and self.exchange._fetcher._fetching and time.monotonic() < until_s:
-            await asyncio.sleep(0.001)
+        for _ in range(MOST_LOOKS):
+            if self.exchange is None or not self.exchange._fetcher._fetching:
+                return
+            await asyncio.sleep(LOOK_S)
 
     def train(self, groups: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
         """One round of learning, from own groups and those of others."""
