@@ -32,9 +32,9 @@ join: $(VENV)/.train $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm)
 swarm: $(VENV)/.train
 	@$(BIN)/swarmnode swarm $(ARGS)
 
-# In the order of the folders: files with real processes have few tests, and by number they would all come last.
+# tests/whole_files.py says what stays together and in what order.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
