@@ -4,13 +4,10 @@ vllm_engine.py -> vllm_driver.py (Start) -> [inprocess] -> EngineCore.step (sche
 """
 
 import gc
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from operator import methodcaller
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from swarmnode.extensions.vllm.compat import require_vllm, starting_vllm
 from swarmnode.extensions.vllm.vllm_driver import (
@@ -40,26 +37,8 @@ class InProcessDriver(Driver):
         # A decoding step of scheduler.py gives what we want already.
         return [out if isinstance(out, Delta) else delta_of(out) for out in self._advance()]
 
-    def abort(self, keys: Collection[str]) -> list[Delta]:
-        self._client.abort_requests(list(keys))
-        return []
-
-    @contextmanager
-    def standstill(self) -> Iterator[list[Delta]]:
-        yield []
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self._core.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
-
     def kv_use(self) -> float | None:
         return self._core.scheduler.kv_cache_manager.usage
-
-    def sleep(self) -> None:
-        """Forgets what is cached. The memory of a CPU is not given back."""
-        self._core.reset_prefix_cache()
-
-    def wake(self) -> None:
-        pass
 
     def close(self) -> None:
         """Ends the engine without `EngineCore.shutdown`, which tears down process groups that other engines

@@ -7,13 +7,11 @@ waits for that process longer than a deadline, and not at all once it has died.
 """
 
 import queue
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.pool import ThreadPool
 from time import monotonic
 from typing import Any
-
-from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.vllm.compat import deaf_to_the_terminal, require_vllm, starting_vllm
@@ -47,7 +45,6 @@ class SeparateDriver(Driver):
         require_vllm()
         super().__init__()
         self._running: set[str] = set()
-        self._unheard: list[Delta] = []
         self._fault: EngineError | None = None
         # Calls on a thread of their own can be waited for with a deadline, and the start leaves Ctrl-C to us.
         self._caller = ThreadPool(1)
@@ -78,34 +75,9 @@ class SeparateDriver(Driver):
 
     def abort(self, keys: Collection[str]) -> list[Delta]:
         with self._telling():
-            self._client.abort_requests(list(keys))
+            theirs = super().abort(keys)
         self._running.difference_update(keys)
-        theirs = [delta for delta in self._unheard if delta.key in keys]
-        self._unheard = [delta for delta in self._unheard if delta.key not in keys]
         return theirs
-
-    @contextmanager
-    def standstill(self) -> Iterator[list[Delta]]:
-        # Its answer comes behind everything that it has sampled.
-        self._call("pause_scheduler", "keep", False)
-        heard, self._unheard = self._unheard, []
-        try:
-            yield heard
-        finally:
-            self._call("resume_scheduler")
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        raise EngineError("merged weights need vLLM in this process", hint='use weights="lora"')
-
-    def kv_use(self) -> float | None:
-        """Share of keys and values in use. None: vLLM's process does not tell."""
-        return None
-
-    def sleep(self) -> None:
-        self._call("sleep", 1)
-
-    def wake(self) -> None:
-        self._call("wake_up")
 
     def close(self) -> None:
         """Closes everything, and then raises the error that stopped vLLM, unless it was raised before."""

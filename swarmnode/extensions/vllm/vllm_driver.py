@@ -4,7 +4,7 @@ between them."""
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -94,6 +94,7 @@ class Driver(ABC):
 
     def __init__(self) -> None:
         self._added = 0
+        self._unheard: list[Delta] = []
         self._closed = False
 
     def start(self, starts: Sequence[Start]) -> None:
@@ -106,13 +107,23 @@ class Driver(ABC):
     def step(self) -> list[Delta]:
         """Returns everything sampled since the last call, at least one token. Called while something runs."""
 
-    @abstractmethod
     def abort(self, keys: Collection[str]) -> list[Delta]:
         """Stops these sequences. Returns their tokens that were not reported yet."""
+        self._client.abort_requests(list(keys))
+        theirs = [delta for delta in self._unheard if delta.key in keys]
+        self._unheard = [delta for delta in self._unheard if delta.key not in keys]
+        return theirs
 
-    @abstractmethod
-    def standstill(self) -> AbstractContextManager[list[Delta]]:
+    @contextmanager
+    def standstill(self) -> Iterator[list[Delta]]:
         """Context without computation inside. Yields everything sampled before."""
+        # Its answer comes behind everything that it has sampled.
+        self._call("pause_scheduler", "keep", False)
+        heard, self._unheard = self._unheard, []
+        try:
+            yield heard
+        finally:
+            self._call("resume_scheduler")
 
     def load_adapter(self, adapter: int, folder: Path) -> None:
         """Loads a PEFT folder under this number, or replaces the adapter there, under running sequences as
@@ -125,23 +136,26 @@ class Driver(ABC):
     def drop_adapter(self, adapter: int) -> None:
         self._call("remove_lora", adapter)
 
-    @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replaces base weights, by the names they have in a checkpoint."""
+        """Replaces base weights, by the names they have in a checkpoint. They do not travel to another
+        process."""
+        self._call("collective_rpc", "reload_weights", None, (), {"weights_iterator": iter(weights)})
 
     def scrub(self) -> None:
         """Forgets all keys and values, cached ones too. Called while nothing runs."""
         self._call("reset_prefix_cache")
         self._call("collective_rpc", "scrub_keys_and_values")
 
-    @abstractmethod
-    def kv_use(self) -> float | None: ...
+    def kv_use(self) -> float | None:
+        """Returns the share of keys and values in use, or None: vLLM's process does not tell."""
+        return None
 
-    @abstractmethod
-    def sleep(self) -> None: ...
+    def sleep(self) -> None:
+        """Forgets what is cached, and gives the memory of a card back."""
+        self._call("sleep")
 
-    @abstractmethod
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        self._call("wake_up")
 
     @abstractmethod
     def close(self) -> None: ...
