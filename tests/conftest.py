@@ -70,17 +70,15 @@ def warm() -> Iterator[WarmStart]:
     starter.close()
 
 
-ENGINES = ("test_engine.py", "test_vllm.py")
-"""These share one vLLM engine, which takes tens of seconds to start."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Returns who hands out the tests to several processes; None: whom pytest-xdist has, as asked for."""
+    from tests.whole_files import WholeFiles
+
+    return None if config.getvalue("dist") == "each" else WholeFiles(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` runs two processes: a file stays whole, so that its fixtures are made once. Attacks on real
-    nodes come one after the other: each keeps several processes busy."""
-    for item in items:
-        group = "engines" if item.path.name in ENGINES else str(item.path)
-        group = "hostile" if item.path.parent.name == "hostile" else group
-        item.add_marker(pytest.mark.xdist_group(group))
     if settings.get_current_profile_name() == "search":
         _search({item.obj for item in items if isinstance(item, pytest.Function)})
 

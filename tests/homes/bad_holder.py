@@ -30,9 +30,11 @@ async def main(folder: Path, port: int, kind: str, seeds: Sequence[str]) -> None
     task, key = Addition(), load_or_create(folder / "identity.key")
     host = P2pdHost(folder / "identity.key", listen=(f"/ip4/0.0.0.0/tcp/{port}",))
     bodies: dict[bytes, bytes] = {}
+    asked_by: set[str] = set()
 
     async def answer(peer: str, request: bytes) -> bytes:
         body_hash, author = read_request(request)
+        asked_by.add(peer)
         if kind == "stalls":
             await asyncio.sleep(LIFE_S)
         if kind == "drops":
@@ -54,7 +56,7 @@ async def main(folder: Path, port: int, kind: str, seeds: Sequence[str]) -> None
                 await host.publish(TOPIC, composed.sealed)
             except NetworkError as error:
                 print(error, file=sys.stderr)
-            print(json.dumps({"peer": key.peer_id}), flush=True)
+            print(json.dumps({"peer": key.peer_id, "asked_by": sorted(asked_by)}), flush=True)
             await asyncio.sleep(FLOOD_EVERY_S)
 
     async with host, asyncio.timeout(LIFE_S):
