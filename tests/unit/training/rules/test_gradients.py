@@ -53,14 +53,12 @@ def test_finds_of_other_tasks_are_left_out_and_stand_in_where_there_are_no_other
 
 
 def test_what_resembles_our_misses_agrees_less_than_what_resembles_our_finds(nudged: Policy) -> None:
-    """Seen from nowhere it agrees, too: both have the same beginning."""
     finds = answers("sum", (7, 8, 9), (7, 8, 10))
     misses = answers("sum", (7, 8, 30), (7, 8, 31), (7, 8, 32))
-    lists = [answers("sum", (7, 8, 11)), answers("sum", (7, 8, 33))]
+    lists = [answers("sum", (7, 8, 9)), answers("sum", (7, 8, 30))]
     right, wrong = gradients(nudged)(finds, misses, lists)
-    _, unseen = gradients(nudged)(finds, [], lists)
-    assert right is not None and wrong is not None and unseen is not None
-    assert right > wrong and unseen > wrong
+    assert right is not None and wrong is not None
+    assert right > 2 * wrong
 
 
 def test_misses_in_other_tasks_change_nothing(nudged: Policy) -> None:
