@@ -121,11 +121,15 @@ def test_a_private_swarm_is_never_joined_as_a_public_one(
 
 
 @pytest.mark.parametrize("command", ["seed", "doctor", "export", "eval", "logs", "runs", "config"])
-def test_a_command_of_a_missing_extension_is_told_from_a_mistyped_one(command: str, heart: Run) -> None:
-    missing, mistyped = heart("-m", "swarmnode", command), heart("-m", "swarmnode", f"{command}s")
-    assert missing.returncode == mistyped.returncode == 2
+def test_a_command_of_a_missing_extension_says_so(command: str, heart: Run) -> None:
+    missing = heart("-m", "swarmnode", command)
+    assert missing.returncode == 2
     assert f"`swarmnode {command}` comes with swarmnode.extensions, which are not installed" in missing.stderr
-    assert f"No such command '{command}s'" in mistyped.stderr
+
+
+def test_a_mistyped_command_is_told_from_one_of_a_missing_extension(heart: Run) -> None:
+    mistyped = heart("-m", "swarmnode", "seeds")
+    assert mistyped.returncode == 2 and "No such command 'seeds'" in mistyped.stderr
 
 
 def test_nobody_finds_out_who_can_reach_a_node(heart: Run) -> None:

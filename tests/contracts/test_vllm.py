@@ -3,10 +3,10 @@
 What every engine promises is in test_engine.py, where vLLM takes part in both kinds of weights.
 """
 
-import asyncio
 import copy
 import json
 import os
+import queue
 import random
 import signal
 import sys
@@ -37,8 +37,7 @@ from transformers import (
 )
 
 from swarmnode.errors import EngineError, ModelError, RequestRefused
-from swarmnode.extensions.vllm import separate as vllm_async
-from swarmnode.extensions.vllm import vllm_driver as vllm_driver
+from swarmnode.extensions.vllm import separate, vllm_driver
 from swarmnode.extensions.vllm.vllm_engine import VllmEngine
 from swarmnode.extensions.vllm.vllm_limits import CPU_HEAD_SIZES
 from swarmnode.extensions.vllm.vllm_lora import GroupedLora
@@ -724,66 +723,65 @@ def test_vllm_in_a_process_of_its_own_keeps_versions_apart(make_engine_beside, b
     assert distance(done["follows"], changed(base, third), start=spans[2].start) < 1e-5
 
 
-# When vLLM fails. Told by a fake `AsyncLLM`, as the real one cannot be made to fail.
+@pytest.mark.slow
+def test_a_process_of_vllm_that_is_killed_is_an_error_at_once(make_engine_beside):
+    others = set(psutil.Process().children(recursive=True))
+    engine = make_engine_beside()
+    try:
+        engine.submit([ask("endless", ENDLESS)])
+        engine.step()
+        for process in set(psutil.Process().children(recursive=True)) - others:
+            process.kill()
+        with pytest.raises(EngineError, match="vLLM stopped working"):
+            until(engine, "endless")
+        with pytest.raises(EngineError, match="vLLM stopped working"):
+            engine.set_policy(PolicyUpdate(1, {}, 1.0))
+    finally:
+        engine.close()
+    assert not any(thread.name.startswith("EngineCoreOutput") for thread in threading.enumerate())
 
 
-class FailingSequence:
-    """What `AsyncLLM.add_request` returns: it waits until it is told to end, and ends wrongly."""
+# When vLLM fails. Told by a fake client, as the real one cannot be made to fail.
 
-    request_id = "fake"
+
+class FailingCore:
+    """An `EngineCoreClient` whose sequences fail when they are told to."""
 
     def __init__(self) -> None:
-        self.ended = asyncio.Event()
-
-    async def get(self) -> object:
-        await self.ended.wait()
-        completion = SimpleNamespace(token_ids=[1], logprobs=None, finish_reason="error")
-        return SimpleNamespace(finished=True, outputs=[completion], num_cached_tokens=0)
-
-    def close(self) -> None:
-        pass
-
-
-class FailingAsyncLLM:
-    """Its sequences fail when they are told to or aborted."""
-
-    def __init__(self) -> None:
-        self.sequences: dict[str, FailingSequence] = {}
+        self.outputs_queue: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.resources = SimpleNamespace(engine_dead=False)
+        self.ctx = SimpleNamespace(destroy=lambda linger: None)
+        self.output_queue_thread = threading.Thread(target=lambda: None)
+        self.output_queue_thread.start()
         self.is_shut_down = False
-        context = SimpleNamespace(destroy=lambda linger: None)
-        self.engine_core = SimpleNamespace(resources=SimpleNamespace(ctx=context))
 
-    async def add_request(self, key: str, *about: object, **more: object) -> FailingSequence:
-        self.loop = asyncio.get_running_loop()
-        self.sequences[key] = FailingSequence()
-        return self.sequences[key]
+    def add_request(self, request: object) -> None:
+        pass
 
     def fail(self, key: str) -> None:
-        self.loop.call_soon_threadsafe(self.sequences[key].ended.set)
+        output = SimpleNamespace(
+            request_id=key, new_token_ids=[1], new_logprobs=None, finish_reason="error", prefill_stats=None
+        )
+        self.outputs_queue.put(SimpleNamespace(outputs=[output]))
 
-    async def abort(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.sequences[key].ended.set()
-
-    async def reset_prefix_cache(self) -> None:
+    def call_utility(self, method: str, *arguments: object) -> None:
         pass
 
-    def shutdown(self, timeout: float | None = None) -> None:
+    def shutdown(self, timeout: float) -> None:
         self.is_shut_down = True
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> FailingAsyncLLM:
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    vllm = FailingAsyncLLM()
-    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments: vllm)
-    return vllm
+def failing(monkeypatch: pytest.MonkeyPatch) -> FailingCore:
+    core = FailingCore()
+    monkeypatch.setattr(separate, "core_client", lambda settings, multiprocess: core)
+    return core
 
 
-def async_driver(folder: Path) -> vllm_async.AsyncDriver:
-    return vllm_async.AsyncDriver(
-        vllm_driver.DriverSettings(str(folder), "float32", SLOTS, LENGTH, (), RANK, 1, None, 0.5)
+@pytest.fixture
+def driver(failing: FailingCore, folder: Path) -> separate.SeparateDriver:
+    return separate.SeparateDriver(
+        vllm_driver.DriverSettings(str(folder), "float32", SLOTS, LENGTH, (), RANK, 1, None)
     )
 
 
@@ -793,8 +791,7 @@ def starts(count: int) -> list[vllm_driver.Start]:
     ]
 
 
-def test_a_sequence_that_vllm_fails_is_heard_of_at_once_by_everybody(failing, folder):
-    driver = async_driver(folder)
+def test_a_sequence_that_vllm_fails_is_heard_of_at_once_by_everybody(failing, driver):
     driver.start(starts(3))
     failing.fail("1")
     for ask_something in (driver.step, driver.scrub, driver.step):
@@ -803,14 +800,40 @@ def test_a_sequence_that_vllm_fails_is_heard_of_at_once_by_everybody(failing, fo
     driver.close()
     driver.close()
     assert failing.is_shut_down
-    assert not any(thread.name == "vllm" for thread in threading.enumerate())
 
 
-def test_a_failure_that_nobody_heard_of_is_told_when_everything_is_closed(failing, folder):
-    driver = async_driver(folder)
+def test_a_failure_that_nobody_heard_of_is_told_when_everything_is_closed(failing, driver):
     driver.start(starts(1))
+    failing.fail("0")
     with pytest.raises(EngineError, match='vLLM ended a sequence with "error"'):
         driver.close()
     driver.close()
     assert failing.is_shut_down
-    assert not any(thread.name == "vllm" for thread in threading.enumerate())
+
+
+def test_a_vllm_that_says_nothing_is_given_up(failing, driver, monkeypatch):
+    monkeypatch.setattr(separate, "STEP_TIMEOUT_S", -1.0)
+    driver.start(starts(1))
+    with pytest.raises(EngineError, match="vLLM sampled nothing for"):
+        driver.step()
+    with pytest.raises(EngineError, match="vLLM sampled nothing for"):
+        driver.scrub()
+    driver.close()
+    assert failing.is_shut_down
+
+
+def test_a_call_that_vllm_does_not_answer_is_given_up(failing, driver, monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(failing, "call_utility", lambda *_: answered.wait())
+    monkeypatch.setattr(separate, "CALL_TIMEOUT_S", -1.0)
+    with pytest.raises(EngineError, match="vLLM did not answer within"):
+        driver.scrub()
+    driver.close()
+    answered.set()
+
+
+def test_tokens_that_arrive_behind_an_abort_are_nobodys(failing, driver):
+    driver.start(starts(1))
+    failing.abort_requests = lambda keys: failing.fail(keys[0])
+    assert driver.abort(["0"]) == []
+    driver.close()

@@ -13,6 +13,9 @@ from tests.test_docker import module
 
 page_check = module(Path(__file__).parents[2] / "checks/page_check.py")
 
+ROUNDS = 10
+"""So many points have its curves."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 
@@ -28,7 +31,7 @@ def test_the_page_of_three_nodes_has_no_error_all_controls_by_the_tab_key_and_no
         join(address, "--seed", str(number), home=f"node-{number}", model=tiny_model) for number in (1, 2)
     ]
     for node in nodes:
-        node.until_round(page_check.ROUNDS)
+        node.until_round(ROUNDS)
     url = f"http://127.0.0.1:{nodes[1].running().http_port}/"
     with page_check.Browser(chromium) as browser:
         assert list(page_check.faults(browser, url, tmp_path, None)) == []

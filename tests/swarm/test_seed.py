@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 Join = Callable[..., Any]
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,11 +90,12 @@ def test_two_nodes_that_know_only_the_seed_train_on_each_others_groups_and_say_t
 
 
 def test_a_private_swarm_is_founded_joined_by_an_invitation_and_closed_to_who_has_only_the_address(
-    seed: Callable[..., tuple[subprocess.Popen[str], str]], tmp_path: Path
+    seed: Callable[..., tuple[subprocess.Popen[str], str]], tmp_path: Path, swarmnode: Command
 ) -> None:
     def command(*arguments: str, home: str) -> str:
-        run = [sys.executable, "-m", "swarmnode", *arguments, "--home", str(tmp_path / home)]
-        return subprocess.run(run, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        done = swarmnode(*arguments, "--home", str(tmp_path / home))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
 
     def network(home: str) -> dict[str, Any]:
         return json.loads(command("status", "--json", home=home))["network"]
@@ -120,15 +122,14 @@ def test_a_private_swarm_is_founded_joined_by_an_invitation_and_closed_to_who_ha
 
 
 def test_a_seed_that_comes_back_has_the_address_it_had(
-    seed: Callable[..., tuple[subprocess.Popen[str], str]], tmp_path: Path
+    seed: Callable[..., tuple[subprocess.Popen[str], str]], tmp_path: Path, swarmnode: Command
 ) -> None:
     port = free_port()
     process, address = seed(port)
-    status = [sys.executable, "-m", "swarmnode", "status", "--home", str(tmp_path / "seed")]
-    shown = subprocess.run(status, capture_output=True, text=True, check=True, timeout=60)
-    assert "connecting others" in shown.stdout
+    status = ("status", "--home", str(tmp_path / "seed"))
+    assert "connecting others" in swarmnode(*status).stdout
     end(process)
-    assert subprocess.run(status, capture_output=True, check=False, timeout=60).returncode == 1
+    assert swarmnode(*status).returncode == 1
     again, same = seed(port)
     assert same == address
     end(again)

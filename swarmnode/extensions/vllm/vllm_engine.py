@@ -15,7 +15,7 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from swarmnode.extensions.vllm.inprocess import InProcessDriver
-from swarmnode.extensions.vllm.separate import AsyncDriver
+from swarmnode.extensions.vllm.separate import SeparateDriver
 from swarmnode.extensions.vllm.starting import (
     Weights,
     capabilities,
@@ -99,7 +99,7 @@ class VllmEngine:
         )
         if on_cpu and kv_bytes is None:
             settings = replace(settings, kv_bytes=kv_room(base, settings))
-        self._driver = AsyncDriver(settings) if beside else InProcessDriver(settings)
+        self._driver = SeparateDriver(settings) if beside else InProcessDriver(settings)
         self._policies = start_policies(self._driver, base, settings, merged, max_versions)
         self.capabilities = capabilities(self._policies, settings)
         self._eos = tuple(eos_token_ids)

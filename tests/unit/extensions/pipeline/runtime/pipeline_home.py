@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
+from swarmnode.extensions.pipeline.membership import link_probes, own_presence
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts, StageTiming
@@ -26,6 +28,7 @@ from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoints
 from swarmnode.identity.node_key import NodeKey
+from swarmnode.network.finding import discovery
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
@@ -302,15 +305,20 @@ class Home:
 
 @asynccontextmanager
 async def home(whole: WholeModel, folder: Path, *settings: str) -> AsyncGenerator[Home, None]:
-    """`folder`: for the members' checkpoints and their text."""
+    """`folder`: for the members' checkpoints and their text. They look around, announce themselves and
+    measure their links more often than in a swarm of strangers."""
     text = folder / "text.txt"
     text.parent.mkdir(exist_ok=True, parents=True)
     text.write_text("the quick brown fox jumps over the lazy dog and " * 40)
     found = Home(whole, folder, text, *settings)
-    try:
-        yield found
-    finally:
-        await found.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discovery, "WATCH_INTERVAL_S", 0.1)
+        patch.setattr(own_presence, "LEAST_BETWEEN_S", 0.1)
+        patch.setattr(link_probes, "TICK_S", 0.1)
+        try:
+            yield found
+        finally:
+            await found.close()
 
 
 async def until(holds: Callable[[], bool], within_s: float = 90.0) -> None:
