@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 CONTEXT = f"swarmnode/{PROTOCOL}/receipt"
 
 FIRST_EVERY_S = 10.0
-"""Time between looks for somebody to thank until the first receipt of a start. Twice as long after each, up to
-what is usual: a receipt that is lost is soon made up for."""
+"""Time between looks for somebody to thank until the first receipt of a start. Twice as long after each, up
+to what is usual: a receipt that is lost is soon made up for."""
 
 MAX_LEARNT_FROM = 16384
 """Groups that we know to have counted: one whose author had left the book and is back is not new."""
