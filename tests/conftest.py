@@ -1,6 +1,7 @@
 """Fixtures shared by the whole suite, and how far property tests look for cases."""
 
 import fcntl
+import gc
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -81,6 +82,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if settings.get_current_profile_name() == "search":
         _search({item.obj for item in items if isinstance(item, pytest.Function)})
+
+
+def pytest_collection_finish() -> None:
+    """Has the garbage collector leave out the tests themselves, most of what it would look through."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 def _search(tests: set[Any]) -> None:

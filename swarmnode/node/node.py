@@ -397,10 +397,10 @@ class NodeLoop:
         receipts = None if self._network is None else self._network.exchange.receipts
         if receipts is None:
             return
-        taught = [(group.author, group.example.key.task, len(group.completions)) for group in external]
+        taught = [(group.author, group.example.key, len(group.completions)) for group in external]
         if self._library is not None:
             new = self._origins.keys() - before.keys()
-            taught = [(author, key.task, self._origins[author, key]) for author, key in new]
+            taught = [(*origin, self._origins[origin]) for origin in new]
         receipts.learnt(taught)
 
     @property

@@ -95,7 +95,7 @@ async def main(folder: Path, port: int, seeds: Sequence[str]) -> None:
         while True:
             for group in await exchange.collect(0 if rests() else 4, 0, deadline_s=0.2):
                 authors[group.author] = authors.get(group.author, 0) + 1
-                exchange.receipts.learnt([(group.author, task.name, 1)])
+                exchange.receipts.learnt([(group.author, group.example.key, 1)])
             peers = list(await host.peers()) if host.status().state == "up" else []
             reach = discovery.reach
             line = {"at": time.time(), "peer": key.peer_id, "peers": peers, "authors": authors}

@@ -12,9 +12,10 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_stats import ReceiptStats
 from swarmnode.network.host import Message
 from swarmnode.registry import first
+from swarmnode.types import ExampleKey
 
-Taught = tuple[str, str, int]
-"""A group that was learnt from: its author, its task, and its answers that were."""
+Taught = tuple[str, ExampleKey, int]
+"""A group that was learnt from: its author, its example, and its answers that were."""
 
 NOTHING_SAVED = msgspec.Raw(msgspec.msgpack.encode(()))
 """Stands in a record for the receipts of a node that keeps none."""

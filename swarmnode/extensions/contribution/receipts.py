@@ -29,6 +29,7 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_stats import ReceiptStats
 from swarmnode.exchange.gossip.header_gossip import receipts_topic_of
 from swarmnode.exchange.gossip.thanks import Taught
+from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, MAX_GROUP_SIZE, PROTOCOL
 from swarmnode.exchange.messages import Count, Name
 from swarmnode.identity.envelope import decoded, seal, unseal
@@ -41,7 +42,11 @@ logger = logging.getLogger(__name__)
 CONTEXT = f"swarmnode/{PROTOCOL}/receipt"
 
 FIRST_EVERY_S = 10.0
-"""Time between looks for somebody to thank until the first receipt of a start."""
+"""Time between looks for somebody to thank until the first receipt of a start. Twice as long after each, up
+to what is usual: a receipt that is lost is soon made up for."""
+
+MAX_LEARNT_FROM = 16384
+"""Groups that we know to have counted: one whose author had left the book and is back is not new."""
 
 MAX_THANKS = 20
 """Authors and tasks of one receipt; what is left over is in the next one."""
@@ -134,6 +139,7 @@ class Receipts:
         self._topic = receipts_topic_of(context.settings.swarm)
         self._since_ms = int(context.clock() * 1000)
         self._learnt = BoundedDict[tuple[str, str], Much](MAX_LEARNT)
+        self._learnt_from = BoundedDict[Origin, None](MAX_LEARNT_FROM)
         self._unsaid = dict[tuple[str, str], None]()
         self._given = BoundedDict[str, Much](MAX_TASKS)
         self._thanked: dict[str, Thanked] = {}
@@ -144,10 +150,13 @@ class Receipts:
     # ---- ours to others ----
 
     def learnt(self, taught: Iterable[Taught]) -> None:
-        """Take note of groups of others that were learnt from."""
+        """Take note of groups of others that were learnt from, of each the first time."""
         own = self._context.key.peer_id
-        for author, task, answers in taught:
-            if author != own and author not in self._context.neighbourhood:
+        for author, example, answers in taught:
+            is_new = (author, example) not in self._learnt_from
+            self._learnt_from[author, example] = None
+            if is_new and author != own and author not in self._context.neighbourhood:
+                task = example.task
                 known = self._learnt.get((author, task), NOTHING)
                 self._learnt[author, task] = _sum(known, (1, answers))
                 self._unsaid[author, task] = None
@@ -173,14 +182,15 @@ class Receipts:
     async def run(self) -> None:
         """Thank others now and then, until cancelled, and soon after a start; nothing waits."""
         settings = self._context.settings
+        wait_s = FIRST_EVERY_S
         while not settings.private:
-            wait_s = settings.receipts_every_s
-            await asyncio.sleep(wait_s if self.sent else min(wait_s, FIRST_EVERY_S))
+            await asyncio.sleep(min(wait_s, settings.receipts_every_s))
             with suppress(NetworkError):
                 if await self._context.host.peers() and (sealed := self.to_say()) is not None:
                     await self._context.host.publish(self._topic, sealed)
                     self._context.ledger.bytes_out += len(sealed)
                     self.sent += 1
+                    wait_s = min(2 * wait_s, settings.receipts_every_s)
 
     # ---- of others to us ----
 

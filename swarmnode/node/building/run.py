@@ -238,7 +238,10 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
 
 def _keep_what_is_loaded(stack: AsyncExitStack) -> None:
     """Has the garbage collector leave out what a start makes, libraries, model and tasks, as long as the node
-    runs: to look through half a million objects takes a quarter of a second each time."""
+    runs: to look through half a million objects takes a quarter of a second each time. A program around us
+    that leaves out something itself goes on as it is."""
+    if gc.get_freeze_count():
+        return
     gc.collect()
     gc.freeze()
     stack.callback(gc.unfreeze)

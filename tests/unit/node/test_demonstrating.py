@@ -134,7 +134,7 @@ def test_a_policy_that_is_never_right_alone_learns_a_task_file_from_two_demonstr
     def trained(name: str, shown: list[dict[str, str]]) -> float | None:
         home = tmp_path / name
         done = sn.run(
-            file, demonstrations=shown, model=tiny_model, rounds=16, home=home, preset="tiny", settings=SMALL
+            file, demonstrations=shown, model=tiny_model, rounds=24, home=home, preset="tiny", settings=SMALL
         )
         return done.reward_last
 

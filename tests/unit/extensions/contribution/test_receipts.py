@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Message
 from swarmnode.network.memory_network import MemoryNetwork
+from swarmnode.types import ExampleKey
 from tests.unit.exchange.conftest import Clock
 
 AUTHOR, READER, OTHER = (NodeKey(bytes([number]) * 32) for number in (1, 2, 3))
@@ -52,9 +54,17 @@ def receipts(key: NodeKey, clock: Clock, gave: int = 0, **settings: Any) -> Rece
     return made
 
 
+_numbers = count()
+
+
+def example(task: str = "addition") -> ExampleKey:
+    """An example that nobody has answered yet."""
+    return ExampleKey(task, "1", 0, next(_numbers))
+
+
 def says(reader: Receipts, clock: Clock, groups: int = 1, answers: int = 2) -> bytes:
     """What a reader says a second after it learnt of so many more groups."""
-    reader.learnt([(AUTHOR.peer_id, "addition", answers)] * groups)
+    reader.learnt([(AUTHOR.peer_id, example(), answers) for _ in range(groups)])
     clock.advance(1)
     sealed = reader.to_say()
     assert sealed is not None
@@ -89,6 +99,21 @@ def test_what_was_learnt_is_counted_by_its_author(clock: Clock) -> None:
     assert reader.to_say() is None, "nothing new was learnt"
 
 
+def test_a_group_that_is_learnt_from_again_after_its_author_had_left_the_book_is_thanked_for_once(
+    clock: Clock,
+) -> None:
+    author, reader = receipts(AUTHOR, clock, 1), receipts(READER, clock)
+    group = (AUTHOR.peer_id, example(), 2)
+    reader.learnt([group])
+    reader.learnt([group])
+    sealed = reader.to_say()
+    assert sealed is not None
+    hear(author, sealed)
+    assert heard(author) == (1, 2, 1, 0)
+    reader.learnt([group])
+    assert reader.to_say() is None
+
+
 def test_a_receipt_that_was_lost_is_made_up_for_by_the_next(clock: Clock) -> None:
     author, reader = receipts(AUTHOR, clock, 5), receipts(READER, clock)
     says(reader, clock, groups=3)
@@ -107,13 +132,14 @@ def test_the_thanks_of_a_sender_go_on_after_its_restart(clock: Clock) -> None:
 def test_own_groups_and_those_of_the_other_policies_of_this_process_are_not_thanked_for(clock: Clock) -> None:
     reader = receipts(READER, clock)
     reader._context.neighbourhood.enter(OTHER.peer_id, lambda *given: None)
-    reader.learnt([(READER.peer_id, "addition", 4), (OTHER.peer_id, "addition", 4)])
+    reader.learnt([(READER.peer_id, example(), 4), (OTHER.peer_id, example(), 4)])
     assert reader.to_say() is None
 
 
 def test_the_longest_names_fit_and_what_is_left_over_is_said_next(clock: Clock) -> None:
     reader = receipts(READER, clock)
-    reader.learnt([(AUTHOR.peer_id, f"{n:0{MAX_NAME_CHARS}}", 2**37) for n in range(MAX_THANKS + 1)])
+    names = [f"{n:0{MAX_NAME_CHARS}}" for n in range(MAX_THANKS + 1)]
+    reader.learnt([(AUTHOR.peer_id, example(name), 2**37) for name in names])
     first, second = reader.to_say(), reader.to_say()
     assert first is not None and len(first) <= MAX_RECEIPT_BYTES
     assert second is not None and reader.to_say() is None

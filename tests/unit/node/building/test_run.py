@@ -1,5 +1,6 @@
 """Several nodes in one process: each to its own end, whatever becomes of the others."""
 
+import gc
 import logging
 import os
 import threading
@@ -191,3 +192,30 @@ async def test_the_error_of_the_only_policy_is_raised_as_it_is(company: Callable
     one = company(BadTask("only"))
     with pytest.raises(TaskError, match="a judge is gone"):
         await serve(one.members[0], PoliciesHere(one.members))
+
+
+class Counting(FakeLearner):
+    """Counts in a round what the garbage collector leaves out."""
+
+    left_out = 0
+
+    def rollouts(self, number: int) -> RoundRollouts:
+        self.left_out = gc.get_freeze_count()
+        return super().rollouts(number)
+
+
+async def test_what_a_start_makes_is_no_garbage_while_it_runs_and_what_a_program_around_it_keeps_stays_kept(
+    company: Callable[..., Company],
+) -> None:
+    learner = Counting("only")
+    gc.unfreeze()
+    try:
+        one = company(learner)
+        await serve(one.members[0], PoliciesHere(one.members))
+        assert learner.left_out > 0 and gc.get_freeze_count() == 0
+        gc.freeze()
+        other = company(Counting("only"))
+        await serve(other.members[0], PoliciesHere(other.members))
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.freeze()

@@ -336,7 +336,7 @@ async def test_a_message_that_would_wait_too_long_for_memory_is_refused():
 
 async def test_a_sender_that_hangs_up_gives_the_memory_back():
     message, payload = forward(4 * CHUNK_BYTES)
-    async with members() as (alice, bob):
+    async with members(limits=replace(LIMITS, chunk_timeout_s=60.0)) as (alice, bob):
         stream = await open_to(alice, bob)
         await stream.send(said(message))
         await eventually(lambda: bob.reserved_bytes == 4 * CHUNK_BYTES)
