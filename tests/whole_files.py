@@ -9,6 +9,7 @@ write to, and then each test comes alone, without a word.
 from pathlib import PurePosixPath
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 ENGINES = ("test_engine.py", "test_vllm.py")
 """These share one vLLM engine, which takes tens of seconds to start."""
@@ -24,6 +25,23 @@ class WholeFiles(LoadScopeScheduling):
     def schedule(self) -> None:
         self.config.option.loadscopereorder = False
         super().schedule()
+        # A process begins a test once it has the next one, or knows that there is none.
+        for node in self.nodes:
+            self._reschedule(node)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Returns the test that a process died of, if it did. Others run what it left, but not that one,
+        which would end them as well, and no units that are done, for which nobody would ever answer."""
+        died_of = None
+        for name, unit in list(self.assigned_work[node].items()):
+            left = [test for test, is_done in unit.items() if not is_done]
+            if left and died_of is None:
+                died_of = left.pop(0)
+                unit[died_of] = True
+            if not left:
+                del self.assigned_work[node][name]
+        super().remove_node(node)
+        return died_of
 
 
 def unit_of(nodeid: str) -> str:
