@@ -832,6 +832,18 @@ def test_a_call_that_vllm_does_not_answer_is_given_up(failing, driver, monkeypat
     answered.set()
 
 
+def test_a_call_that_vllm_refuses_is_told_and_the_next_one_goes_on(failing, driver, monkeypatch):
+    def refuses(method: str, *arguments: object) -> None:
+        raise Exception(f"Call to {method} method failed: no such file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failing, "call_utility", refuses)
+        with pytest.raises(EngineError, match="Call to remove_lora method failed: no such file"):
+            driver.drop_adapter(1)
+    driver.drop_adapter(1)
+    driver.close()
+
+
 def test_tokens_that_arrive_behind_an_abort_are_nobodys(failing, driver):
     driver.start(starts(1))
     failing.abort_requests = lambda keys: failing.fail(keys[0])

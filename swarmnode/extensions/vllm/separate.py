@@ -97,12 +97,17 @@ class SeparateDriver(Driver):
     def _call(self, method: str, *arguments: object) -> object:
         deadline_s = monotonic() + CALL_TIMEOUT_S
         self._listen()
-        asked = self._caller.apply_async(self._client.call_utility, (method, *arguments))
+        # Its errors are of no narrower type than Exception: an adapter that cannot be loaded, say.
+        refused: list[BaseException] = []
+        call = self._client.call_utility
+        asked = self._caller.apply_async(call, (method, *arguments), error_callback=refused.append)
         while not asked.ready():
             self._fail_after(deadline_s, f"vLLM did not answer within {CALL_TIMEOUT_S:.0f} s")
             asked.wait(LOOK_S)
             self._listen()
         self._listen()
+        for error in refused:
+            raise EngineError(f"vLLM cannot do that: {error}", hint="look at its log") from error
         return asked.get()
 
     @contextmanager
