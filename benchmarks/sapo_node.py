@@ -46,6 +46,10 @@ PATIENCE_S = 0.02
 DEADLINE_S = 20.0
 """Of a collection, and of what it fetches: generous, since waiting takes no round longer here."""
 
+LOOK_S = 0.001
+MOST_LOOKS = 20_000
+"""Looks, so far apart, for what is on its way, at most."""
+
 ALONE = Overlap(on=False, sleep=False, reason="off: nodes take turns")
 
 
@@ -191,6 +195,14 @@ class SwarmNode:
         self.record.received_tokens += sum(len(c.token_ids) for g in found for c in g.completions)
         self.record.sent_bytes = self.exchange.stats().bytes_out
         return (*found, *borrowed)
+
+    async def arrived(self) -> None:
+        """Let what is fetched ahead be judged. All nodes share a thread: the judge's time for strangers
+        would count what the others train meanwhile, and be used up by it."""
+        for _ in range(MOST_LOOKS):
+            if self.exchange is None or not self.exchange._fetcher._fetching:
+                return
+            await asyncio.sleep(LOOK_S)
 
     def train(self, groups: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
         """One round of learning, from own groups and those of others."""

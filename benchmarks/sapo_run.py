@@ -155,6 +155,8 @@ async def _round(nodes: Sequence[SwarmNode], swarm: Swarm) -> None:
         await node.publish(own)
     await settled()
     external = await asyncio.gather(*(node.collect() for node in nodes))
+    await settled()
+    await asyncio.gather(*(node.arrived() for node in nodes))
     for node, own, others in zip(nodes, groups, external, strict=True):
         node.train(own, others)
 

@@ -21,8 +21,8 @@ found ourselves (teachers.py).
 """
 
 import random
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -31,7 +31,7 @@ from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, M
 from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
 from swarmnode.training.rules.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
 from swarmnode.training.rules.task_marks import Saved, TaskMarks
-from swarmnode.training.rules.teachers import Cosines, SavedTeachers, Teachers
+from swarmnode.training.rules.teachers import NEWEST, Cosines, SavedTeachers, Teachers
 from swarmnode.types import Completion, ExampleKey, RolloutGroup
 
 
@@ -54,6 +54,8 @@ class BookRule(Rule):
         self.marks = TaskMarks()
         self.book = Book(settings.book_size, settings.answers_per_example)
         self._demonstrated = Demonstrated()
+        self._misses: dict[str, deque[Entry]] = {}
+        """Our newest wrong answers, by task."""
         self.teachers: Teachers | None = None
         """Who may teach us. None: everybody."""
 
@@ -130,6 +132,10 @@ class BookRule(Rule):
     ) -> tuple[int, int]:
         """Returns how many answers of others were cut on their way in, and how many were refused."""
         ours = (*own, *self._demonstrated.known(self.marks))
+        for group in own:
+            key = group.example.key
+            missed = self._misses.setdefault(key.task, deque(maxlen=NEWEST))
+            missed.extend(answer.entry for answer in missed_answers(group, self.marks))
         found = [answer for group in ours for answer in full_answers(group, self.marks, own=True)]
         given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
         kept = self._mend(given) if self._mend is not None and given else given
@@ -147,7 +153,8 @@ class BookRule(Rule):
         entries = [answer.entry for answer in given if answer.token_ids and answer.entry not in self.book]
         finds = [entry for entry in self.book.entries if entry.own]
         rng = random.Random(f"{self._seed}:{version}:teachers")
-        ruling = self.teachers.rule_on(entries, finds, rng)
+        misses = [entry for missed in self._misses.values() for entry in missed]
+        ruling = self.teachers.rule_on(entries, finds, misses, rng)
         for entry in ruling.enter:
             self.book.add(entry)
         if ruling.leave:
@@ -174,9 +181,20 @@ class OwnBook(BookRule):
 
 def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[BookCandidate]:
     """The different answers of a group that our own judge gave full marks."""
-    task, found = group.example.key.task, dict[tuple[int, ...], BookCandidate]()
+    return _answers(group, own, lambda reward: marks.has_full(group.example.key.task, reward))
+
+
+def missed_answers(group: RolloutGroup, marks: TaskMarks) -> list[BookCandidate]:
+    """The different answers of a group of ours that have less than full marks, where those are known."""
+    full = marks.full(group.example.key.task)
+    return [] if full is None else _answers(group, True, lambda reward: reward < full)
+
+
+def _answers(group: RolloutGroup, own: bool, wanted: Callable[[float], bool]) -> list[BookCandidate]:
+    """The different answers of a group whose reward is wanted."""
+    found = dict[tuple[int, ...], BookCandidate]()
     for completion, reward in zip(group.completions, group.rewards, strict=True):
-        if completion.finish == "abort" or reward is None or not marks.has_full(task, reward):
+        if completion.finish == "abort" or reward is None or not wanted(reward):
             continue
         ended = completion.finish == "stop"
         token_ids = _without_end(completion)

@@ -7,13 +7,15 @@ book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: 
 A judge that reads a final answer lets through whatever stands before it. Right finals behind wrong steps of
 the right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells
 them is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against
-that of answers that we found ourselves, task by task. Honest authors agree a little (their mean cosines
-were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
-been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
-running mean of LEAST_MEASURED measurements or more reaches a threshold, which is higher while they are few,
-and enter the book then. What an admitted author sends is measured too before it enters: a batch that pulls
-elsewhere stays out, and who falls below the threshold over his last few batches is put back, with all that
-the book has of him.
+that of answers that we found ourselves, task by task, both as seen from the gradient of our wrong answers.
+Our right and wrong answers share our habits, and honest authors pull against those: without the wrong ones
+all of them stood at -0.7 in a task that we answered by habit, and one measurement told honest authors from
+liars with an AUC of 0.6 to 0.8, where it is 0.85 to 0.97 now. Honest ones agree by 0.4 to 0.9, and liars by 0
+to 0.5. It must be looked at before anything of the author has been learnt: a policy that has learnt from a
+liar agrees with it. So his answers wait here, bounded, until a running mean of LEAST_MEASURED measurements or
+more reaches a threshold, and enter the book then. What an admitted author sends is measured too before it
+enters: a batch that pulls elsewhere stays out, and who falls over his last few batches is put back, with all
+that the book has of him.
 
 Two cases have nothing to compare with, and are decided by what there is to lose:
 
@@ -42,17 +44,13 @@ from msgspec import Meta
 
 from swarmnode.training.rules.book import Entry, Key
 
-THRESHOLD = 0.03
+THRESHOLD = 0.45
 """The least agreement of a teacher, as a cosine."""
-
-DOUBT = 0.03
-"""What an author needs above THRESHOLD after LEAST_MEASURED measurements, falling to nothing at PROVEN: of
-three liars one has a mean of 0.05 by chance, and a policy that has learnt from one agrees with the next."""
 
 PROVEN = 8
 """Measurements after which an author is no longer new."""
 
-FALLEN = 0.0
+FALLEN = 0.4
 """Agreement below which an admitted author's answers stay out: nearer to the threshold, noise would send
 honest authors away."""
 
@@ -76,15 +74,15 @@ LEAST_FINDS = 8
 PATIENCE = 4
 """Rounds with fewer finds than that after which strangers are trusted a little."""
 
-NEWEST_FINDS = 16
-"""Own finds of a task that the compared ones are drawn from: older ones were replayed often, and pull
-nowhere."""
+NEWEST = 16
+"""Own finds of a task, and own misses, that the compared ones are drawn from: older finds were replayed
+often, and pull nowhere."""
 
 FINDS_OF_TASK = 6
-"""Own finds of a task that are compared with, at most."""
+"""Own finds of a task that are compared with, and own misses, at most."""
 
 FINDS = 48
-"""Own finds of all tasks that are compared with, at most."""
+"""Own finds of all tasks that are compared with, and own misses, at most."""
 
 ANSWERS = 24
 """Answers of an author that are measured at once, at most, drawn from all that wait, so that none is hidden
@@ -115,10 +113,10 @@ MAX_HELD_BYTES = 32 << 20
 MAX_AUTHORS = 256
 """Authors that are known. Names cost nothing, so those that wait go first."""
 
-Cosines = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[float | None]]
+Cosines = Callable[[Sequence[Entry], Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[float | None]]
 """Function to the agreement, from -1 to 1, of each of several lists of answers with the finds, which come
-first: of the gradients of their likelihoods at the policy of now, task by task. None: one of the two is
-nothing."""
+first, as seen from the misses: of the gradients of their likelihoods at the policy of now, task by task.
+None: one of the two is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +160,11 @@ class _Author:
         self.size_bytes -= sum(entry.saved_bytes for entry in left)
         return left
 
-    def note(self, cosine: float, round_number: int, *, counts: int = 1) -> None:
+    def note(self, agreement: float, round_number: int, *, counts: int = 1) -> None:
         """Take note of a measurement, which counts for so many."""
         self.measured += counts
-        self.mean += (cosine - self.mean) * counts / min(self.measured, MEMORY)
-        self.recent += (cosine - self.recent) * min(1.0, counts / min(self.measured, SHORT_MEMORY))
+        self.mean += (agreement - self.mean) * counts / min(self.measured, MEMORY)
+        self.recent += (agreement - self.recent) * min(1.0, counts / min(self.measured, SHORT_MEMORY))
         self.measured_at, self.new = round_number, 0
 
     @property
@@ -180,12 +178,12 @@ class _Author:
         missing = max(1, LEAST_MEASURED - self.measured)
         return max(1, min(missing, len(self.held) // ANSWERS, finds // LEAST_FINDS))
 
-    def least(self, found_in: frozenset[str]) -> float:
-        """The agreement that he needs. `found_in`: tasks in which we found something ourselves."""
-        if not any(entry.task in found_in for entry in self.held.values()):
-            return UNKNOWN_GROUND
-        missing = 0 if self.admitted else max(0, PROVEN - self.measured)
-        return THRESHOLD + DOUBT * missing / (PROVEN - LEAST_MEASURED)
+    def scaled(self, cosine: float, found_in: frozenset[str]) -> float:
+        """His agreement, to be compared with THRESHOLD. `found_in`: tasks in which we found something
+        ourselves."""
+        if any(entry.task in found_in for entry in self.held.values()):
+            return cosine
+        return min(1.0, cosine + THRESHOLD - UNKNOWN_GROUND)
 
 
 class SavedAuthor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -230,9 +228,11 @@ class Teachers:
         waiting = (name for name, one in self._authors.items() if not (one.admitted or one.trusted))
         return tuple(name for name in waiting if self._authors[name].measured >= LEAST_MEASURED)
 
-    def rule_on(self, given: Iterable[Entry], finds: Sequence[Entry], rng: random.Random) -> Ruling:
-        """Returns which of the given and of the waiting answers may be learnt from. `finds`: our own, the
-        newest last."""
+    def rule_on(
+        self, given: Iterable[Entry], finds: Sequence[Entry], misses: Sequence[Entry], rng: random.Random
+    ) -> Ruling:
+        """Returns which of the given and of the waiting answers may be learnt from. `finds` and `misses`:
+        our own right and wrong answers, the newest last."""
         self._round += 1
         self.take_back(given)
         if len(finds) < LEAST_FINDS:
@@ -243,6 +243,8 @@ class Teachers:
         if not due:
             return Ruling()
         compared = _compared(finds, rng)
+        tasks = {entry.task for entry in compared}
+        missed = _compared([entry for entry in misses if entry.task in tasks], rng)
         counted = [one.counted(len(compared)) for _, one in due]
         drawn = [
             rng.sample(list(one.held.values()), min(ANSWERS * counts, len(one.held)))
@@ -250,17 +252,18 @@ class Teachers:
         ]
         found_in = frozenset(entry.task for entry in finds)
         enter, leave = list[Entry](), set[str]()
-        measured = zip(due, counted, self._cosines(compared, drawn), strict=True)
+        measured = zip(due, counted, self._cosines(compared, missed, drawn), strict=True)
         for (name, one), counts, cosine in measured:
             if cosine is None:
                 continue
-            one.note(cosine, self._round, counts=counts)
-            if self._is_fit(one, cosine, found_in):
+            agreement = one.scaled(cosine, found_in)
+            one.note(agreement, self._round, counts=counts)
+            if self._is_fit(one, agreement):
                 enter += one.let_go(len(one.held))
             elif not one.admitted and one.trusted and one.measured >= LEAST_MEASURED:
                 one.trusted = 0
                 leave.add(name)
-            elif one.admitted and one.recent < min(FALLEN, one.least(found_in)):
+            elif one.admitted and one.recent < FALLEN:
                 one.admitted, one.trusted = False, 0
                 # He has to rise again over as many measurements as his fall weighs.
                 one.mean = min(one.mean, one.recent)
@@ -298,13 +301,12 @@ class Teachers:
                     known.hold(entry)
             self._authors[one.author] = known
 
-    def _is_fit(self, one: _Author, cosine: float, found_in: frozenset[str]) -> bool:
+    def _is_fit(self, one: _Author, agreement: float) -> bool:
         """Returns True if the measured answers may enter, and notes whether their author may teach from now
         on."""
-        least = one.least(found_in)
         if one.admitted:
-            return min(cosine, one.recent) >= min(FALLEN, least)
-        if one.measured < LEAST_MEASURED or one.mean < least:
+            return min(agreement, one.recent) >= FALLEN
+        if one.measured < LEAST_MEASURED or one.mean < THRESHOLD:
             return False
         one.admitted, one.recent = True, one.mean
         return True
@@ -331,13 +333,13 @@ class Teachers:
             del self._authors[next(names, next(iter(self._authors)))]
 
 
-def _compared(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:
-    """Some of the newest finds of every task."""
+def _compared(answers: Sequence[Entry], rng: random.Random) -> list[Entry]:
+    """Some of the newest answers to every task."""
     by_task: dict[str, list[Entry]] = {}
-    for entry in finds:
+    for entry in answers:
         by_task.setdefault(entry.task, []).append(entry)
     drawn = list[Entry]()
     for of_task in by_task.values():
-        newest = of_task[-NEWEST_FINDS:]
+        newest = of_task[-NEWEST:]
         drawn += rng.sample(newest, min(FINDS_OF_TASK, len(newest)))
     return rng.sample(drawn, min(FINDS, len(drawn)))

@@ -13,7 +13,8 @@ from swarmnode.training.rules.teachers import (
     AUTHORS_A_ROUND,
     BATCH,
     BATCH_OF_TEACHER,
-    DOUBT,
+    FALLEN,
+    FINDS_OF_TASK,
     LEAST_ANSWERS,
     LEAST_FINDS,
     LEAST_MEASURED,
@@ -22,12 +23,14 @@ from swarmnode.training.rules.teachers import (
     ON_TRUST,
     PATIENCE,
     PROVEN,
-    THRESHOLD,
     Teachers,
 )
 from tests.answered import foreign, own
 
-HONEST, LIAR = 0.08, -0.06
+HONEST, LIAR = 0.6, 0.1
+
+HARM = -0.06
+"""Agreement of a liar with finds in other tasks."""
 
 
 def entry(number: int, author: str = "me", task: str = "sum") -> Entry:
@@ -54,7 +57,9 @@ class Known:
         self.agreements = agreements
         self.measured: list[str] = []
 
-    def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[float | None]:
+    def __call__(
+        self, finds: Sequence[Entry], misses: Sequence[Entry], lists: Sequence[Sequence[Entry]]
+    ) -> list[float | None]:
         authors = [one[0].author for one in lists]
         self.measured += authors
         return [self.agreements.get(author, HONEST) for author in authors]
@@ -75,7 +80,7 @@ class Sends:
             for author in authors:
                 given += [entry(self.number + place, author, task) for place in range(each)]
                 self.number += each
-            ruling = self.teachers.rule_on(given, self.finds, random.Random(self.number))
+            ruling = self.teachers.rule_on(given, self.finds, (), random.Random(self.number))
             self.in_book += ruling.enter
             entered |= {one.author for one in ruling.enter}
             left = [one for one in self.in_book if one.author in ruling.leave]
@@ -92,14 +97,6 @@ def test_who_agrees_with_what_we_found_is_admitted_and_who_does_not_never_is() -
     assert (teachers.teaching, teachers.waiting) == (1, 1)
     assert agreement(teachers, "honest") == pytest.approx(HONEST)
     assert agreement(teachers, "unheard") is None
-
-
-def test_who_agrees_a_little_needs_more_measurements_than_who_agrees_much() -> None:
-    """Chance brings one of three liars to that after three."""
-    teachers = Teachers(Known(a_little=THRESHOLD + DOUBT / 2, much=THRESHOLD + 2 * DOUBT))
-    sends = Sends(teachers)
-    assert sends.rounds(LEAST_MEASURED, "a_little", "much") == {"much"}
-    assert sends.rounds(PROVEN - LEAST_MEASURED, "a_little") == {"a_little"}
 
 
 def test_a_new_teacher_is_measured_as_often_as_who_waits() -> None:
@@ -122,7 +119,7 @@ def test_of_who_has_much_to_show_one_measurement_of_all_of_it_counts_for_several
     finds = [entry(number, task=f"task {number % 6}") for number in range(6 * LEAST_FINDS)]
     assert Sends(Teachers(Known()), finds).rounds(1, "honest", each=much) == {"honest"}
     assert Sends(Teachers(Known()), FINDS).rounds(1, "honest", each=much) == set(), "few finds of ours"
-    sends = Sends(Teachers(Known(liar=LIAR)), finds)
+    sends = Sends(Teachers(Known(liar=HARM)), finds)
     assert sends.rounds(30, "liar", each=much) == set()
 
 
@@ -169,7 +166,7 @@ def test_one_batch_that_pulls_elsewhere_stays_out_and_its_author_does_not() -> N
     cosines = Known()
     sends = Sends(Teachers(cosines))
     sends.rounds(20, "noisy")
-    cosines.agreements["noisy"] = -0.03
+    cosines.agreements["noisy"] = FALLEN - 0.05
     assert sends.rounds(1, "noisy", each=BATCH_OF_TEACHER) == set()
     assert teaches(sends.teachers, "noisy")
     cosines.agreements["noisy"] = HONEST
@@ -193,7 +190,7 @@ def test_where_we_found_nothing_strangers_teach_on_trust_after_a_while_and_littl
 
 
 def test_in_tasks_that_we_found_nothing_of_a_teacher_must_only_not_harm_the_others() -> None:
-    sends = Sends(Teachers(Known(stranger=0.0, liar=LIAR)))
+    sends = Sends(Teachers(Known(stranger=0.0, liar=HARM)))
     assert sends.rounds(10, "stranger", "liar", task="elsewhere") == {"stranger"}
     sends = Sends(Teachers(Known(stranger=0.0)))
     assert sends.rounds(10, "stranger") == set(), "here we know better"
@@ -223,7 +220,9 @@ def test_any_number_of_names_costs_no_memory_and_displaces_no_teacher() -> None:
 def test_who_sends_good_answers_last_cannot_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[Entry]()
 
-    def cosines(finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[float | None]:
+    def cosines(
+        finds: Sequence[Entry], misses: Sequence[Entry], lists: Sequence[Sequence[Entry]]
+    ) -> list[float | None]:
         looked.extend(lists[0])
         return [HONEST]
 
@@ -282,6 +281,24 @@ def test_the_book_has_answers_of_teachers_only_and_a_restart_keeps_who_they_are(
     assert elsewhere.teachers is not None
     assert not any(saved.held for saved in elsewhere.teachers.saved())
     assert teaches(elsewhere.teachers, "honest")
+
+
+def test_others_are_seen_from_our_newest_wrong_answers_where_it_is_known_what_is_right() -> None:
+    looked = list[Sequence[Entry]]()
+
+    def cosines(
+        finds: Sequence[Entry], misses: Sequence[Entry], lists: Sequence[Sequence[Entry]]
+    ) -> list[float | None]:
+        looked.append(misses)
+        return [HONEST] * len(lists)
+
+    one = BookRule(SharingRule(), seed=0)
+    one.measure_by(cosines)
+    # Of a task in which all were as good, nothing is wrong.
+    one.lessons([own(([3], 0.0), ([4], 0.0), task="rev")], [], version=0)
+    learn(one, range(1, 4), "honest")
+    assert {(entry.task, entry.token_ids, entry.own) for entry in looked[-1]} == {("sum", (2,), True)}
+    assert len(looked[-1]) == FINDS_OF_TASK
 
 
 def test_the_answers_of_who_falls_leave_the_book() -> None:
