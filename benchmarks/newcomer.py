@@ -5,8 +5,10 @@ five specialists, 100 rounds -> their libraries, lent over a network in memory -
 Nodes are those of sapo.py (sapo_node.py): the real learner and the real exchange, whose libraries are asked
 for page by page, judged, mended and caught up by as in a running node. Each was made unsure of all but two
 tasks; the newcomer's two are none of the veterans'. While it learns, the veterans lend and do nothing else:
-nothing comes to it by gossip. It runs four times: with the libraries; with three liars among eight lenders
-(newcomer_liars.py); and without any, as plain GRPO and with a book of its own finds.
+nothing comes to it by gossip. Each of several newcomers, who differ in what they draw, runs four times: with
+the libraries; with three liars among eight lenders (newcomer_liars.py); and without any, as plain GRPO and
+with a book of its own finds. Whom a newcomer admits first decides much: one alone tells little, so claims are
+means over all of them.
 
 - catch_up_cpu_share: CPU seconds of the newcomer until it has 95 % of its veterans' held-out reward at their
   end, over those that a veteran took to get there. All that it costs counts: lending, judging, mending.
@@ -14,10 +16,12 @@ nothing comes to it by gossip. It runs four times: with the libraries; with thre
   after as many CPU seconds.
 - library_poisoned_share: how much of that is left with three liars of eight, after as many CPU seconds.
 
+A newcomer that never gets there counts with all that it spent.
+
 Measuring costs no CPU seconds of theirs. Nor does looking through six nodes' objects for garbage, a quarter
 of a second each time: what is there when somebody begins is left out of that (`gc.freeze`), as in a node.
 
-    python benchmarks/newcomer.py [--quick] [--json FILE] [--rounds 100] [--seed 0]
+    python benchmarks/newcomer.py [--quick] [--json FILE] [--rounds 100] [--newcomers 5] [--seed 0]
 """
 
 import os
@@ -26,10 +30,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
 import asyncio
+import functools
 import gc
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +70,9 @@ LOOK_EVERY = 2
 
 ALONE_RATE = 2e-3
 """Learning rate of those without a library: their best in sapo.py, as --rate is that of `book`."""
+
+ALONE = {"alone": "sapo", "own book": "own_book"}
+"""Rules of those without a library."""
 
 MOST_ROUNDS = 100
 """The newcomer ends here if it never gets there."""
@@ -124,10 +132,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     parser.add_argument("--rounds", type=int, default=100, help="of the veterans")
     parser.add_argument("--rate", type=float, default=4e-3, help="learning rate of who shares")
+    parser.add_argument("--newcomers", type=int, default=5, help="of which each begins from nothing")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.quick:
-        options.rounds = min(options.rounds, 30)
+        options.rounds, options.newcomers = min(options.rounds, 30), min(options.newcomers, 2)
     return options
 
 
@@ -175,37 +184,94 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
             f" {goal:.3f}; libraries of {[len(v.exchange.library.shelf) for v in veterans]} groups",
             flush=True,
         )
-        async with node(NEWCOMER, "newcomer", config_of(options)) as one:
-            with_library = await learnt(one, veterans, clock, goal=goal)
-        until_s = with_library.until(goal) or with_library.cpu_s[-1]
-        async with (
-            liars(network, tasks, clock, options) as lying,
-            node(NEWCOMER, "newcomer among liars", config_of(options)) as one,
-        ):
-            poisoned = await learnt(one, [*veterans, *lying], clock, cpu_s=until_s)
-        alone = []
-        for rule in ("sapo", "own_book"):
-            own = {"exchange__enabled": False, "exchange__rule": rule, "training__learning_rate": ALONE_RATE}
-            config = config_of(options, **own)
-            async with node(NEWCOMER, "newcomer", config, shares=False) as one:
-                alone.append(await learnt(one, [], clock, cpu_s=until_s))
-    best_alone = max(curve.at(until_s) for curve in alone)
-    gain, left = with_library.at(until_s) - best_alone, poisoned.at(until_s) - best_alone
+        found = []
+        for number in range(options.newcomers):
+            newcomer = functools.partial(node, NEWCOMER, f"newcomer {number}")
+            async with liars(network, tasks, clock, options) as lying:
+                curves = await four_runs(newcomer, options, veterans, lying, clock, goal=goal)
+            found.append(Newcomer(curves, goal, spent))
+            print(f"newcomer {number}: {found[-1].summary}", flush=True)
+    gain = fmean(one.gain for one in found)
     claims = {
-        "catch_up_cpu_share": until_s / spent,
+        "catch_up_cpu_share": fmean(one.cpu_share for one in found),
         "newcomer_vs_alone": gain,
-        "library_poisoned_share": left / gain,
+        "library_poisoned_share": fmean(one.left for one in found) / gain,
     }
-    if with_library.until(goal) is None:
-        print("the newcomer never got there: catch_up_cpu_share is a lower bound", flush=True)
-    names = ("library", "library with liars", "alone", "own book")
-    found = dict(zip(names, [with_library, poisoned, *alone], strict=True))
+    if not all(one.reached for one in found):
+        print("a newcomer never got there: catch_up_cpu_share is a lower bound", flush=True)
     return {
         "claims": claims,
         "goal": goal,
         "veteran_cpu_s": spent,
-        "curves": {n: vars(c) for n, c in found.items()},
+        "cpu_shares": [round(one.cpu_share, 3) for one in found],
+        "gains": [round(one.gain, 3) for one in found],
+        "curves": [{name: vars(curve) for name, curve in one.curves.items()} for one in found],
     }
+
+
+async def four_runs(
+    newcomer: Callable[..., SwarmNode],
+    options: argparse.Namespace,
+    veterans: Sequence[SwarmNode],
+    lying: "Sequence[Liar]",
+    clock: Clock,
+    *,
+    goal: float,
+) -> dict[str, Curve]:
+    """One newcomer's runs, by what it has: until the goal with the libraries, then for as long without."""
+    curves = dict[str, Curve]()
+    async with newcomer(config_of(options)) as one:
+        curves["library"] = await learnt(one, veterans, clock, goal=goal)
+    until_s = curves["library"].until(goal) or curves["library"].cpu_s[-1]
+    async with newcomer(config_of(options)) as one:
+        curves["library with liars"] = await learnt(one, [*veterans, *lying], clock, cpu_s=until_s)
+    for name, rule in ALONE.items():
+        config = config_of(
+            options, exchange__enabled=False, exchange__rule=rule, training__learning_rate=ALONE_RATE
+        )
+        async with newcomer(config, shares=False) as one:
+            curves[name] = await learnt(one, [], clock, cpu_s=until_s)
+    return curves
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """One newcomer's four runs."""
+
+    curves: dict[str, Curve]
+    goal: float
+    veteran_s: float
+
+    @property
+    def reached(self) -> bool:
+        return self.curves["library"].until(self.goal) is not None
+
+    @property
+    def until_s(self) -> float:
+        """CPU seconds with the libraries until the goal."""
+        return self.curves["library"].until(self.goal) or self.curves["library"].cpu_s[-1]
+
+    @property
+    def cpu_share(self) -> float:
+        return self.until_s / self.veteran_s
+
+    @property
+    def gain(self) -> float:
+        """Held-out reward over the better one of those without a library."""
+        return self._over_alone("library")
+
+    @property
+    def left(self) -> float:
+        """The same among liars."""
+        return self._over_alone("library with liars")
+
+    @property
+    def summary(self) -> str:
+        return f"share {self.cpu_share:.3f}, over alone {self.gain:.3f}, among liars {self.left:.3f}"
+
+    def _over_alone(self, name: str) -> float:
+        best = max(self.curves[alone].at(self.until_s) for alone in ALONE)
+        return self.curves[name].at(self.until_s) - best
 
 
 async def grown_up(veterans: Sequence[SwarmNode], options: argparse.Namespace, clock: Clock) -> list[Curve]:

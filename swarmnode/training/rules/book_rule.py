@@ -20,8 +20,9 @@ Before an answer of another enters the book it is mended (mender.py), and its au
 found ourselves (teachers.py).
 """
 
+import logging
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
@@ -30,9 +31,12 @@ from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
 from swarmnode.training.rules.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
+from swarmnode.training.rules.misses import Misses
 from swarmnode.training.rules.task_marks import Saved, TaskMarks
-from swarmnode.training.rules.teachers import NEWEST, Cosines, SavedTeachers, Teachers
+from swarmnode.training.rules.teachers import Cosines, SavedTeachers, Teachers
 from swarmnode.types import Completion, ExampleKey, RolloutGroup
+
+logger = logging.getLogger(__name__)
 
 
 class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -40,6 +44,8 @@ class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     entries: Entries
     teachers: SavedTeachers = ()
     """Books of before authors were measured have none."""
+    misses: Entries | None = None
+    """Our newest wrong answers. None: of before authors were seen from them."""
 
 
 class BookRule(Rule):
@@ -54,8 +60,7 @@ class BookRule(Rule):
         self.marks = TaskMarks()
         self.book = Book(settings.book_size, settings.answers_per_example)
         self._demonstrated = Demonstrated()
-        self._misses: dict[str, deque[Entry]] = {}
-        """Our newest wrong answers, by task."""
+        self._misses = Misses()
         self.teachers: Teachers | None = None
         """Who may teach us. None: everybody."""
 
@@ -103,7 +108,8 @@ class BookRule(Rule):
 
     def state(self) -> bytes:
         teachers = () if self.teachers is None else self.teachers.saved()
-        return pack(self._settings.name, BookState(self.marks.by_task, self.book.entries, teachers))
+        state = BookState(self.marks.by_task, self.book.entries, teachers, self._misses.entries)
+        return pack(self._settings.name, state)
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int:
         saved = unpack(data, self._settings.name, BookState)
@@ -112,11 +118,18 @@ class BookRule(Rule):
         self.marks.by_task = dict(saved.marks)
         if tasks is not None:
             self.marks.keep_only(tasks)
-        kept = [one for one in saved.entries if tasks is None or tasks.get(one.task) == one.version]
+        kept = _of_tasks(saved.entries, tasks)
         for entry in kept:
             self.book.add(entry)
+        self._misses.add(_of_tasks(saved.misses or (), tasks))
         if self.teachers is not None:
-            self.teachers.restore(saved.teachers, tasks)
+            self.teachers.restore(saved.teachers, tasks, anew=saved.misses is None)
+            if saved.misses is None and saved.teachers:
+                logger.info(
+                    "this checkpoint is of before authors were seen from our wrong answers: how far %d"
+                    " of them agree is measured anew, and who taught goes on until then",
+                    len(saved.teachers),
+                )
         return len(saved.entries) - len(kept)
 
     def origins(self) -> Mapping[tuple[str, ExampleKey], int]:
@@ -132,10 +145,9 @@ class BookRule(Rule):
     ) -> tuple[int, int]:
         """Returns how many answers of others were cut on their way in, and how many were refused."""
         ours = (*own, *self._demonstrated.known(self.marks))
-        for group in own:
-            key = group.example.key
-            missed = self._misses.setdefault(key.task, deque(maxlen=NEWEST))
-            missed.extend(answer.entry for answer in missed_answers(group, self.marks))
+        if self.teachers is not None:
+            for group in own:
+                self._misses.add(answer.entry for answer in missed_answers(group, self.marks))
         found = [answer for group in ours for answer in full_answers(group, self.marks, own=True)]
         given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
         kept = self._mend(given) if self._mend is not None and given else given
@@ -153,8 +165,7 @@ class BookRule(Rule):
         entries = [answer.entry for answer in given if answer.token_ids and answer.entry not in self.book]
         finds = [entry for entry in self.book.entries if entry.own]
         rng = random.Random(f"{self._seed}:{version}:teachers")
-        misses = [entry for missed in self._misses.values() for entry in missed]
-        ruling = self.teachers.rule_on(entries, finds, misses, rng)
+        ruling = self.teachers.rule_on(entries, finds, self._misses.entries, rng)
         for entry in ruling.enter:
             self.book.add(entry)
         if ruling.leave:
@@ -177,6 +188,12 @@ class OwnBook(BookRule):
     adapts = False
     fetches = False
     keeps_answers = False
+    measures_teachers = False
+
+
+def _of_tasks(entries: Sequence[Entry], tasks: Mapping[str, str] | None) -> list[Entry]:
+    """The answers to these tasks, version by name. None: all."""
+    return [one for one in entries if tasks is None or tasks.get(one.task) == one.version]
 
 
 def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[BookCandidate]:

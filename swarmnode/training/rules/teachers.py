@@ -292,10 +292,14 @@ class Teachers:
             for name, one in self._authors.items()
         )
 
-    def restore(self, saved: Iterable[SavedAuthor], tasks: Mapping[str, str] | None = None) -> None:
-        """Take up what `saved` gave, but for answers to other tasks."""
+    def restore(
+        self, saved: Iterable[SavedAuthor], tasks: Mapping[str, str] | None = None, *, anew: bool = False
+    ) -> None:
+        """Take up what `saved` gave, but for answers to other tasks. `anew`: agreement was on another scale
+        then and is forgotten; who taught goes on until he is measured."""
         for one in saved:
-            known = _Author(one.mean, one.recent, one.measured, one.admitted, one.trusted)
+            measured = (0.0, 0.0, 0) if anew else (one.mean, one.recent, one.measured)
+            known = _Author(*measured, admitted=one.admitted, trusted=one.trusted)
             for entry in one.held:
                 if tasks is None or tasks.get(entry.task) == entry.version:
                     known.hold(entry)

@@ -3,11 +3,13 @@
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from swarmnode.training.rules.book import Entry
+from swarmnode.training.rules.book import Entries, Entry
 from swarmnode.training.rules.book_rule import BookRule
-from swarmnode.training.rules.lessons import SharingRule
+from swarmnode.training.rules.lessons import SharingRule, pack
+from swarmnode.training.rules.task_marks import Saved
 from swarmnode.training.rules.teachers import (
     ANSWERS,
     AUTHORS_A_ROUND,
@@ -23,6 +25,7 @@ from swarmnode.training.rules.teachers import (
     ON_TRUST,
     PATIENCE,
     PROVEN,
+    SavedTeachers,
     Teachers,
 )
 from tests.answered import foreign, own
@@ -299,6 +302,58 @@ def test_others_are_seen_from_our_newest_wrong_answers_where_it_is_known_what_is
     learn(one, range(1, 4), "honest")
     assert {(entry.task, entry.token_ids, entry.own) for entry in looked[-1]} == {("sum", (2,), True)}
     assert len(looked[-1]) == FINDS_OF_TASK
+
+
+def test_a_restart_keeps_our_wrong_answers_but_for_those_to_other_tasks() -> None:
+    looked = list[Sequence[Entry]]()
+
+    def cosines(
+        finds: Sequence[Entry], misses: Sequence[Entry], lists: Sequence[Sequence[Entry]]
+    ) -> list[float | None]:
+        looked.append(misses)
+        return [HONEST] * len(lists)
+
+    one = rule(Known())
+    learn(one, range(2), "honest")
+    for versions in ({"sum": "1"}, {"sum": "2"}):
+        again = BookRule(SharingRule(), seed=0)
+        again.measure_by(cosines)
+        again.restore(one.state(), versions)
+        # Rounds in which we are always right, which teach nothing new of what is wrong.
+        places = range(100, 100 + BATCH)
+        right = [own(([9, 10 + place], 1.0), index=place) for place in places]
+        theirs = [foreign(([100, 10 + place], 1.0), index=10_000 + place, author="new") for place in places]
+        again.lessons(right, theirs, version=2)
+    kept, of_another_version = looked
+    assert {entry.token_ids for entry in kept} == {(2,)}
+    assert not of_another_version
+
+
+class StateOfBefore(msgspec.Struct, array_like=True):
+    """The state of a book when authors were not yet seen from our wrong answers."""
+
+    marks: Saved
+    entries: Entries
+    teachers: SavedTeachers
+
+
+def test_who_taught_before_agreement_was_of_another_scale_teaches_until_he_is_measured_anew() -> None:
+    cosines = Known(liar=LIAR)
+    one = rule(cosines)
+    learn(one, range(10), "honest", "sleeper", "liar")
+    assert one.teachers is not None
+    # Agreement was 0.04 to 0.3 then, of honest authors.
+    then = [msgspec.structs.replace(saved, mean=0.05, recent=0.05) for saved in one.teachers.saved()]
+    state = pack("book", StateOfBefore(one.marks.by_task, one.book.entries, tuple(then)))
+
+    again = rule(cosines)
+    again.restore(state, {"sum": "1"})
+    assert again.teachers is not None and again.teachers.teaching == 2
+    assert authors_in(again) == {"honest", "sleeper"}
+    cosines.agreements["sleeper"] = LIAR
+    learn(again, range(10, 20), "honest", "sleeper", "liar")
+    assert authors_in(again) == {"honest"}
+    assert len([entry for entry in again.book.entries if entry.author == "honest"]) > 10 * BATCH
 
 
 def test_the_answers_of_who_falls_leave_the_book() -> None:
