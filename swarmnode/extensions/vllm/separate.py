@@ -106,8 +106,8 @@ class SeparateDriver(Driver):
             asked.wait(LOOK_S)
             self._listen()
         self._listen()
-        for error in refused:
-            raise EngineError(f"vLLM cannot do that: {error}", hint="look at its log") from error
+        if refused:
+            raise EngineError(f"vLLM cannot do that: {refused[0]}", hint="look at its log") from refused[0]
         return asked.get()
 
     @contextmanager
