@@ -27,7 +27,11 @@ Two cases have nothing to compare with, and are decided by what there is to lose
   below zero, as an honest stranger stands at 0.00 there.
 
 It does not see an advertisement, which leaves the rest of an answer true: mending does. It measures authors
-and not answers, so who mixes lies into honest work in a small part is admitted, as far as the whole agrees.
+and not answers, so who mixes lies into honest work in a small part is admitted, as far as the whole agrees;
+in a large part where we master the task of the lies, which weighs little. And nothing is not the agreement of
+who has nothing in common with us: seen from our wrong answers, one who resembles neither them nor our finds
+stands about halfway (random answers of one task: 0.43, 7 of 12 above THRESHOLD). Liars stay below it as far
+as their mistakes are like ours.
 
 No torch here.
 """
