@@ -103,7 +103,8 @@ def test_the_uninstalled_are_those_of_the_makefile() -> None:
 def test_settings_named_in_docker_exist() -> None:
     from swarmnode.settings.config import KEYS
 
-    for path in (path for path in DOCKER.rglob("*") if path.is_file()):
+    files = [path for path in DOCKER.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    for path in files:
         for section, key in re.findall(r"SWARMNODE_([A-Z]+)__([A-Z_]+)", path.read_text()):
             assert f"{section}.{key}".lower() in KEYS, f"{path.name}: {section}__{key}"
 

@@ -27,7 +27,11 @@ Two cases have nothing to compare with, and are decided by what there is to lose
   below zero, as an honest stranger stands at 0.00 there.
 
 It does not see an advertisement, which leaves the rest of an answer true: mending does. It measures authors
-and not answers, so who mixes lies into honest work in a small part is admitted, as far as the whole agrees.
+and not answers, so who mixes lies into honest work in a small part is admitted, as far as the whole agrees;
+in a large part where we master the task of the lies, which weighs little. And nothing is not the agreement of
+who has nothing in common with us: seen from our wrong answers, one who resembles neither them nor our finds
+stands about halfway (random answers of one task: 0.43, 7 of 12 above THRESHOLD). Liars stay below it as far
+as their mistakes are like ours.
 
 No torch here.
 """
@@ -178,12 +182,10 @@ class _Author:
         missing = max(1, LEAST_MEASURED - self.measured)
         return max(1, min(missing, len(self.held) // ANSWERS, finds // LEAST_FINDS))
 
-    def scaled(self, cosine: float, found_in: frozenset[str]) -> float:
-        """His agreement, to be compared with THRESHOLD. `found_in`: tasks in which we found something
-        ourselves."""
-        if any(entry.task in found_in for entry in self.held.values()):
-            return cosine
-        return min(1.0, cosine + THRESHOLD - UNKNOWN_GROUND)
+    def on_unknown_ground(self, cosine: float) -> float:
+        """His agreement by a cosine with our finds in other tasks: one of UNKNOWN_GROUND is just enough to be
+        admitted, or to stay so."""
+        return min(1.0, cosine - UNKNOWN_GROUND + (FALLEN if self.admitted else THRESHOLD))
 
 
 class SavedAuthor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -252,11 +254,12 @@ class Teachers:
         ]
         found_in = frozenset(entry.task for entry in finds)
         enter, leave = list[Entry](), set[str]()
-        measured = zip(due, counted, self._cosines(compared, missed, drawn), strict=True)
-        for (name, one), counts, cosine in measured:
+        measured = zip(due, counted, drawn, self._cosines(compared, missed, drawn), strict=True)
+        for (name, one), counts, answers, cosine in measured:
             if cosine is None:
                 continue
-            agreement = one.scaled(cosine, found_in)
+            known = any(entry.task in found_in for entry in answers)
+            agreement = cosine if known else one.on_unknown_ground(cosine)
             one.note(agreement, self._round, counts=counts)
             if self._is_fit(one, agreement):
                 enter += one.let_go(len(one.held))

@@ -208,6 +208,34 @@ def test_few_authors_are_measured_in_a_round_and_each_has_its_turn() -> None:
     assert set(cosines.measured) == set(names)
 
 
+def test_who_comes_to_harm_our_finds_in_other_tasks_is_put_back() -> None:
+    cosines = Known(stranger=0.0)
+    sends = Sends(Teachers(cosines))
+    assert sends.rounds(10, "stranger", task="elsewhere") == {"stranger"}
+    cosines.agreements["stranger"] = HARM
+    assert sends.rounds(10, "stranger", task="elsewhere", each=BATCH_OF_TEACHER) == set()
+    assert not teaches(sends.teachers, "stranger")
+
+
+def test_a_teacher_is_judged_by_the_answers_that_are_looked_at_and_not_by_one_that_is_not() -> None:
+    """Of those to tasks that we found nothing of, a cosine of nothing is the best there is."""
+
+    def cosines(
+        finds: Sequence[Entry], misses: Sequence[Entry], lists: Sequence[Sequence[Entry]]
+    ) -> list[float | None]:
+        return [HONEST if any(one.task == "sum" for one in answers) else 0.0 for answers in lists]
+
+    teachers = Teachers(cosines)
+    entered, asked = 0, 0
+    for number in range(20):
+        places = range(100 * number, 100 * (number + 1))
+        given = [entry(place, "mostly_elsewhere", "elsewhere") for place in places]
+        given[50] = entry(places[50], "mostly_elsewhere", "sum")
+        entered += len(teachers.rule_on(given, FINDS, (), random.Random(number)).enter)
+        asked += len(given)
+    assert entered == asked
+
+
 def test_any_number_of_names_costs_no_memory_and_displaces_no_teacher() -> None:
     teachers = Teachers(Known(**{f"liar{number}": LIAR for number in range(2 * MAX_AUTHORS)}))
     sends = Sends(teachers)
