@@ -77,6 +77,8 @@ class Company:
         """Another machine was told how to join."""
         self.left = 0
         self.starting = asyncio.Lock()
+        self.leaves_garbage_alone = gc.get_freeze_count() > 0
+        """A program around us has the garbage collector leave out something: it goes on as it is."""
 
     @property
     def others_go_on(self) -> bool:
@@ -213,7 +215,8 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
             async with company.starting:
                 node = member.built(introduced(member.seat, company.addresses))
                 await stack.enter_async_context(node)
-                _keep_what_is_loaded(stack)
+                if not company.leaves_garbage_alone:
+                    _keep_what_is_loaded(stack)
                 page = stack.enter_context(open_page(_page_source(member.seat, node)))
                 guarded = GuardSource(lambda: node.status, node.control, member.seat.config, paths)
                 await open_guards(stack, guarded)
@@ -238,10 +241,7 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
 
 def _keep_what_is_loaded(stack: AsyncExitStack) -> None:
     """Has the garbage collector leave out what a start makes, libraries, model and tasks, as long as the node
-    runs: to look through half a million objects takes a quarter of a second each time. A program around us
-    that leaves out something itself goes on as it is."""
-    if gc.get_freeze_count():
-        return
+    runs: to look through half a million objects takes a quarter of a second each time."""
     gc.collect()
     gc.freeze()
     stack.callback(gc.unfreeze)

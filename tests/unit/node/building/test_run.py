@@ -219,3 +219,38 @@ async def test_what_a_start_makes_is_no_garbage_while_it_runs_and_what_a_program
         assert gc.get_freeze_count() > 0
     finally:
         gc.freeze()
+
+
+class StartsLast(FakeLearner):
+    """Makes something at its start, and looks in a round whether that may be garbage, before others end."""
+
+    may_be_garbage = True
+
+    def __init__(self, author: str, looked: threading.Event) -> None:
+        super().__init__(author)
+        self.made: list[list[int]] = []
+        self._looked = looked
+
+    def resume(self) -> Resumed | None:
+        self.made = [[]]
+        return super().resume()
+
+    def rollouts(self, number: int) -> RoundRollouts:
+        if not self._looked.is_set():
+            self.may_be_garbage = any(one is self.made for one in gc.get_objects())
+            self._looked.set()
+        return super().rollouts(number)
+
+
+async def test_what_the_start_of_a_second_policy_makes_is_no_garbage_either(
+    company: Callable[..., Company],
+) -> None:
+    first = Outlasting("a")
+    first.others_ended = threading.Event()
+    second = StartsLast("b", first.others_ended)
+    gc.unfreeze()
+    try:
+        await serve_several(company(first, second).members)
+        assert not second.may_be_garbage
+    finally:
+        gc.freeze()
