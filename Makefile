@@ -23,8 +23,6 @@ this needs 3.11 or newer: make join PYTHON=python3.12, or the name of yours" % v
 # seconds to every start, and the tests of 4-bit bases are the only ones that need it.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# pytest keeps what it makes of the tests' files: without that each of its processes begins seconds later.
-unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: join swarm test check examples-check install-check docker-check docs format clean
 
@@ -35,8 +33,9 @@ swarm: $(VENV)/.train
 	@$(BIN)/swarmnode swarm $(ARGS)
 
 # tests/whole_files.py says what stays together and in what order.
+# pytest keeps what it makes of the tests' files: without that each of its processes begins seconds later.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
