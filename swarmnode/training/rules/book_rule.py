@@ -20,10 +20,9 @@ Before an answer of another enters the book it is mended (mender.py), and its au
 found ourselves (teachers.py).
 """
 
-import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -31,12 +30,9 @@ from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
 from swarmnode.training.rules.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
-from swarmnode.training.rules.misses import Misses
 from swarmnode.training.rules.task_marks import Saved, TaskMarks
-from swarmnode.training.rules.teachers import Cosines, SavedTeachers, Teachers
+from swarmnode.training.rules.teachers import Agreements, SavedTeachers, Teachers
 from swarmnode.types import Completion, ExampleKey, RolloutGroup
-
-logger = logging.getLogger(__name__)
 
 
 class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -44,8 +40,6 @@ class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     entries: Entries
     teachers: SavedTeachers = ()
     """Books of before authors were measured have none."""
-    misses: Entries | None = None
-    """Our newest wrong answers. None: of before authors were seen from them."""
 
 
 class BookRule(Rule):
@@ -60,12 +54,11 @@ class BookRule(Rule):
         self.marks = TaskMarks()
         self.book = Book(settings.book_size, settings.answers_per_example)
         self._demonstrated = Demonstrated()
-        self._misses = Misses()
         self.teachers: Teachers | None = None
         """Who may teach us. None: everybody."""
 
-    def measure_by(self, cosines: Cosines) -> None:
-        self.teachers = Teachers(cosines)
+    def measure_by(self, agreements: Agreements) -> None:
+        self.teachers = Teachers(agreements)
 
     def lessons(
         self,
@@ -108,8 +101,7 @@ class BookRule(Rule):
 
     def state(self) -> bytes:
         teachers = () if self.teachers is None else self.teachers.saved()
-        state = BookState(self.marks.by_task, self.book.entries, teachers, self._misses.entries)
-        return pack(self._settings.name, state)
+        return pack(self._settings.name, BookState(self.marks.by_task, self.book.entries, teachers))
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int:
         saved = unpack(data, self._settings.name, BookState)
@@ -118,18 +110,11 @@ class BookRule(Rule):
         self.marks.by_task = dict(saved.marks)
         if tasks is not None:
             self.marks.keep_only(tasks)
-        kept = _of_tasks(saved.entries, tasks)
+        kept = [one for one in saved.entries if tasks is None or tasks.get(one.task) == one.version]
         for entry in kept:
             self.book.add(entry)
-        self._misses.add(_of_tasks(saved.misses or (), tasks))
         if self.teachers is not None:
-            self.teachers.restore(saved.teachers, tasks, anew=saved.misses is None)
-            if saved.misses is None and saved.teachers:
-                logger.info(
-                    "this checkpoint is of before authors were seen from our wrong answers: how far %d"
-                    " of them agree is measured anew, and who taught goes on until then",
-                    len(saved.teachers),
-                )
+            self.teachers.restore(saved.teachers, tasks)
         return len(saved.entries) - len(kept)
 
     def origins(self) -> Mapping[tuple[str, ExampleKey], int]:
@@ -145,9 +130,6 @@ class BookRule(Rule):
     ) -> tuple[int, int]:
         """Returns how many answers of others were cut on their way in, and how many were refused."""
         ours = (*own, *self._demonstrated.known(self.marks))
-        if self.teachers is not None:
-            for group in own:
-                self._misses.add(answer.entry for answer in missed_answers(group, self.marks))
         found = [answer for group in ours for answer in full_answers(group, self.marks, own=True)]
         given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
         kept = self._mend(given) if self._mend is not None and given else given
@@ -165,7 +147,7 @@ class BookRule(Rule):
         entries = [answer.entry for answer in given if answer.token_ids and answer.entry not in self.book]
         finds = [entry for entry in self.book.entries if entry.own]
         rng = random.Random(f"{self._seed}:{version}:teachers")
-        ruling = self.teachers.rule_on(entries, finds, self._misses.entries, rng)
+        ruling = self.teachers.rule_on(entries, finds, rng)
         for entry in ruling.enter:
             self.book.add(entry)
         if ruling.leave:
@@ -188,30 +170,13 @@ class OwnBook(BookRule):
     adapts = False
     fetches = False
     keeps_answers = False
-    measures_teachers = False
-
-
-def _of_tasks(entries: Sequence[Entry], tasks: Mapping[str, str] | None) -> list[Entry]:
-    """The answers to these tasks, version by name. None: all."""
-    return [one for one in entries if tasks is None or tasks.get(one.task) == one.version]
 
 
 def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[BookCandidate]:
     """The different answers of a group that our own judge gave full marks."""
-    return _answers(group, own, lambda reward: marks.has_full(group.example.key.task, reward))
-
-
-def missed_answers(group: RolloutGroup, marks: TaskMarks) -> list[BookCandidate]:
-    """The different answers of a group of ours that have less than full marks, where those are known."""
-    full = marks.full(group.example.key.task)
-    return [] if full is None else _answers(group, True, lambda reward: reward < full)
-
-
-def _answers(group: RolloutGroup, own: bool, wanted: Callable[[float], bool]) -> list[BookCandidate]:
-    """The different answers of a group whose reward is wanted."""
-    found = dict[tuple[int, ...], BookCandidate]()
+    task, found = group.example.key.task, dict[tuple[int, ...], BookCandidate]()
     for completion, reward in zip(group.completions, group.rewards, strict=True):
-        if completion.finish == "abort" or reward is None or not wanted(reward):
+        if completion.finish == "abort" or reward is None or not marks.has_full(task, reward):
             continue
         ended = completion.finish == "stop"
         token_ids = _without_end(completion)

@@ -1,8 +1,9 @@
 """Agreement of lessons: gradients of the likelihood of several lists of answers, at the policy of now.
 
-teachers.py -> [Gradients] -> forward.py, one backward pass for many lists -> cosines
+teachers.py -> [Gradients] -> forward.py, one backward pass for many lists -> agreement
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -16,6 +17,7 @@ from swarmnode.model.policy import Policy
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.rules.book import Entry
+from swarmnode.training.rules.teachers import Agreement
 
 PROMPTS_RENDERED = 1024
 """Prompts whose tokens are kept."""
@@ -25,7 +27,7 @@ NUMBERS_AT_ONCE = 1 << 26
 
 
 class Gradients:
-    """`Cosines` of teachers.py, over the adapter of one policy. Call it in the thread that trains, between
+    """`Agreements` of teachers.py, over the adapter of one policy. Call it in the thread that trains, between
     its steps."""
 
     def __init__(
@@ -44,38 +46,31 @@ class Gradients:
         self._render = lru_cache(PROMPTS_RENDERED)(render)
         self._max_tokens = max_tokens
 
-    def __call__(
-        self, finds: Sequence[Entry], misses: Sequence[Entry], lists: Sequence[Sequence[Entry]]
-    ) -> list[float | None]:
-        """The cosine of each list with the finds of its tasks, both as seen from our misses there: the mean
-        over its answers of that of their task, as what one task asks for is noise to another, and the one
-        that surprises most would drown the rest. A task counts by how far our finds are from our misses: in
-        one that we master they pull nowhere. With all finds at once where there are none of its tasks.
+    def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Agreement | None]:
+        """The agreement of each list with the finds of its tasks: the mean over its answers of that of their
+        task, as what one task asks for is noise to another, and the one that surprises most would drown the
+        rest. With all finds at once where there are none of its tasks.
         Raises ModelError where no memory is left to try."""
         with self._forward.alone():
-            found, missed = self._of_tasks(finds), self._of_tasks(misses)
-            if not found:
+            by_task = _by_task(finds)
+            found = zip(by_task, self._gradients([*by_task.values()]), strict=True)
+            known = {task: one_D for task, one_D in found if one_D is not None}
+            if not known:
                 return [None] * len(lists)
-            sought = {task: one_D - missed.get(task, 0.0) for task, one_D in found.items()}
-            sought[""] = torch.stack([*found.values()]).sum(0)
+            known[""] = torch.stack([*known.values()]).mean(0)
             # Of each list the answers to each task with finds, or all of them where there are none.
             of_list = [
-                {task: one for task, one in _by_task(entries).items() if task in found} or {"": entries}
+                {task: one for task, one in _by_task(entries).items() if task in known} or {"": entries}
                 for entries in lists
             ]
-            parts = [(task, one) for parts in of_list for task, one in parts.items()]
-            cosines = [
-                (len(one) * float(sought[task].norm()), _cosine(sought[task], one_D, missed.get(task, 0.0)))
-                for (task, one), one_D in zip(parts, self._gradients([one for _, one in parts]), strict=True)
+            parts = [(task, len(one)) for parts in of_list for task, one in parts.items()]
+            found = self._gradients([one for parts in of_list for one in parts.values()])
+            agreements = [
+                (answers, _agreement(known[task], one_D))
+                for (task, answers), one_D in zip(parts, found, strict=True)
             ]
-        rest = iter(cosines)
+        rest = iter(agreements)
         return [_mean([*islice(rest, len(parts))]) for parts in of_list]
-
-    def _of_tasks(self, entries: Iterable[Entry]) -> dict[str, Tensor]:
-        """The gradient of the answers to each task, where there is one."""
-        by_task = _by_task(entries)
-        found = zip(by_task, self._gradients([*by_task.values()]), strict=True)
-        return {task: one_D for task, one_D in found if one_D is not None}
 
     def _gradients(self, lists: Sequence[Sequence[Entry]]) -> Iterator[Tensor | None]:
         """Yields the gradient of the mean negative log-likelihood of a token of each list, as many lists in
@@ -127,16 +122,22 @@ def _by_task(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     return dict(sorted(found.items()))
 
 
-def _mean(weighed: Sequence[tuple[float, float | None]]) -> float | None:
-    known = [(weight, one) for weight, one in weighed if one is not None]
-    weights = sum(weight for weight, _ in known)
-    return sum(weight * one for weight, one in known) / weights if weights > 0 else None
-
-
-def _cosine(one_D: Tensor, other_D: Tensor | None, origin_D: Tensor | float) -> float | None:
-    """The cosine of one with the other as seen from the origin."""
-    if other_D is None:
+def _mean(counted: Sequence[tuple[int, Agreement | None]]) -> Agreement | None:
+    known = [(count, one) for count, one in counted if one is not None]
+    if not known:
         return None
-    seen_D = other_D - origin_D
-    lengths = float(one_D.norm() * seen_D.norm())
-    return max(-1.0, min(1.0, float(one_D @ seen_D) / lengths)) if lengths > 0 else None
+    answers = sum(count for count, _ in known)
+    return Agreement(
+        cosine=sum(count * one.cosine for count, one in known) / answers,
+        surprise=sum(count * one.surprise for count, one in known) / answers,
+    )
+
+
+def _agreement(found_D: Tensor, one_D: Tensor | None) -> Agreement | None:
+    if one_D is None:
+        return None
+    found, length = float(found_D.norm()), float(one_D.norm())
+    if not found * length > 0:
+        return None
+    cosine = max(-1.0, min(1.0, float(found_D @ one_D) / (found * length)))
+    return Agreement(cosine, math.log(length / found))

@@ -2,20 +2,18 @@
 
 book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: what enters, who leaves
                                                               |
-                                                              +-> Cosines: gradients.py
+                                                              +-> Agreements: gradients.py
 
 A judge that reads a final answer lets through whatever stands before it. Right finals behind wrong steps of
 the right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells
 them is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against
-that of answers that we found ourselves, task by task, both as seen from the gradient of our wrong answers.
-Our right and wrong answers share our habits, and honest authors pull against those: without the wrong ones
-all of them stood at -0.7 in a task that we answered by habit, and one measurement told honest authors from
-liars with an AUC of 0.6 to 0.8, where it is 0.85 to 0.97 now. Honest ones agree by 0.4 to 0.9, and liars by 0
-to 0.5. It must be looked at before anything of the author has been learnt: a policy that has learnt from a
-liar agrees with it. So his answers wait here, bounded, until a running mean of LEAST_MEASURED measurements or
-more reaches a threshold, and enter the book then. What an admitted author sends is measured too before it
-enters: a batch that pulls elsewhere stays out, and who falls over his last few batches is put back, with all
-that the book has of him.
+that of answers that we found ourselves, task by task. Honest authors agree a little (their mean cosines
+were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
+been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
+running mean of LEAST_MEASURED measurements or more reaches a threshold, which is higher while they are few,
+and enter the book then. What an admitted author sends is measured too before it enters: a batch that pulls
+elsewhere stays out, and who falls below the threshold over his last few batches is put back, with all that
+the book has of him.
 
 Two cases have nothing to compare with, and are decided by what there is to lose:
 
@@ -27,11 +25,7 @@ Two cases have nothing to compare with, and are decided by what there is to lose
   below zero, as an honest stranger stands at 0.00 there.
 
 It does not see an advertisement, which leaves the rest of an answer true: mending does. It measures authors
-and not answers, so who mixes lies into honest work in a small part is admitted, as far as the whole agrees;
-in a large part where we master the task of the lies, which weighs little. And nothing is not the agreement of
-who has nothing in common with us: seen from our wrong answers, one who resembles neither them nor our finds
-stands about halfway (random answers of one task: 0.43, 7 of 12 above THRESHOLD). Liars stay below it as far
-as their mistakes are like ours.
+and not answers, so who mixes lies into honest work in a small part is admitted, as far as the whole agrees.
 
 No torch here.
 """
@@ -41,20 +35,30 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from swarmnode.training.rules.book import Entry, Key
 
-THRESHOLD = 0.45
+THRESHOLD = 0.03
 """The least agreement of a teacher, as a cosine."""
+
+DOUBT = 0.06
+"""What an author who surprises us needs above THRESHOLD after LEAST_MEASURED measurements, falling to nothing
+at PROVEN: of three liars one has a mean of 0.05 by chance, and a policy that has learnt from one agrees with
+the next."""
+
+SURPRISING = 1.3
+"""Surprise with which an author is doubted: a gradient nearly four times as long as that of our finds. Honest
+authors have 0.2 to 1.2, who writes what our policy would never write has 1.2 to 2.8. It says nothing of what
+is likely to us and wrong, so it is no ground to admit anybody: agreement is."""
 
 PROVEN = 8
 """Measurements after which an author is no longer new."""
 
-FALLEN = 0.4
+FALLEN = 0.0
 """Agreement below which an admitted author's answers stay out: nearer to the threshold, noise would send
 honest authors away."""
 
@@ -78,15 +82,15 @@ LEAST_FINDS = 8
 PATIENCE = 4
 """Rounds with fewer finds than that after which strangers are trusted a little."""
 
-NEWEST = 16
-"""Own finds of a task, and own misses, that the compared ones are drawn from: older finds were replayed
-often, and pull nowhere."""
+NEWEST_FINDS = 16
+"""Own finds of a task that the compared ones are drawn from: older ones were replayed often, and pull
+nowhere."""
 
 FINDS_OF_TASK = 6
-"""Own finds of a task that are compared with, and own misses, at most."""
+"""Own finds of a task that are compared with, at most."""
 
 FINDS = 48
-"""Own finds of all tasks that are compared with, and own misses, at most."""
+"""Own finds of all tasks that are compared with, at most."""
 
 ANSWERS = 24
 """Answers of an author that are measured at once, at most, drawn from all that wait, so that none is hidden
@@ -117,10 +121,19 @@ MAX_HELD_BYTES = 32 << 20
 MAX_AUTHORS = 256
 """Authors that are known. Names cost nothing, so those that wait go first."""
 
-Cosines = Callable[[Sequence[Entry], Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[float | None]]
-"""Function to the agreement, from -1 to 1, of each of several lists of answers with the finds, which come
-first, as seen from the misses: of the gradients of their likelihoods at the policy of now, task by task.
-None: one of the two is nothing."""
+
+class Agreement(NamedTuple):
+    """How an author's answers stand to our finds, by the gradients of their likelihoods, task by task."""
+
+    cosine: float
+    """From -1 to 1: whether they pull where our finds do."""
+    surprise: float
+    """Logarithm of the length of their gradient over that of our finds."""
+
+
+Agreements = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[Agreement | None]]
+"""Function to the agreement of each of several lists of answers with the finds, which come first, at the
+policy of now. None: one of the two is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,8 @@ class _Author:
     """Held answers that came after the last measurement."""
     measured_at: int = -1
     """Round of the last measurement."""
+    surprise: float = 0.0
+    """The last one; no checkpoint has it, as nobody is admitted without being measured."""
     held: dict[Key, Entry] = field(default_factory=dict[Key, Entry])
     size_bytes: int = 0
     """The most bytes that a checkpoint takes for these."""
@@ -164,11 +179,12 @@ class _Author:
         self.size_bytes -= sum(entry.saved_bytes for entry in left)
         return left
 
-    def note(self, agreement: float, round_number: int, *, counts: int = 1) -> None:
+    def note(self, seen: Agreement, round_number: int, *, counts: int = 1) -> None:
         """Take note of a measurement, which counts for so many."""
+        cosine, self.surprise = seen
         self.measured += counts
-        self.mean += (agreement - self.mean) * counts / min(self.measured, MEMORY)
-        self.recent += (agreement - self.recent) * min(1.0, counts / min(self.measured, SHORT_MEMORY))
+        self.mean += (cosine - self.mean) * counts / min(self.measured, MEMORY)
+        self.recent += (cosine - self.recent) * min(1.0, counts / min(self.measured, SHORT_MEMORY))
         self.measured_at, self.new = round_number, 0
 
     @property
@@ -182,10 +198,13 @@ class _Author:
         missing = max(1, LEAST_MEASURED - self.measured)
         return max(1, min(missing, len(self.held) // ANSWERS, finds // LEAST_FINDS))
 
-    def on_unknown_ground(self, cosine: float) -> float:
-        """His agreement by a cosine with our finds in other tasks: one of UNKNOWN_GROUND is just enough to be
-        admitted, or to stay so."""
-        return min(1.0, cosine - UNKNOWN_GROUND + (FALLEN if self.admitted else THRESHOLD))
+    def least(self, found_in: frozenset[str]) -> float:
+        """The agreement that he needs. `found_in`: tasks in which we found something ourselves."""
+        if not any(entry.task in found_in for entry in self.held.values()):
+            return UNKNOWN_GROUND
+        if self.admitted or self.surprise < SURPRISING:
+            return THRESHOLD
+        return THRESHOLD + DOUBT * max(0, PROVEN - self.measured) / (PROVEN - LEAST_MEASURED)
 
 
 class SavedAuthor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -207,8 +226,8 @@ SavedTeachers = Annotated[tuple[SavedAuthor, ...], Meta(max_length=MAX_AUTHORS)]
 class Teachers:
     """The standing of every author that was heard, and the answers of those that wait."""
 
-    def __init__(self, cosines: Cosines) -> None:
-        self._cosines = cosines
+    def __init__(self, agreements: Agreements) -> None:
+        self._agreements = agreements
         self._authors: OrderedDict[str, _Author] = OrderedDict()
         self._round = 0
         self._in_want = 0
@@ -230,11 +249,9 @@ class Teachers:
         waiting = (name for name, one in self._authors.items() if not (one.admitted or one.trusted))
         return tuple(name for name in waiting if self._authors[name].measured >= LEAST_MEASURED)
 
-    def rule_on(
-        self, given: Iterable[Entry], finds: Sequence[Entry], misses: Sequence[Entry], rng: random.Random
-    ) -> Ruling:
-        """Returns which of the given and of the waiting answers may be learnt from. `finds` and `misses`:
-        our own right and wrong answers, the newest last."""
+    def rule_on(self, given: Iterable[Entry], finds: Sequence[Entry], rng: random.Random) -> Ruling:
+        """Returns which of the given and of the waiting answers may be learnt from. `finds`: our own, the
+        newest last."""
         self._round += 1
         self.take_back(given)
         if len(finds) < LEAST_FINDS:
@@ -245,8 +262,6 @@ class Teachers:
         if not due:
             return Ruling()
         compared = _compared(finds, rng)
-        tasks = {entry.task for entry in compared}
-        missed = _compared([entry for entry in misses if entry.task in tasks], rng)
         counted = [one.counted(len(compared)) for _, one in due]
         drawn = [
             rng.sample(list(one.held.values()), min(ANSWERS * counts, len(one.held)))
@@ -254,19 +269,17 @@ class Teachers:
         ]
         found_in = frozenset(entry.task for entry in finds)
         enter, leave = list[Entry](), set[str]()
-        measured = zip(due, counted, drawn, self._cosines(compared, missed, drawn), strict=True)
-        for (name, one), counts, answers, cosine in measured:
-            if cosine is None:
+        measured = zip(due, counted, self._agreements(compared, drawn), strict=True)
+        for (name, one), counts, seen in measured:
+            if seen is None:
                 continue
-            known = any(entry.task in found_in for entry in answers)
-            agreement = cosine if known else one.on_unknown_ground(cosine)
-            one.note(agreement, self._round, counts=counts)
-            if self._is_fit(one, agreement):
+            one.note(seen, self._round, counts=counts)
+            if self._is_fit(one, seen.cosine, found_in):
                 enter += one.let_go(len(one.held))
             elif not one.admitted and one.trusted and one.measured >= LEAST_MEASURED:
                 one.trusted = 0
                 leave.add(name)
-            elif one.admitted and one.recent < FALLEN:
+            elif one.admitted and one.recent < min(FALLEN, one.least(found_in)):
                 one.admitted, one.trusted = False, 0
                 # He has to rise again over as many measurements as his fall weighs.
                 one.mean = min(one.mean, one.recent)
@@ -295,25 +308,22 @@ class Teachers:
             for name, one in self._authors.items()
         )
 
-    def restore(
-        self, saved: Iterable[SavedAuthor], tasks: Mapping[str, str] | None = None, *, anew: bool = False
-    ) -> None:
-        """Take up what `saved` gave, but for answers to other tasks. `anew`: agreement was on another scale
-        then and is forgotten; who taught goes on until he is measured."""
+    def restore(self, saved: Iterable[SavedAuthor], tasks: Mapping[str, str] | None = None) -> None:
+        """Take up what `saved` gave, but for answers to other tasks."""
         for one in saved:
-            measured = (0.0, 0.0, 0) if anew else (one.mean, one.recent, one.measured)
-            known = _Author(*measured, admitted=one.admitted, trusted=one.trusted)
+            known = _Author(one.mean, one.recent, one.measured, one.admitted, one.trusted)
             for entry in one.held:
                 if tasks is None or tasks.get(entry.task) == entry.version:
                     known.hold(entry)
             self._authors[one.author] = known
 
-    def _is_fit(self, one: _Author, agreement: float) -> bool:
+    def _is_fit(self, one: _Author, cosine: float, found_in: frozenset[str]) -> bool:
         """Returns True if the measured answers may enter, and notes whether their author may teach from now
         on."""
+        least = one.least(found_in)
         if one.admitted:
-            return min(agreement, one.recent) >= FALLEN
-        if one.measured < LEAST_MEASURED or one.mean < THRESHOLD:
+            return min(cosine, one.recent) >= min(FALLEN, least)
+        if one.measured < LEAST_MEASURED or one.mean < least:
             return False
         one.admitted, one.recent = True, one.mean
         return True
@@ -340,13 +350,13 @@ class Teachers:
             del self._authors[next(names, next(iter(self._authors)))]
 
 
-def _compared(answers: Sequence[Entry], rng: random.Random) -> list[Entry]:
-    """Some of the newest answers to every task."""
+def _compared(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:
+    """Some of the newest finds of every task."""
     by_task: dict[str, list[Entry]] = {}
-    for entry in answers:
+    for entry in finds:
         by_task.setdefault(entry.task, []).append(entry)
     drawn = list[Entry]()
     for of_task in by_task.values():
-        newest = of_task[-NEWEST:]
+        newest = of_task[-NEWEST_FINDS:]
         drawn += rng.sample(newest, min(FINDS_OF_TASK, len(newest)))
     return rng.sample(drawn, min(FINDS, len(drawn)))
