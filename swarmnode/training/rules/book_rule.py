@@ -31,7 +31,7 @@ from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, M
 from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
 from swarmnode.training.rules.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
 from swarmnode.training.rules.task_marks import Saved, TaskMarks
-from swarmnode.training.rules.teachers import Agreements, SavedTeachers, Teachers
+from swarmnode.training.rules.teachers import Compare, SavedTeachers, Teachers
 from swarmnode.types import Completion, ExampleKey, RolloutGroup
 
 
@@ -57,8 +57,8 @@ class BookRule(Rule):
         self.teachers: Teachers | None = None
         """Who may teach us. None: everybody."""
 
-    def measure_by(self, agreements: Agreements) -> None:
-        self.teachers = Teachers(agreements)
+    def measure_by(self, compare: Compare) -> None:
+        self.teachers = Teachers(compare)
 
     def lessons(
         self,

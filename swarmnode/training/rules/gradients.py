@@ -17,7 +17,7 @@ from swarmnode.model.policy import Policy
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.rules.book import Entry
-from swarmnode.training.rules.teachers import Agreement
+from swarmnode.training.rules.teachers import Comparison
 
 PROMPTS_RENDERED = 1024
 """Prompts whose tokens are kept."""
@@ -27,7 +27,7 @@ NUMBERS_AT_ONCE = 1 << 26
 
 
 class Gradients:
-    """`Agreements` of teachers.py, over the adapter of one policy. Call it in the thread that trains, between
+    """`Compare` of teachers.py, over the adapter of one policy. Call it in the thread that trains, between
     its steps."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Gradients:
         self._render = lru_cache(PROMPTS_RENDERED)(render)
         self._max_tokens = max_tokens
 
-    def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Agreement | None]:
+    def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Comparison | None]:
         """The agreement of each list with the finds of its tasks: the mean over its answers of that of their
         task, as what one task asks for is noise to another, and the one that surprises most would drown the
         rest. With all finds at once where there are none of its tasks.
@@ -66,7 +66,7 @@ class Gradients:
             parts = [(task, len(one)) for parts in of_list for task, one in parts.items()]
             found = self._gradients([one for parts in of_list for one in parts.values()])
             agreements = [
-                (answers, _agreement(known[task], one_D))
+                (answers, _comparison(known[task], one_D))
                 for (task, answers), one_D in zip(parts, found, strict=True)
             ]
         rest = iter(agreements)
@@ -122,22 +122,22 @@ def _by_task(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     return dict(sorted(found.items()))
 
 
-def _mean(counted: Sequence[tuple[int, Agreement | None]]) -> Agreement | None:
+def _mean(counted: Sequence[tuple[int, Comparison | None]]) -> Comparison | None:
     known = [(count, one) for count, one in counted if one is not None]
     if not known:
         return None
     answers = sum(count for count, _ in known)
-    return Agreement(
+    return Comparison(
         cosine=sum(count * one.cosine for count, one in known) / answers,
         surprise=sum(count * one.surprise for count, one in known) / answers,
     )
 
 
-def _agreement(found_D: Tensor, one_D: Tensor | None) -> Agreement | None:
+def _comparison(found_D: Tensor, one_D: Tensor | None) -> Comparison | None:
     if one_D is None:
         return None
     found, length = float(found_D.norm()), float(one_D.norm())
     if not found * length > 0:
         return None
     cosine = max(-1.0, min(1.0, float(found_D @ one_D) / (found * length)))
-    return Agreement(cosine, math.log(length / found))
+    return Comparison(cosine, math.log(length / found))

@@ -20,7 +20,7 @@ from msgspec import Meta
 from swarmnode.errors import CheckpointError
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book import Entry, Mend
-from swarmnode.training.rules.teachers import Agreements
+from swarmnode.training.rules.teachers import Compare
 from swarmnode.types import ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -152,8 +152,8 @@ class Rule(ABC):
         keeps none."""
         return False
 
-    def measure_by(self, agreements: Agreements) -> None:  # noqa: B027 - optional
-        """Compare by `agreements` what others teach with what we found ourselves, before it is learnt."""
+    def measure_by(self, compare: Compare) -> None:  # noqa: B027 - optional
+        """Have what others teach compared with what we found ourselves before it is learnt."""
 
     def state(self) -> bytes:
         """Returns the memory of the rule, for a checkpoint (`pack`)."""

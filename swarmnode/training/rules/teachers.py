@@ -2,7 +2,7 @@
 
 book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: what enters, who leaves
                                                               |
-                                                              +-> Agreements: gradients.py
+                                                              +-> Compare: gradients.py
 
 A judge that reads a final answer lets through whatever stands before it. Right finals behind wrong steps of
 the right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells
@@ -122,8 +122,8 @@ MAX_AUTHORS = 256
 """Authors that are known. Names cost nothing, so those that wait go first."""
 
 
-class Agreement(NamedTuple):
-    """How an author's answers stand to our finds, by the gradients of their likelihoods, task by task."""
+class Comparison(NamedTuple):
+    """How an author's answers stand to our finds: by the gradients of their likelihoods, task by task."""
 
     cosine: float
     """From -1 to 1: whether they pull where our finds do."""
@@ -131,7 +131,7 @@ class Agreement(NamedTuple):
     """Logarithm of the length of their gradient over that of our finds."""
 
 
-Agreements = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[Agreement | None]]
+Compare = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[Comparison | None]]
 """Function to the agreement of each of several lists of answers with the finds, which come first, at the
 policy of now. None: one of the two is nothing."""
 
@@ -179,7 +179,7 @@ class _Author:
         self.size_bytes -= sum(entry.saved_bytes for entry in left)
         return left
 
-    def note(self, seen: Agreement, round_number: int, *, counts: int = 1) -> None:
+    def note(self, seen: Comparison, round_number: int, *, counts: int = 1) -> None:
         """Take note of a measurement, which counts for so many."""
         cosine, self.surprise = seen
         self.measured += counts
@@ -226,8 +226,8 @@ SavedTeachers = Annotated[tuple[SavedAuthor, ...], Meta(max_length=MAX_AUTHORS)]
 class Teachers:
     """The standing of every author that was heard, and the answers of those that wait."""
 
-    def __init__(self, agreements: Agreements) -> None:
-        self._agreements = agreements
+    def __init__(self, compare: Compare) -> None:
+        self._compare = compare
         self._authors: OrderedDict[str, _Author] = OrderedDict()
         self._round = 0
         self._in_want = 0
@@ -269,7 +269,7 @@ class Teachers:
         ]
         found_in = frozenset(entry.task for entry in finds)
         enter, leave = list[Entry](), set[str]()
-        measured = zip(due, counted, self._agreements(compared, drawn), strict=True)
+        measured = zip(due, counted, self._compare(compared, drawn), strict=True)
         for (name, one), counts, seen in measured:
             if seen is None:
                 continue

@@ -24,7 +24,7 @@ from swarmnode.training.rules.teachers import (
     PROVEN,
     SURPRISING,
     THRESHOLD,
-    Agreement,
+    Comparison,
     Teachers,
 )
 from tests.answered import foreign, own
@@ -57,11 +57,11 @@ class Known:
         self.surprising, self.agreements = surprising, agreements
         self.measured: list[str] = []
 
-    def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Agreement | None]:
+    def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Comparison | None]:
         authors = [one[0].author for one in lists]
         self.measured += authors
         return [
-            Agreement(self.agreements.get(author, HONEST), SURPRISING if author in self.surprising else 0.0)
+            Comparison(self.agreements.get(author, HONEST), SURPRISING if author in self.surprising else 0.0)
             for author in authors
         ]
 
@@ -235,11 +235,11 @@ def test_any_number_of_names_costs_no_memory_and_displaces_no_teacher() -> None:
 def test_who_sends_good_answers_last_cannot_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[Entry]()
 
-    def agreements(finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Agreement | None]:
+    def compare(finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Comparison | None]:
         looked.extend(lists[0])
-        return [Agreement(HONEST, 0.0)]
+        return [Comparison(HONEST, 0.0)]
 
-    sends = Sends(Teachers(agreements))
+    sends = Sends(Teachers(compare))
     sends.rounds(1, "author", each=10 * BATCH)
     assert min(one.index for one in looked) < 1000 + 5 * BATCH <= max(one.index for one in looked)
     few = 10 * entry(2000, "author").saved_bytes
