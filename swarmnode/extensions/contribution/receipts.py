@@ -182,9 +182,9 @@ class Receipts:
     async def run(self) -> None:
         """Thank others now and then, until cancelled, and soon after a start; nothing waits."""
         settings = self._context.settings
-        wait_s = FIRST_EVERY_S
+        wait_s = min(FIRST_EVERY_S, settings.receipts_every_s)
         while not settings.private:
-            await asyncio.sleep(min(wait_s, settings.receipts_every_s))
+            await asyncio.sleep(wait_s)
             with suppress(NetworkError):
                 if await self._context.host.peers() and (sealed := self.to_say()) is not None:
                     await self._context.host.publish(self._topic, sealed)

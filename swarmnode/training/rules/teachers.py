@@ -10,10 +10,10 @@ them is where they pull: the gradient of the likelihood of an author's answers, 
 that of answers that we found ourselves, task by task. Honest authors agree a little (their mean cosines
 were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
 been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
-running mean of LEAST_MEASURED measurements or more reaches a threshold, which is higher while they are few,
-and enter the book then. What an admitted author sends is measured too before it enters: a batch that pulls
-elsewhere stays out, and who falls below the threshold over his last few batches is put back, with all that
-the book has of him.
+running mean of LEAST_MEASURED measurements or more reaches a threshold, which is higher while they are few
+and he surprises us, and enter the book then. What an admitted author sends is measured too before it enters:
+a batch that pulls elsewhere stays out, and who falls below the threshold over his last few batches is put
+back, with all that the book has of him.
 
 Two cases have nothing to compare with, and are decided by what there is to lose:
 
@@ -51,9 +51,10 @@ at PROVEN: of three liars one has a mean of 0.05 by chance, and a policy that ha
 the next."""
 
 SURPRISING = 1.3
-"""Surprise with which an author is doubted: a gradient nearly four times as long as that of our finds. Honest
-authors have 0.2 to 1.2, who writes what our policy would never write has 1.2 to 2.8. It says nothing of what
-is likely to us and wrong, so it is no ground to admit anybody: agreement is."""
+"""Surprise with which an author is doubted: a gradient nearly four times as long as that of our finds. In
+four of five measurements of tiny policies honest authors had -0.2 to 1.3, and who writes what they would
+never write 0.9 to 2.8. It says nothing of what is likely to us and wrong, so it is no ground to admit
+anybody: agreement is."""
 
 PROVEN = 8
 """Measurements after which an author is no longer new."""
@@ -132,7 +133,7 @@ class Comparison(NamedTuple):
 
 
 Compare = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[Comparison | None]]
-"""Function to the agreement of each of several lists of answers with the finds, which come first, at the
+"""Function to the comparison of each of several lists of answers with the finds, which come first, at the
 policy of now. None: one of the two is nothing."""
 
 
