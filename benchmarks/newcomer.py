@@ -45,7 +45,7 @@ import torch
 from common import report
 from newcomer_liars import LIARS, Liar
 from sapo_models import models_of
-from sapo_node import ROUND_S, Clock, SwarmNode, settled
+from sapo_node import ROUND_S, Clock, SwarmNode, round_together, settled
 from sapo_run import PRESET
 from sapo_swarms import SWARMS
 from sapo_worlds import MAX_TOKENS, tasks_of
@@ -281,13 +281,7 @@ async def grown_up(veterans: Sequence[SwarmNode], options: argparse.Namespace, c
     for number in range(1, options.rounds + 1):
         began = time.process_time()
         clock.now += ROUND_S
-        groups = [one.generate() for one in veterans]
-        for one, own in zip(veterans, groups, strict=True):
-            await one.publish(own)
-        await settled()
-        external = await asyncio.gather(*(one.collect() for one in veterans))
-        for one, own, others in zip(veterans, groups, external, strict=True):
-            one.train(own, others)
+        await round_together(veterans)
         cpu_s += time.process_time() - began
         if number % (5 * LOOK_EVERY) == 0 or number == options.rounds:
             for one, curve in zip(veterans, curves, strict=True):

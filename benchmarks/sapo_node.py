@@ -1,6 +1,6 @@
 """One node of a simulated swarm: the real learner and the real exchange, moved on by hand, a round at a time.
 
-config, model folder -> [SwarmNode] -> generate, publish, collect, train -> NodeRecord
+config, model folder -> [SwarmNode] -> [round_together]: generate, publish, collect, train -> NodeRecord
 
 Everything is the product's (PolicyLearner, Exchange, MemoryNetwork) but the clock: a round takes ROUND_S on
 it, whatever it takes here, and the swarm's nodes are in lock-step. So what is compared are rounds and tokens,
@@ -238,6 +238,21 @@ class SwarmNode:
 def node_key(name: str) -> NodeKey:
     """The key of a node of this name, the same in every run."""
     return NodeKey(hashlib.sha256(name.encode()).digest())
+
+
+async def round_together(nodes: Sequence[SwarmNode]) -> list[tuple[RolloutGroup, ...]]:
+    """A round of each, in lock-step: what is announced in it can be taken in it, by everybody alike. Returns
+    their own groups."""
+    groups = [node.generate() for node in nodes]
+    for node, own in zip(nodes, groups, strict=True):
+        await node.publish(own)
+    await settled()
+    external = await asyncio.gather(*(node.collect() for node in nodes))
+    await settled()
+    await asyncio.gather(*(node.arrived() for node in nodes))
+    for node, own, others in zip(nodes, groups, external, strict=True):
+        node.train(own, others)
+    return groups
 
 
 async def settled() -> None:

@@ -2,8 +2,7 @@
 
 Run -> models, settings -> SwarmNode * N -> [run_swarm] -> Outcome
 
-All nodes that have a round in a tick generate, then all publish, then all collect, then all train: what is
-announced in a tick can be taken in it, by everybody alike.
+All nodes that have a round in a tick do it together (`round_together`).
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 from sapo_models import models_of
-from sapo_node import ROUND_S, Clock, SwarmNode, node_key, settled
+from sapo_node import ROUND_S, Clock, SwarmNode, node_key, round_together, settled
 from sapo_plan import Outcome, Rule, Run, Swarm
 from sapo_processes import run_processes
 from sapo_rules import RULES
@@ -147,18 +146,9 @@ async def _attackers(
 
 
 async def _round(nodes: Sequence[SwarmNode], swarm: Swarm) -> None:
-    groups = [node.generate() for node in nodes]
-    if swarm.world != "builtin":
-        for node, own in zip(nodes, groups, strict=True):
+    for node, own in zip(nodes, await round_together(nodes), strict=True):
+        if swarm.world != "builtin":
             node.record.injected.append(injected_share(own))
-    for node, own in zip(nodes, groups, strict=True):
-        await node.publish(own)
-    await settled()
-    external = await asyncio.gather(*(node.collect() for node in nodes))
-    await settled()
-    await asyncio.gather(*(node.arrived() for node in nodes))
-    for node, own, others in zip(nodes, groups, external, strict=True):
-        node.train(own, others)
 
 
 def _acts(swarm: Swarm, number: int, tick: int) -> bool:
