@@ -32,10 +32,11 @@ join: $(VENV)/.train $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm)
 swarm: $(VENV)/.train
 	@$(BIN)/swarmnode swarm $(ARGS)
 
-# tests/whole_files.py says what stays together and in what order.
+# tests/whole_files.py says what stays together and in what order. Three processes, for two cores: those that test
+# real nodes wait a third of their time.
 # pytest keeps what it makes of the tests' files: without that each of its processes begins seconds later.
 test: $(VENV)/.dev
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
