@@ -285,17 +285,24 @@ def test_a_restart_in_the_middle_of_a_conversation_changes_no_token(steps: int) 
 
 def test_a_conversation_that_cannot_be_played_again_starts_over(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    engine = FakeEngine(SKILLED)
-    ours = rollouts(TwoTools(), engine, "sync")
+    asked, answers = list[int](), threading.Event()
+
+    def silent(example: Example, turn: int) -> None:
+        if turn == 2:
+            asked.append(turn)
+            answers.wait(30.0)
+
+    ours = rollouts(TwoTools(silent), FakeEngine(SKILLED), "sync")
+    # All of them ask for the second time, and the process ends before they are answered.
     for _ in ours.in_steps(stream(TwoTools())):
-        under_way = [request.sampled for request in engine.snapshot()]
-        if any(one.given and len(one) - one.turn_start == 3 for one in under_way):
+        if len(asked) == 6:
             break
-    state, forgot = ours.state(), list[int]()
+    state, heard = ours.state(), list[int]()
+    answers.set()
 
     def forgotten(example: Example, turn: int) -> None:
-        if turn >= 2 and len(forgot) < 2:
-            forgot.append(turn)
+        heard.append(turn)
+        if turn == 2 and 1 not in heard:
             lost(example, turn)
 
     task = TwoTools(forgotten)
@@ -303,7 +310,7 @@ def test_a_conversation_that_cannot_be_played_again_starts_over(caplog: pytest.L
     after.restore(state, redraw(task))
     found = list(after.round(iter(())))
     assert len(found) == 2 and not any(one.broken_off for one in completions(found))
-    assert len(forgot) == 2 and caplog.text.count("start over: its process died") == 1
+    assert heard[0] == 2 and caplog.text.count("start over: its process died") == 1
 
 
 def test_what_an_environment_said_must_fit_its_tokens_in_a_checkpoint() -> None:
