@@ -7,10 +7,10 @@ book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: 
 A judge that reads a final answer lets through whatever stands before it. Right finals behind wrong steps of
 the right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells
 them is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against
-that of answers that we found ourselves, task by task. Honest authors agree a little (their mean cosines
-were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
-been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
-running mean of LEAST_MEASURED measurements or more reaches a threshold, which is higher while they are few
+that of answers that we found ourselves, task by task. Honest authors agree a little (half of them had mean
+cosines of 0.05 to 0.2), and liars do not (-0.04 to 0.02). It must be looked at before anything of the author
+has been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until
+a running mean of LEAST_MEASURED measurements or more reaches a threshold, which is higher while they are few
 and he surprises us, and enter the book then. What an admitted author sends is measured too before it enters:
 a batch that pulls elsewhere stays out, and who falls below the threshold over his last few batches is put
 back, with all that the book has of him.
@@ -42,8 +42,9 @@ from msgspec import Meta
 
 from swarmnode.training.rules.book import Entry, Key
 
-THRESHOLD = 0.03
-"""The least agreement of a teacher, as a cosine."""
+THRESHOLD = 0.04
+"""The least agreement of a teacher, as a cosine. Of tiny policies the means of three honest authors in four
+were above it, and those of one liar in twenty."""
 
 DOUBT = 0.06
 """What an author who surprises us needs above THRESHOLD after LEAST_MEASURED measurements, falling to nothing
@@ -68,7 +69,7 @@ UNKNOWN_GROUND = -0.02
 
 LEAST_MEASURED = 3
 """Measurements before an author is admitted. One of several times ANSWERS counts for several, if there are as
-many times LEAST_FINDS to compare with: who lends a library has much to show at once."""
+many times FINDS_OF_ONE to compare with: who lends a library has much to show at once."""
 
 MEMORY = 8
 """Measurements that the mean of an author who waits follows, about. The first ones, of few answers and few
@@ -80,17 +81,17 @@ SHORT_MEMORY = 3
 LEAST_FINDS = 8
 """Own finds that can be compared with."""
 
+FINDS_OF_ONE = 5
+"""Own finds of each measurement that one of more answers counts for."""
+
 PATIENCE = 4
 """Rounds with fewer finds than that after which strangers are trusted a little."""
 
-NEWEST_FINDS = 16
-"""Own finds of a task that the compared ones are drawn from: older ones were replayed often, and pull
-nowhere."""
+FINDS_OF_TASK = 16
+"""Own finds of a task that are compared with, the newest: older ones were replayed often, and pull nowhere.
+With six of these, drawn anew each time, one newcomer in ten could not tell whom to learn from."""
 
-FINDS_OF_TASK = 6
-"""Own finds of a task that are compared with, at most."""
-
-FINDS = 48
+FINDS = 64
 """Own finds of all tasks that are compared with, at most."""
 
 ANSWERS = 24
@@ -197,7 +198,7 @@ class _Author:
     def counted(self, finds: int) -> int:
         """The measurements that one with so many finds counts for: several at most until there are enough."""
         missing = max(1, LEAST_MEASURED - self.measured)
-        return max(1, min(missing, len(self.held) // ANSWERS, finds // LEAST_FINDS))
+        return max(1, min(missing, len(self.held) // ANSWERS, finds // FINDS_OF_ONE))
 
     def least(self, found_in: frozenset[str]) -> float:
         """The agreement that he needs. `found_in`: tasks in which we found something ourselves."""
@@ -356,8 +357,5 @@ def _compared(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:
     by_task: dict[str, list[Entry]] = {}
     for entry in finds:
         by_task.setdefault(entry.task, []).append(entry)
-    drawn = list[Entry]()
-    for of_task in by_task.values():
-        newest = of_task[-NEWEST_FINDS:]
-        drawn += rng.sample(newest, min(FINDS_OF_TASK, len(newest)))
-    return rng.sample(drawn, min(FINDS, len(drawn)))
+    newest = [entry for of_task in by_task.values() for entry in of_task[-FINDS_OF_TASK:]]
+    return rng.sample(newest, min(FINDS, len(newest)))
