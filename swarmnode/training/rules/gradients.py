@@ -47,9 +47,9 @@ class Gradients:
         self._max_tokens = max_tokens
 
     def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Comparison | None]:
-        """The agreement of each list with the finds of its tasks: the mean over its answers of that of their
-        task, as what one task asks for is noise to another, and the one that surprises most would drown the
-        rest. With all finds at once where there are none of its tasks.
+        """The agreement of each list with the finds of its tasks, task by task, as what one task asks for is
+        noise to another, and the one that surprises most would drown the rest; then their mean (`_weight`).
+        With all finds at once where there are none of its tasks.
         Raises ModelError where no memory is left to try."""
         with self._forward.alone():
             by_task = _by_task(finds)
@@ -58,6 +58,7 @@ class Gradients:
             if not known:
                 return [None] * len(lists)
             known[""] = torch.stack([*known.values()]).mean(0)
+            by_task[""] = list(finds)
             # Of each list the answers to each task with finds, or all of them where there are none.
             of_list = [
                 {task: one for task, one in _by_task(entries).items() if task in known} or {"": entries}
@@ -66,7 +67,7 @@ class Gradients:
             parts = [(task, len(one)) for parts in of_list for task, one in parts.items()]
             found = self._gradients([one for parts in of_list for one in parts.values()])
             agreements = [
-                (answers, _comparison(known[task], one_D))
+                (_weight(answers, len(by_task[task])), _comparison(known[task], one_D))
                 for (task, answers), one_D in zip(parts, found, strict=True)
             ]
         rest = iter(agreements)
@@ -122,14 +123,20 @@ def _by_task(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     return dict(sorted(found.items()))
 
 
-def _mean(counted: Sequence[tuple[int, Comparison | None]]) -> Comparison | None:
-    known = [(count, one) for count, one in counted if one is not None]
+def _weight(answers: int, finds: int) -> float:
+    """Returns how much a comparison of so many with so many counts: as the inverse of its variance, were all
+    answers alike. All authors may stand at -0.8 to the single find of a task, which is short by chance."""
+    return answers * finds / (answers + finds)
+
+
+def _mean(weighed: Sequence[tuple[float, Comparison | None]]) -> Comparison | None:
+    known = [(weight, one) for weight, one in weighed if one is not None]
     if not known:
         return None
-    answers = sum(count for count, _ in known)
+    total = sum(weight for weight, _ in known)
     return Comparison(
-        cosine=sum(count * one.cosine for count, one in known) / answers,
-        surprise=sum(count * one.surprise for count, one in known) / answers,
+        cosine=sum(weight * one.cosine for weight, one in known) / total,
+        surprise=sum(weight * one.surprise for weight, one in known) / total,
     )
 
 

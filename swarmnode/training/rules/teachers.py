@@ -68,8 +68,8 @@ UNKNOWN_GROUND = -0.02
 """Least agreement of a teacher in whose tasks we found nothing ourselves."""
 
 LEAST_MEASURED = 3
-"""Measurements before an author is admitted. One of several times ANSWERS counts for several, if there are as
-many times FINDS_OF_ONE to compare with: who lends a library has much to show at once."""
+"""Measurements before an author is admitted. One of several times LEAST_ANSWERS counts for several, if there
+are as many times FINDS_OF_ONE to compare with: who lends a library has much to show at once."""
 
 MEMORY = 8
 """Measurements that the mean of an author who waits follows, about. The first ones, of few answers and few
@@ -198,7 +198,7 @@ class _Author:
     def counted(self, finds: int) -> int:
         """The measurements that one with so many finds counts for: several at most until there are enough."""
         missing = max(1, LEAST_MEASURED - self.measured)
-        return max(1, min(missing, len(self.held) // ANSWERS, finds // FINDS_OF_ONE))
+        return max(1, min(missing, len(self.held) // LEAST_ANSWERS, finds // FINDS_OF_ONE))
 
     def least(self, found_in: frozenset[str]) -> float:
         """The agreement that he needs. `found_in`: tasks in which we found something ourselves."""
