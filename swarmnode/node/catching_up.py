@@ -43,10 +43,11 @@ share for all, whatever it is, the reward rises later or ends lower."""
 RATE_HALVED_AFTER = 4
 """Rounds after which it is half as large; a third after twice as many."""
 
-BORROWED_AT_ONCE = 8
+BORROWED_AT_ONCE = 12
 """So many times the groups that a round wants of others are taken out of libraries until it begins: with 5
-the book is too small to learn from. And on until more authors teach than wait: who was doubted by a few
-answers needs new ones to be measured by, and the book of one author is soon known."""
+the book is too small to learn from, and with 8 it takes a tenth longer. And on until more authors teach than
+wait: who was doubted by a few answers needs new ones to be measured by, and the book of one author is soon
+known."""
 
 DOUBTED_FOR = 8
 """Rounds of catching up over which that goes on, at most: liars wait for ever."""

@@ -63,10 +63,12 @@ def test_finds_of_other_tasks_are_left_out_and_stand_in_where_there_are_no_other
     assert beside[2] is not None
 
 
-def test_each_task_counts_by_its_answers_however_much_it_surprises(nudged: Policy) -> None:
-    long = answers("sum", (30, 31, 32) * 4)
-    of_long, of_rev, of_both = gradients(nudged)(FINDS, [long, LIKE_REV, long + 2 * LIKE_REV])
+def test_each_task_counts_by_its_answers_and_our_finds_however_much_it_surprises(nudged: Policy) -> None:
+    long, finds = answers("sum", (30, 31, 32) * 4), [*FINDS[:1], *FINDS[2:]]
+    assert [one.task for one in finds] == ["sum", "rev", "rev"]
+    of_long, of_rev, of_both = gradients(nudged)(finds, [long, LIKE_REV[:1], long + 2 * LIKE_REV[:1]])
     assert of_long is not None and of_rev is not None
+    # One answer beside one find counts half as much as two beside two.
     weighed = [(long + 2 * rev) / 3 for long, rev in zip(of_long, of_rev, strict=True)]
     assert of_both == pytest.approx(weighed, abs=1e-5)
 
