@@ -9,11 +9,12 @@ from swarmnode.training.rules.book import Entry
 from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import SharingRule
 from swarmnode.training.rules.teachers import (
-    ANSWERS,
     AUTHORS_A_ROUND,
     BATCH,
     BATCH_OF_TEACHER,
     DOUBT,
+    FINDS_OF_ONE,
+    FINDS_OF_TASK,
     LEAST_ANSWERS,
     LEAST_FINDS,
     LEAST_MEASURED,
@@ -130,12 +131,24 @@ def test_what_waited_enters_with_its_author() -> None:
 
 
 def test_of_who_has_much_to_show_one_measurement_of_all_of_it_counts_for_several() -> None:
-    much = LEAST_MEASURED * ANSWERS
-    finds = [entry(number, task=f"task {number % 6}") for number in range(6 * LEAST_FINDS)]
+    much = LEAST_MEASURED * LEAST_ANSWERS
+    finds = [entry(number, task=f"task {number % 6}") for number in range(LEAST_MEASURED * FINDS_OF_ONE)]
     assert Sends(Teachers(Known()), finds).rounds(1, "honest", each=much) == {"honest"}
-    assert Sends(Teachers(Known()), FINDS).rounds(1, "honest", each=much) == set(), "few finds of ours"
+    assert Sends(Teachers(Known()), finds).rounds(1, "honest", each=much - 1) == set(), "few answers of his"
+    assert Sends(Teachers(Known()), finds[1:]).rounds(1, "honest", each=much) == set(), "few finds of ours"
     sends = Sends(Teachers(Known(liar=LIAR)), finds)
     assert sends.rounds(30, "liar", each=much) == set()
+
+
+def test_all_of_our_newest_finds_are_what_he_is_compared_with() -> None:
+    seen = set[int]()
+
+    def compare(finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Comparison | None]:
+        seen.update(one.index for one in finds)
+        return [None] * len(lists)
+
+    Sends(Teachers(compare), [entry(number) for number in range(40)]).rounds(1, "honest")
+    assert seen == set(range(40 - FINDS_OF_TASK, 40))
 
 
 def test_few_answers_are_no_measurement() -> None:
