@@ -45,9 +45,11 @@ RATE_HALVED_AFTER = 4
 
 BORROWED_AT_ONCE = 12
 """So many times the groups that a round wants of others are taken out of libraries until it begins: with 5
-the book is too small to learn from, and with 8 it takes a tenth longer. And on until more authors teach than
-wait: who was doubted by a few answers needs new ones to be measured by, and the book of one author is soon
-known."""
+the book is too small to learn from, and with 8 it takes a tenth longer."""
+
+BORROWED_IN_DOUBT = 8
+"""The same while more authors wait than teach: who was doubted by a few answers needs new ones to be measured
+by, and the book of one author is soon known."""
 
 DOUBTED_FOR = 8
 """Rounds of catching up over which that goes on, at most: liars wait for ever."""
@@ -176,9 +178,10 @@ def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
 
 def groups_to_borrow(state: CatchingUp, config: Config) -> int:
     """Return how many groups of libraries a round takes."""
-    doubted = state.phase == "on" and state.most_wait and state.rounds < DOUBTED_FOR
-    if state.phase == "before" or doubted:
+    if state.phase == "before":
         return BORROWED_AT_ONCE * groups_wanted(config)
+    if state.phase == "on" and state.most_wait and state.rounds < DOUBTED_FOR:
+        return BORROWED_IN_DOUBT * groups_wanted(config)
     if state.phase == "on" and state.rounds % BORROWED_EVERY:
         return 0
     return BORROWED_BESIDE * groups_wanted(config)
