@@ -49,7 +49,7 @@ SWARMS |= {
     for attack in ATTACKS
 }
 
-GRID = (1e-3, 2e-3, 4e-3)
+GRID = (1e-3, 2e-3, 3e-3, 4e-3)
 """Learning rates that a rule is tried with, at seed 0; the best cumulative reward wins."""
 
 CLAIMED: dict[str, tuple[str, ...]] = {
