@@ -32,8 +32,8 @@ join: $(VENV)/.train $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm)
 swarm: $(VENV)/.train
 	@$(BIN)/swarmnode swarm $(ARGS)
 
-# tests/whole_files.py says what stays together and in what order. Three processes, for two cores: those that test
-# real nodes wait a third of their time.
+# tests/whole_files.py says what stays together and in what order. Three processes, for two cores: tests of real
+# nodes wait much of their time.
 # pytest keeps what it makes of the tests' files: without that each of its processes begins seconds later.
 test: $(VENV)/.dev
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 $(ARGS)

@@ -45,7 +45,8 @@ RATE_HALVED_AFTER = 4
 
 BORROWED_AT_ONCE = 12
 """So many times the groups that a round wants of others are taken out of libraries until it begins: with 5
-the book is too small to learn from, and with 8 it takes a tenth longer."""
+the book is too small to learn from, and with 8 it took a tenth longer in a lab, which
+a quiet machine has not shown."""
 
 BORROWED_IN_DOUBT = 8
 """The same while more authors wait than teach: who was doubted by a few answers needs new ones to be measured

@@ -58,7 +58,6 @@ class Gradients:
             if not known:
                 return [None] * len(lists)
             known[""] = torch.stack([*known.values()]).mean(0)
-            by_task[""] = list(finds)
             # Of each list the answers to each task with finds, or all of them where there are none.
             of_list = [
                 {task: one for task, one in _by_task(entries).items() if task in known} or {"": entries}
@@ -67,7 +66,7 @@ class Gradients:
             parts = [(task, len(one)) for parts in of_list for task, one in parts.items()]
             found = self._gradients([one for parts in of_list for one in parts.values()])
             agreements = [
-                (_weight(answers, len(by_task[task])), _comparison(known[task], one_D))
+                (_weight(answers, len(by_task.get(task, finds))), _comparison(known[task], one_D))
                 for (task, answers), one_D in zip(parts, found, strict=True)
             ]
         rest = iter(agreements)

@@ -43,8 +43,8 @@ from msgspec import Meta
 from swarmnode.training.rules.book import Entry, Key
 
 THRESHOLD = 0.04
-"""The least agreement of a teacher, as a cosine. Of tiny policies the means of three honest authors in four
-were above it, and those of one liar in twenty."""
+"""The least agreement of a teacher, as a cosine. In one run of tiny policies the means of three honest
+authors in four were above it, and those of one liar in twenty."""
 
 DOUBT = 0.06
 """What an author who surprises us needs above THRESHOLD after LEAST_MEASURED measurements, falling to nothing
@@ -88,15 +88,15 @@ PATIENCE = 4
 """Rounds with fewer finds than that after which strangers are trusted a little."""
 
 FINDS_OF_TASK = 16
-"""Own finds of a task that are compared with, the newest: older ones were replayed often, and pull nowhere.
-With six of these, drawn anew each time, one newcomer in ten could not tell whom to learn from."""
+"""Own finds of a task that are compared with, the newest: older ones were replayed often, and pull
+nowhere."""
 
 FINDS = 64
 """Own finds of all tasks that are compared with, at most."""
 
 ANSWERS = 24
-"""Answers of an author that are measured at once, at most, drawn from all that wait, so that none is hidden
-behind others."""
+"""Answers of an author for each measurement that one counts for, at most, drawn from all that wait, so that
+none is hidden behind others."""
 
 LEAST_ANSWERS = 8
 """Answers of an author that are measured at once, at least."""
