@@ -144,17 +144,17 @@ def by_boxes(
     if kernel_suits(query_THD, value_TGD, layout, settings.dropout):
         scale = query_THD.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
         return by_kernel(query_THD, key_TGD, value_TGD, layout, settings.window, scale)
-    boxes = layout.boxes
-    queries = _TokensToSlots.apply(query_THD, layout.box_queries).split([b.rows * b.queries for b in boxes])
+    boxed = layout.boxed
+    queries = _TokensToSlots.apply(query_THD, boxed.queries).split([b.rows * b.queries for b in boxed.boxes])
     keys, values = (
-        _TokensToSlots.apply(tensor, layout.box_keys).split([b.rows * b.keys for b in boxes])
+        _TokensToSlots.apply(tensor, boxed.keys).split([b.rows * b.keys for b in boxed.boxes])
         for tensor in (key_TGD, value_TGD)
     )
     found = [
         _one_box(number, layout, settings, *tensors)
         for number, tensors in enumerate(zip(queries, keys, values, strict=True))
     ]
-    return _SlotsToTokens.apply(torch.cat(found) if len(found) > 1 else found[0], layout.box_queries)
+    return _SlotsToTokens.apply(torch.cat(found) if len(found) > 1 else found[0], boxed.queries)
 
 
 def _one_box(
@@ -166,7 +166,7 @@ def _one_box(
     value_PGD: Tensor,
 ) -> Tensor:
     query, key, value = (
-        tensor.unflatten(0, (layout.boxes[number].rows, -1)).transpose(1, 2)
+        tensor.unflatten(0, (layout.boxed.boxes[number].rows, -1)).transpose(1, 2)
         for tensor in (query_PHD, key_PGD, value_PGD)
     )
     dtype = query.dtype

@@ -53,6 +53,16 @@ class TokenSlots:
     """Further slots that are no pads, and the tokens in them. None: nothing is shared."""
 
 
+@dataclass(frozen=True, slots=True)
+class Boxed:
+    """The runs of a packed row in boxes."""
+
+    boxes: tuple[Box, ...]
+    queries: TokenSlots
+    """Query slots of all boxes, row after row."""
+    keys: TokenSlots
+
+
 @dataclass(frozen=True)
 class PackedLayout:
     """The places of the R runs of a packed row of T tokens, computed once for all layers."""
@@ -71,10 +81,6 @@ class PackedLayout:
     longest_sequence: int
     keys: TokenSlots | None
     """Whole sequences one after the other, without pads. None: nothing is shared, and they are the row."""
-    boxes: tuple[Box, ...]
-    box_queries: TokenSlots
-    """Query slots of all boxes, row after row."""
-    box_keys: TokenSlots
     ready_mask_1111: Tensor
     """Mask that transformers takes as finished by its four dimensions, so that it builds none. We never read
     it."""
@@ -83,6 +89,21 @@ class PackedLayout:
     )
     """Masks made for the first layer that asks, and kept for the others: autograd would keep one for each of
     them."""
+
+    @cached_property
+    def boxed(self) -> "Boxed":
+        """Returns the runs in boxes, for attention by SDPA; kernels need none."""
+        runs = _Runs.of(self.lengths, self.prompts)
+        order, boxes = _in_boxes(runs)
+        rows = torch.tensor(order).split([box.rows for box in boxes])
+        device = self.position_ids_1T.device
+        queries = _slots(
+            [runs.own_tokens(of_box, box.queries) for of_box, box in zip(rows, boxes, strict=True)], device
+        )
+        if self.keys is None:
+            return Boxed(boxes, queries, queries)
+        keys = [runs.sequence_tokens(of_box, box.keys) for of_box, box in zip(rows, boxes, strict=True)]
+        return Boxed(boxes, queries, _slots(keys, device))
 
     @cached_property
     def sequences(self) -> Sequences:
@@ -109,7 +130,7 @@ class PackedLayout:
     def mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """Returns the mask added to a box's attention scores, [rows or 1, 1, queries, keys]. None: it is
         plainly causal."""
-        box = self.boxes[number]
+        box = self.boxed.boxes[number]
         if window is not None and window >= box.keys:
             window = None
         if window is None and not box.continues:
@@ -120,12 +141,13 @@ class PackedLayout:
         return self._masks[key]
 
     def _made_mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        box = self.boxes[number]
+        boxes = self.boxed.boxes
+        box = boxes[number]
         column = torch.arange(box.keys, device=self.position_ids_1T.device)
         position = column[None]
         if box.continues:
-            start = sum(before.rows * before.queries for before in self.boxes[:number])
-            tokens = self.box_queries.token_of_slot_P[start : start + box.rows * box.queries]
+            start = sum(before.rows * before.queries for before in boxes[:number])
+            tokens = self.boxed.queries.token_of_slot_P[start : start + box.rows * box.queries]
             position = self.position_ids_1T[0, tokens].view(box.rows, box.queries)
         # Pads lie right of every real key, and a query pad stands where its run's last token does.
         position = position[:, None, :, None]
@@ -149,16 +171,7 @@ def packed_layout(
     tensor([[0, 1, 2, 3, 4, 2]])
     """
     runs = _Runs.of(lengths, prompts or [None] * len(lengths))
-    order, boxes = _boxed(runs)
-    rows = torch.tensor(order).split([box.rows for box in boxes])
-    queries = [runs.own_tokens(of_box, box.queries) for of_box, box in zip(rows, boxes, strict=True)]
-    box_queries = box_keys = _slots(queries, device)
-    whole_sequences = None
-    if any(box.continues for box in boxes):
-        box_keys = _slots(
-            [runs.sequence_tokens(of_box, box.keys) for of_box, box in zip(rows, boxes, strict=True)], device
-        )
-        whole_sequences = _slots([runs.all_sequences()], device)
+    shares = any(prompt is not None for prompt in runs.prompts)
     offsets_R = runs.prompt_lengths_R - runs.starts_R
     positions_T = torch.arange(sum(lengths)) + offsets_R.repeat_interleave(runs.lengths_R)
     return PackedLayout(
@@ -168,10 +181,7 @@ def packed_layout(
         query_ends=_ends(runs.lengths_R).to(device),
         key_ends=_ends(runs.sequences_R).to(device),
         longest_sequence=int(runs.sequences_R.max()),
-        keys=whole_sequences,
-        boxes=boxes,
-        box_queries=box_queries,
-        box_keys=box_keys,
+        keys=_slots([runs.all_sequences()], device) if shares else None,
         ready_mask_1111=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
     )
 
@@ -266,7 +276,7 @@ class _Runs:
         return torch.where(behind < 0, self.prompt_starts_R[rows] + positions, self.starts_R[rows] + behind)
 
 
-def _boxed(runs: _Runs) -> tuple[list[int], tuple[Box, ...]]:
+def _in_boxes(runs: _Runs) -> tuple[list[int], tuple[Box, ...]]:
     """Returns the runs in the order of their boxes, and the boxes: those of whole sequences need no mask."""
     shapes = list(zip(runs.lengths_R.tolist(), runs.sequences_R.tolist(), strict=True))
     whole = [run for run, prompt in enumerate(runs.prompts) if prompt is None]

@@ -14,6 +14,7 @@ no credit and counts in no mean: N counts the tokens that are learned.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -33,7 +34,7 @@ whose prompt is more than 3 times as long as their completions feel it: their mi
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingSample:
     """One completion with its credit, in token ids of the local policy."""
 
@@ -53,11 +54,11 @@ class TrainingSample:
     given: tuple[Stretch, ...] = ()
     """Completion tokens that are read and not learned: an environment wrote them."""
 
-    @property
+    @cached_property
     def length(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
 
-    @property
+    @cached_property
     def learned(self) -> Sequence[int]:
         """Places of the completion tokens that are learned."""
         return sampled_places(len(self.completion_ids), self.given)
@@ -203,6 +204,9 @@ def _by_prompt(samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
 
 def _parts(mates: Sequence[TrainingSample], max_tokens: int) -> Iterator[list[TrainingSample]]:
     """All samples with one prompt, longest first, or as few parts of them as can be: each has the prompt."""
+    if len(mates) == 1:
+        yield [*mates]
+        return
     room = max_tokens - len(mates[0].prompt_ids)
     most = max(1, MOST_KEYS_PER_TOKEN * max_tokens // mates[0].length)
     for bin_ in first_fit_decreasing([len(sample.completion_ids) for sample in mates], room):
@@ -293,7 +297,8 @@ def _batch(
 ) -> MicroBatch:
     device = input_ids_BT.device
     counts = [len(sample.learned) for sample in samples]
-    advantages = torch.tensor([sample.advantage for sample in samples])
+    counts_B = torch.tensor(counts)
+    advantages_B = torch.tensor([sample.advantage for sample in samples])
     return MicroBatch(
         samples=tuple(samples),
         input_ids_BT=input_ids_BT,
@@ -301,9 +306,9 @@ def _batch(
         targets_N=torch.tensor(
             [s.completion_ids[place] for s in samples for place in s.learned], device=device
         ),
-        own=_own_tokens(samples, device),
-        shaped_N=_shaped_tokens(samples, device),
-        advantages_N=advantages.repeat_interleave(torch.tensor(counts)).to(device),
+        own=_own_tokens(samples, counts_B, device),
+        shaped_N=_shaped_tokens(samples, counts_B, device),
+        advantages_N=advantages_B.repeat_interleave(counts_B).to(device),
         completion_lengths=counts,
         tokens_of_policies=tuple(
             (policy, sum(tokens for _, tokens in runs))
@@ -313,15 +318,15 @@ def _batch(
     )
 
 
-def _shaped_tokens(samples: Sequence[TrainingSample], device: torch.device) -> Tensor | None:
+def _shaped_tokens(
+    samples: Sequence[TrainingSample], counts_B: Tensor, device: torch.device
+) -> Tensor | None:
     if not any(sample.shaped for sample in samples):
         return None
-    lengths = torch.tensor([len(sample.learned) for sample in samples])
-    return torch.tensor([sample.shaped for sample in samples]).repeat_interleave(lengths).to(device)
+    return torch.tensor([sample.shaped for sample in samples]).repeat_interleave(counts_B).to(device)
 
 
-def _own_tokens(samples: Sequence[TrainingSample], device: torch.device) -> OwnTokens:
-    lengths = torch.tensor([len(sample.learned) for sample in samples])
+def _own_tokens(samples: Sequence[TrainingSample], counts_B: Tensor, device: torch.device) -> OwnTokens:
     is_own = torch.tensor([sample.behaviour_logprobs is not None for sample in samples])
     own = [sample for sample in samples if sample.behaviour_logprobs is not None]
     logprobs = [
@@ -334,7 +339,7 @@ def _own_tokens(samples: Sequence[TrainingSample], device: torch.device) -> OwnT
     versions = torch.tensor([span.version for span in spans], dtype=torch.long)
     stale = torch.tensor([span.kv == "stale" for span in spans], dtype=torch.bool)
     return OwnTokens(
-        mask_N=is_own.repeat_interleave(lengths).to(device),
+        mask_N=is_own.repeat_interleave(counts_B).to(device),
         logprobs_M=torch.tensor(logprobs, device=device),
         versions_M=versions.repeat_interleave(span_lengths),
         stale_M=stale.repeat_interleave(span_lengths),

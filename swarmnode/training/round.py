@@ -194,13 +194,14 @@ def replayed_samples(
 ) -> Iterator[TrainingSample]:
     """Samples of a book's answers. Those that this policy's sampler would not have finished are left out: the
     setting may have changed since they were found."""
+    end = rules.end() if replayed else None
     for replay in replayed:
         entry, ids = replay.entry, replay.entry.token_ids
         if len(ids) > rules.max_tokens:
             continue
         # One that ended for want of room behind its last turn has the end of that turn already.
-        if replay.ends and len(ids) < rules.max_tokens and ids[-1] != rules.end():
-            ids = (*ids, rules.end())
+        if replay.ends and len(ids) < rules.max_tokens and ids[-1] != end:
+            ids = (*ids, end)
         yield TrainingSample(
             rules.render(read_prompt(entry.prompt)),
             ids,

@@ -243,7 +243,7 @@ def test_all_layers_of_a_row_share_one_mask() -> None:
     assert prepare_for_packing(model) is None
     layout = packed_layout(LENGTHS, CPU, TWO_GROUPS)
     model(**layout.arguments(torch.cat(rows_of(LENGTHS))[None]))
-    number, box = next((n, box) for n, box in enumerate(layout.boxes) if box.continues)
+    number, box = next((n, box) for n, box in enumerate(layout.boxed.boxes) if box.continues)
     mask = layout.mask(number, None, torch.float64)
     assert mask is layout.mask(number, None, torch.float64) is not layout.mask(number, 6, torch.float64)
     assert mask is not None and mask.shape == (box.rows, 1, box.queries, box.keys)

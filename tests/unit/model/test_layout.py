@@ -42,8 +42,8 @@ def test_every_run_asks_once_and_is_shown_its_whole_sequence(groups: Groups) -> 
     rows = list(torch.arange(sum(lengths)).split(lengths))
     whole = [row.tolist() for row in whole_sequences(rows, prompts)]
     seen: list[list[int]] = []
-    queries, keys = layout.box_queries.token_of_slot_P, layout.box_keys.token_of_slot_P
-    for box in layout.boxes:
+    queries, keys = layout.boxed.queries.token_of_slot_P, layout.boxed.keys.token_of_slot_P
+    for box in layout.boxed.boxes:
         asking, queries = (
             queries[: box.rows * box.queries].view(box.rows, -1),
             queries[box.rows * box.queries :],
@@ -68,8 +68,8 @@ def test_every_slot_that_is_no_pad_gives_its_gradient_to_its_token_once(groups: 
     layout = packed_layout(lengths, CPU, prompts)
     times = torch.tensor([1 + prompts.count(run) for run in range(len(lengths))])
     for slots, expected in [
-        (layout.box_queries, torch.ones(sum(lengths))),
-        (layout.box_keys, times.repeat_interleave(torch.tensor(lengths))),
+        (layout.boxed.queries, torch.ones(sum(lengths))),
+        (layout.boxed.keys, times.repeat_interleave(torch.tensor(lengths))),
         *([] if layout.keys is None else [(layout.keys, times.repeat_interleave(torch.tensor(lengths)))]),
     ]:
         tokens = slots.token_of_slot_P[slots.slot_of_token_T]
