@@ -194,7 +194,9 @@ def replayed_samples(
 ) -> Iterator[TrainingSample]:
     """Samples of a book's answers. Those that this policy's sampler would not have finished are left out: the
     setting may have changed since they were found."""
-    end = rules.end() if replayed else None
+    if not replayed:
+        return
+    end = rules.end()
     for replay in replayed:
         entry, ids = replay.entry, replay.entry.token_ids
         if len(ids) > rules.max_tokens:
