@@ -11,9 +11,10 @@ answer examined ever after.
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
+
+import msgspec
 
 from swarmnode.chat import Prompt
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
@@ -62,12 +63,12 @@ class Mender:
         """Returns the answers, some of them cut, without the ones that must not be learnt from."""
         self._lost.clear()
         # What stands in a conversation was answered as it stands: nothing can be cut out of it.
-        whole = [answer for answer in answers if answer.in_turns]
-        answers = [answer for answer in answers if not answer.in_turns]
+        whole = [answer for answer in answers if answer.entry.in_turns]
+        answers = [answer for answer in answers if not answer.entry.in_turns]
         if not answers:
             return whole
         for answer in answers:
-            self._pieces.add(answer.example.key.task, answer.author, answer.token_ids)
+            self._pieces.add(answer.entry.task, answer.entry.author, answer.entry.token_ids)
         foreign = [self._foreign(answer) for answer in answers]
         results = mend(foreign, read=self._read, judge=self._judge, tokens=self._text)
         self.counts += reasons(results)
@@ -75,19 +76,21 @@ class Mender:
         for answer, result in zip(answers, results, strict=True):
             if result.outcome == "mended":
                 self._tell(result)
-                kept.append(replace(answer, text=result.text, token_ids=result.token_ids))
+                entry = msgspec.structs.replace(answer.entry, token_ids=result.token_ids)
+                kept.append(BookCandidate(answer.example, result.text, entry))
             elif result.outcome == "untouched":
                 kept.append(answer)
         return kept
 
     def _foreign(self, answer: BookCandidate) -> ForeignAnswer:
+        entry = answer.entry
         return ForeignAnswer(
             answer.example,
-            answer.author,
+            entry.author,
             self._text.prompt_ids(answer.example.prompt),
-            answer.token_ids,
+            entry.token_ids,
             answer.text,
-            self._pieces.odd(answer.example.key.task, answer.author, answer.token_ids),
+            self._pieces.odd(entry.task, entry.author, entry.token_ids),
         )
 
     def _judge(self, answer: ForeignAnswer, texts: Sequence[str]) -> list[float | None]:
