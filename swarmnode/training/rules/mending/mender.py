@@ -12,17 +12,16 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
-from swarmnode.chat import Prompt
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.identity.memorable_name import memorable_name
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.training.rules.book import BookCandidate
-from swarmnode.training.rules.mending.mending import ForeignAnswer, MendedAnswer, Read, Tokens, mend, reasons
+from swarmnode.training.rules.mending.mending import ForeignAnswer, MendedAnswer, Read, mend, reasons
 from swarmnode.training.rules.mending.odd_pieces import OddPieces
 from swarmnode.types import total_reward
 
@@ -32,17 +31,11 @@ MOST_NAMES = 1024
 """Authors that are remembered for having hung a judge, or for what the log told of them."""
 
 
-class Text(Tokens, Protocol):
-    """The policy's tokens and prompts (rollout/schedule/open_renderer.py)."""
-
-    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]: ...
-
-
 class Mender:
     """`Mend` of book.py: call it with foreign answers of full marks, in the thread that trains."""
 
     def __init__(
-        self, read: Read, tasks: Mapping[str, Task], text: Text, *, judge_limit_s: float = 60.0
+        self, read: Read, tasks: Mapping[str, Task], renderer: Renderer, *, judge_limit_s: float = 60.0
     ) -> None:
         """`read`: what our policy says now. `tasks`: by name, as strangers' answers are judged.
         `judge_limit_s`: the longest that the judge may be at work at once."""
@@ -50,7 +43,7 @@ class Mender:
         """Answers by their fate, since the start."""
         self._read = read
         self._tasks = tasks
-        self._text = text
+        self._renderer = renderer
         self._threads = TimedThreads(judge_limit_s)
         self._pieces = OddPieces()
         self._hung_by: set[str] = set()
@@ -70,7 +63,7 @@ class Mender:
         for answer in answers:
             self._pieces.add(answer.entry.task, answer.entry.author, answer.entry.token_ids)
         foreign = [self._foreign(answer) for answer in answers]
-        results = mend(foreign, read=self._read, judge=self._judge, tokens=self._text)
+        results = mend(foreign, read=self._read, judge=self._judge, tokens=self._renderer)
         self.counts += reasons(results)
         kept = whole
         for answer, result in zip(answers, results, strict=True):
@@ -87,7 +80,7 @@ class Mender:
         return ForeignAnswer(
             answer.example,
             entry.author,
-            self._text.prompt_ids(answer.example.prompt),
+            self._renderer.prompt_ids(answer.example.prompt),
             entry.token_ids,
             answer.text,
             self._pieces.odd(entry.task, entry.author, entry.token_ids),
