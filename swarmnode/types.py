@@ -176,7 +176,7 @@ class RolloutGroup:
     @property
     def reward_mean(self) -> float | None:
         """Mean of the scored rewards, None when nothing was scored."""
-        return mean_or_none([r for r in self.rewards if r is not None])
+        return mean_or_none(self.rewards)
 
     @property
     def reward_std(self) -> float | None:
@@ -253,6 +253,7 @@ def spread_of(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
-def mean_or_none(values: Sequence[float]) -> float | None:
-    """Returns the mean, or None for no values: zero would be a measurement."""
-    return fmean(values) if values else None
+def mean_or_none(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the known values, or None if none is known: zero would be a measurement."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -98,13 +98,13 @@ class Rescue(Rule):
         wanted = [group for group in external if group.example.key in self._failed]
         found = [answer for group in wanted for answer in full_answers(group, self.marks, own=False)[:1]]
         answers = {one.example.key: one for one in (self._mend(found) if self._mend and found else found)}
-        return [(self._failed.pop(key), answer) for key, answer in answers.items() if answer.token_ids]
+        return [(self._failed.pop(key), answer) for key, answer in answers.items() if answer.entry.token_ids]
 
     def _lesson(self, group: RolloutGroup, answer: BookCandidate) -> tuple[GroupLesson, Replay]:
         """Returns what our failures teach but the worst, and what the success in its place does."""
         rewards = list(group.rewards)
         worst = min((reward, place) for place, reward in enumerate(rewards) if reward is not None)[1]
-        rewards[worst] = answer.reward
+        rewards[worst] = answer.entry.reward
         credit = group_advantages(rewards, standardised) or [None] * len(rewards)
         advantage, credit[worst] = credit[worst] or 0.0, None
         success = Replay(answer.entry, advantage, ends=self._settings.teach_ends)

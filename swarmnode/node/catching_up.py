@@ -127,12 +127,11 @@ class CatchingUp:
 def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, config: Config) -> LibraryRound:
     """Return what a round says: its own groups, and what the book holds after it, `answers` of that of
     libraries."""
-    rewards = [reward for group in own for reward in group.rewards if reward is not None]
-    pass_rate = mean_or_none([*report.pass_rates.values()]) or 0.0
+    pass_rate = mean_or_none(report.pass_rates.values()) or 0.0
     return LibraryRound(
         answers=answers,
         known=report.book - answers,
-        reward=mean_or_none(rewards),
+        reward=mean_or_none(reward for group in own for reward in group.rewards),
         finds=config.rollout.groups * config.rollout.group_size * pass_rate,
         most_wait=report.waiting > report.teaching,
     )

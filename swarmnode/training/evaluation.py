@@ -87,7 +87,7 @@ def evaluate(
         for name, rows in rewards.items()
     }
     majority_at = {
-        name: {k: _mean_of_known(row.get(k) for row in rows) for k in ks} for name, rows in majorities.items()
+        name: {k: mean_or_none(row.get(k) for row in rows) for k in ks} for name, rows in majorities.items()
     }
     pass_at: dict[str, PassAt] = {
         name: {k: mean_or_none([pass_at_k(n, c, k) for n, c in counts if n >= k]) for k in ks}
@@ -95,9 +95,9 @@ def evaluate(
     }
     return Evaluation(
         per_task,
-        _mean_of_known(per_task.values()),
+        mean_or_none(per_task.values()),
         pass_at,
-        {k: _mean_of_known([of_task[k] for of_task in pass_at.values()]) for k in ks},
+        {k: mean_or_none([of_task[k] for of_task in pass_at.values()]) for k in ks},
         majority_at,
         {name: tuple(sorted(names)) for name, names in judged_by.items()},
         {name: len(rows) for name, rows in rewards.items()},
@@ -175,7 +175,3 @@ def powers_of_two(most: int) -> list[int]:
     [1, 2, 4, 8]
     """
     return [1 << power for power in range(most.bit_length())]
-
-
-def _mean_of_known(values: Iterable[float | None]) -> float | None:
-    return mean_or_none([value for value in values if value is not None])

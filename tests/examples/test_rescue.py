@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from examples.rules.rescue import MAX_AGE, MAX_WAITING, Rescue
@@ -93,7 +94,11 @@ def test_what_an_environment_said_in_a_success_is_not_learned() -> None:
 
 def test_the_mender_has_the_last_word_on_what_is_learned_from() -> None:
     def mend(answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:
-        return [replace(one, token_ids=(6,), text="6") for one in answers if one.author != "spam"]
+        return [
+            BookCandidate(one.example, "6", msgspec.structs.replace(one.entry, token_ids=(6,)))
+            for one in answers
+            if one.entry.author != "spam"
+        ]
 
     one = rescue(Rescue(SharingRule("rescue"), mend=mend))
     theirs = [THEIRS, foreign(RIGHT, WRONG, index=10, author="spam")]

@@ -133,8 +133,8 @@ def _means(found: Sequence[RoundRewards]) -> Iterable[RoundRewards]:
         part = found[begin : begin + together]
         yield RoundRewards(
             part[-1].round,
-            _mean(one.own for one in part),
-            _mean(one.external for one in part),
+            mean_or_none(one.own for one in part),
+            mean_or_none(one.external for one in part),
             _mean_by_name([one.tasks for one in part]),
             seconds=_mean_by_name([one.seconds for one in part]),
         )
@@ -143,7 +143,3 @@ def _means(found: Sequence[RoundRewards]) -> Iterable[RoundRewards]:
 def _mean_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = {name for one in found for name in one}
     return {name: fmean(one[name] for one in found if name in one) for name in names}
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    return mean_or_none([value for value in values if value is not None])

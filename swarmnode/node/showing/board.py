@@ -325,7 +325,7 @@ def _why_flat(group: RolloutGroup) -> str:
 
 
 def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:
-    return mean_or_none([mean for group in groups if (mean := group.reward_mean) is not None])
+    return mean_or_none(group.reward_mean for group in groups)
 
 
 # ---- watchers ----

@@ -5,9 +5,9 @@ ended groups -> observe -> [LengthEstimates] -> longest_first -> the next groups
 
 import hashlib
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.chat import written_prompt
 from swarmnode.types import Example
 
@@ -74,16 +74,13 @@ class _Averages:
     """Exponential moving averages by name, of at most `size` names."""
 
     def __init__(self, values: Mapping[str, float], size: int, newest_share: float) -> None:
-        self.values = OrderedDict(values)
-        self._size = size
+        self.values = BoundedDict[str, float](size)
+        self.values.update(values)
         self._newest_share = newest_share
 
     def observe(self, name: str, value: float) -> None:
         before = self.values.get(name, value)
         self.values[name] = before + self._newest_share * (value - before)
-        self.values.move_to_end(name)
-        if len(self.values) > self._size:
-            self.values.popitem(last=False)
 
 
 def _prompt_digest(example: Example) -> str:

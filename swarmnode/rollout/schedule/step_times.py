@@ -10,6 +10,8 @@ from math import log2
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
@@ -38,7 +40,9 @@ NARROWEST_FACTOR = 2.0
 """Least ratio of two numbers of requests that can tell a from b."""
 
 ROUNDING = 1e-9
-"""Share of a step below which a rise counts as none; of a pivot, below which two columns are the same."""
+"""Share of a step below which a rise counts as none."""
+SAME_COLUMNS = 1e-5
+"""Share of the largest singular value below which another counts as zero: two terms are the same."""
 FORGETTING = 0.999
 """Weight of the past after each step in the average length that requests look back on."""
 
@@ -127,24 +131,9 @@ def _relative_least_squares(steps: Sequence[TimedStep], terms: Sequence[str]) ->
         "running": lambda step: step.running,
         "context": lambda step: step.context,
     }
-    rows = [[values[term](step) / step.seconds for term in terms] for step in steps]
-    scales = [max(abs(row[i]) for row in rows) for i in range(len(terms))]
-    if not all(scales):
+    rows = np.array([[values[term](step) / step.seconds for term in terms] for step in steps])
+    scales = np.abs(rows).max(axis=0)
+    if not scales.all():
         return None
-    rows = [[value / scale for value, scale in zip(row, scales, strict=True)] for row in rows]
-    normal = [[sum(r[i] * r[j] for r in rows) for j in range(len(terms))] for i in range(len(terms))]
-    found = _solved(normal, [sum(r[i] for r in rows) for i in range(len(terms))])
-    return found and [value / scale for value, scale in zip(found, scales, strict=True)]
-
-
-def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float] | None:
-    """Returns the solution of a symmetric positive system, by elimination. None: it is singular."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for i, pivot in enumerate(rows):
-        if pivot[i] < ROUNDING * matrix[i][i]:
-            return None
-        for j, row in enumerate(rows):
-            if j != i:
-                factor = row[i] / pivot[i]
-                rows[j] = [a - factor * b for a, b in zip(row, pivot, strict=True)]
-    return [row[-1] / row[i] for i, row in enumerate(rows)]
+    found, _, rank, _ = np.linalg.lstsq(rows / scales, np.ones(len(steps)), rcond=SAME_COLUMNS)
+    return (found / scales).tolist() if rank == len(terms) else None

@@ -6,9 +6,10 @@ Strangers choose what they ask for help with, so such examples are at most every
 and each is answered once.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.tasks.drawing.example_stream import ExampleStream, StreamPlace
 from swarmnode.types import Example, ExampleKey
 
@@ -30,7 +31,7 @@ class WantedExamples(Iterator[Example]):
     def __init__(self, stream: ExampleStream) -> None:
         self._stream = stream
         self._waiting: deque[Example] = deque(maxlen=MAX_WAITING)
-        self._known: OrderedDict[ExampleKey, None] = OrderedDict()
+        self._known = BoundedDict[ExampleKey, None](MAX_ANSWERED)
         self._since_wanted = 0
 
     @property
@@ -44,8 +45,6 @@ class WantedExamples(Iterator[Example]):
             if example.key in self._known:
                 continue
             self._known[example.key] = None
-            if len(self._known) > MAX_ANSWERED:
-                self._known.popitem(last=False)
             self._waiting.append(example)
 
     def __next__(self) -> Example:

@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import NoReturn
 
 import msgspec
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.chat import read_prompt, written_prompt
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
@@ -81,7 +81,7 @@ class TaskWorker:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._drawings: OrderedDict[int, _Drawing] = OrderedDict()
+        self._drawings = BoundedDict[int, _Drawing](MAX_SEEDS)
 
     def answer(self, request: wire.Request) -> wire.Reply:
         """Answers one request. Raises SwarmnodeError."""
@@ -129,12 +129,8 @@ class TaskWorker:
         return found if found is not None and written_prompt(found.prompt) == asked.prompt else None
 
     def _drawing(self, seed: int, end: int) -> _Drawing:
-        drawing = self._drawings.get(seed)
-        if drawing is None:
-            drawing = self._drawings[seed] = _Drawing(iter(self._task.examples(seed)))
-            while len(self._drawings) > MAX_SEEDS:
-                self._drawings.popitem(last=False)
-        self._drawings.move_to_end(seed)
+        drawing = self._drawings.get(seed) or _Drawing(iter(self._task.examples(seed)))
+        self._drawings[seed] = drawing  # The ones that were asked for last are kept.
         drawing.up_to(end if seed == EVALUATION_SEED else min(end, MAX_INDEX))
         return drawing
 

@@ -5,36 +5,21 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from swarmnode.errors import JudgementLost, SwarmnodeError
 from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
 from swarmnode.tasks.deadlines.work_clock import off_the_clock
+from swarmnode.tasks.processes.task_process import TaskProcess
 from swarmnode.tasks.processes.worker_messages import Loaded, Reply, Request
 
 logger = logging.getLogger(__name__)
-
-
-class TaskRunner(Protocol):
-    """A task's process as the pool uses it."""
-
-    @property
-    def name(self) -> str: ...
-
-    def start(self) -> Loaded: ...
-
-    def ask(self, request: Request) -> Reply: ...
-
-    def interrupt(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Slot:
     """A process of the pool. `ready`: it has loaded the task, as far as we know."""
 
-    runner: TaskRunner
+    runner: TaskProcess
     ready: bool = False
     busy: bool = False
 
@@ -43,7 +28,7 @@ class WorkerPool:
     """Processes of one task. All methods may be called from any thread."""
 
     def __init__(
-        self, processes: Sequence[TaskRunner], *, may_grow: Callable[[], bool] = lambda: True
+        self, processes: Sequence[TaskProcess], *, may_grow: Callable[[], bool] = lambda: True
     ) -> None:
         """`processes`: none of them started. `may_grow`: asked once, when a second process is needed."""
         self._slots = [_Slot(process) for process in processes]

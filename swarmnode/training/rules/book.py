@@ -18,7 +18,6 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from swarmnode.chat import written_prompt
 from swarmnode.types import Example, ExampleKey, Stretch, check_given
 
 MAX_BOOK = 65_536
@@ -36,39 +35,6 @@ all is bounded by author and for newcomers together (exchange/bodies/selection.p
 
 FLOOR = 0.02
 """Least weight of an answer in a draw: what we master is recalled now and then."""
-
-
-@dataclass(frozen=True, slots=True)
-class BookCandidate:
-    """An answer that our own judge gave full marks as it stands, before it enters the book."""
-
-    example: Example
-    text: str
-    token_ids: tuple[int, ...]
-    """Its tokens without an end of text."""
-    reward: float
-    author: str
-    own: bool
-    ended: bool
-    """A policy of ours sampled the end of text behind it."""
-    given: tuple[Stretch, ...] = ()
-    """Tokens of it that an environment wrote."""
-    in_turns: bool = False
-    """It is a conversation with an environment."""
-
-    @property
-    def entry(self) -> "Entry":
-        """The answer as the book holds it."""
-        key = self.example.key
-        return Entry(
-            key.task, key.version, key.seed, key.index, written_prompt(self.example.prompt), self.token_ids,
-            self.reward, self.author, self.own, self.ended, self.given, self.in_turns,
-        )  # fmt: skip
-
-
-Mend = Callable[[Sequence[BookCandidate]], Sequence[BookCandidate]]
-"""Function that foreign answers pass on their way into the book. It may cut them to what they need, or leave
-them out; an answer that it changes it has judged again first."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -106,6 +72,20 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         numbers = 5 * len(self.token_ids) + 2 * 9 * len(self.given)
         return 64 + sum(len(text.encode(errors="replace")) for text in texts) + numbers
 
+
+@dataclass(frozen=True, slots=True)
+class BookCandidate:
+    """An answer that our own judge gave full marks as it stands, before it enters the book."""
+
+    example: Example
+    text: str
+    entry: Entry
+    """The answer as the book would hold it."""
+
+
+Mend = Callable[[Sequence[BookCandidate]], Sequence[BookCandidate]]
+"""Function that foreign answers pass on their way into the book. It may cut them to what they need, or leave
+them out; an answer that it changes it has judged again first."""
 
 Entries = Annotated[tuple[Entry, ...], Meta(max_length=MAX_BOOK)]
 """A book, as a state holds it."""

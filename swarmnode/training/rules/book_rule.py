@@ -26,6 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from swarmnode.chat import written_prompt
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.rules.demonstrated import Demonstrated, still_needed
@@ -135,8 +136,8 @@ class BookRule(Rule):
         kept = self._mend(given) if self._mend is not None and given else given
         self._add(found)
         self._learn_of(kept, version)
-        as_given = {(answer.example.key, answer.token_ids) for answer in given}
-        mended = sum((answer.example.key, answer.token_ids) not in as_given for answer in kept)
+        as_given = {(answer.example.key, answer.entry.token_ids) for answer in given}
+        mended = sum((answer.example.key, answer.entry.token_ids) not in as_given for answer in kept)
         return mended, len(given) - len(kept)
 
     def _learn_of(self, given: Sequence[BookCandidate], version: int) -> None:
@@ -144,7 +145,7 @@ class BookRule(Rule):
         if self.teachers is None:
             self._add(given)
             return
-        entries = [answer.entry for answer in given if answer.token_ids and answer.entry not in self.book]
+        entries = [one.entry for one in given if one.entry.token_ids and one.entry not in self.book]
         finds = [entry for entry in self.book.entries if entry.own]
         rng = random.Random(f"{self._seed}:{version}:teachers")
         ruling = self.teachers.rule_on(entries, finds, rng)
@@ -157,7 +158,7 @@ class BookRule(Rule):
 
     def _add(self, answers: Sequence[BookCandidate]) -> None:
         for answer in answers:
-            if answer.token_ids:
+            if answer.entry.token_ids:
                 self.book.add(answer.entry)
 
     def _replay(self, entry: Entry) -> Replay:
@@ -174,18 +175,19 @@ class OwnBook(BookRule):
 
 def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[BookCandidate]:
     """The different answers of a group that our own judge gave full marks."""
-    task, found = group.example.key.task, dict[tuple[int, ...], BookCandidate]()
+    key, prompt = group.example.key, written_prompt(group.example.prompt)
+    found: dict[tuple[int, ...], BookCandidate] = {}
     for completion, reward in zip(group.completions, group.rewards, strict=True):
-        if completion.finish == "abort" or reward is None or not marks.has_full(task, reward):
+        if completion.finish == "abort" or reward is None or not marks.has_full(key.task, reward):
             continue
         ended = completion.finish == "stop"
         token_ids = _without_end(completion)
         if token_ids and completion.sampled_tokens:
-            answer = BookCandidate(
-                group.example, completion.text, token_ids, reward, group.author, own, ended, completion.given,
-                in_turns=not isinstance(completion.said, str),
+            entry = Entry(
+                key.task, key.version, key.seed, key.index, prompt, token_ids, reward, group.author, own,
+                ended, completion.given, in_turns=not isinstance(completion.said, str),
             )  # fmt: skip
-            found.setdefault(token_ids, answer)
+            found.setdefault(token_ids, BookCandidate(group.example, completion.text, entry))
     return list(found.values())
 
 

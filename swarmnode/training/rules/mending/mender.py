@@ -11,17 +11,17 @@ answer examined ever after.
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
-from swarmnode.chat import Prompt
+import msgspec
+
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.identity.memorable_name import memorable_name
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.training.rules.book import BookCandidate
-from swarmnode.training.rules.mending.mending import ForeignAnswer, MendedAnswer, Read, Tokens, mend, reasons
+from swarmnode.training.rules.mending.mending import ForeignAnswer, MendedAnswer, Read, mend, reasons
 from swarmnode.training.rules.mending.odd_pieces import OddPieces
 from swarmnode.types import total_reward
 
@@ -31,17 +31,11 @@ MOST_NAMES = 1024
 """Authors that are remembered for having hung a judge, or for what the log told of them."""
 
 
-class Text(Tokens, Protocol):
-    """The policy's tokens and prompts (rollout/schedule/open_renderer.py)."""
-
-    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]: ...
-
-
 class Mender:
     """`Mend` of book.py: call it with foreign answers of full marks, in the thread that trains."""
 
     def __init__(
-        self, read: Read, tasks: Mapping[str, Task], text: Text, *, judge_limit_s: float = 60.0
+        self, read: Read, tasks: Mapping[str, Task], renderer: Renderer, *, judge_limit_s: float = 60.0
     ) -> None:
         """`read`: what our policy says now. `tasks`: by name, as strangers' answers are judged.
         `judge_limit_s`: the longest that the judge may be at work at once."""
@@ -49,7 +43,7 @@ class Mender:
         """Answers by their fate, since the start."""
         self._read = read
         self._tasks = tasks
-        self._text = text
+        self._renderer = renderer
         self._threads = TimedThreads(judge_limit_s)
         self._pieces = OddPieces()
         self._hung_by: set[str] = set()
@@ -62,32 +56,34 @@ class Mender:
         """Returns the answers, some of them cut, without the ones that must not be learnt from."""
         self._lost.clear()
         # What stands in a conversation was answered as it stands: nothing can be cut out of it.
-        whole = [answer for answer in answers if answer.in_turns]
-        answers = [answer for answer in answers if not answer.in_turns]
+        whole = [answer for answer in answers if answer.entry.in_turns]
+        answers = [answer for answer in answers if not answer.entry.in_turns]
         if not answers:
             return whole
         for answer in answers:
-            self._pieces.add(answer.example.key.task, answer.author, answer.token_ids)
+            self._pieces.add(answer.entry.task, answer.entry.author, answer.entry.token_ids)
         foreign = [self._foreign(answer) for answer in answers]
-        results = mend(foreign, read=self._read, judge=self._judge, tokens=self._text)
+        results = mend(foreign, read=self._read, judge=self._judge, tokens=self._renderer)
         self.counts += reasons(results)
         kept = whole
         for answer, result in zip(answers, results, strict=True):
             if result.outcome == "mended":
                 self._tell(result)
-                kept.append(replace(answer, text=result.text, token_ids=result.token_ids))
+                entry = msgspec.structs.replace(answer.entry, token_ids=result.token_ids)
+                kept.append(BookCandidate(answer.example, result.text, entry))
             elif result.outcome == "untouched":
                 kept.append(answer)
         return kept
 
     def _foreign(self, answer: BookCandidate) -> ForeignAnswer:
+        entry = answer.entry
         return ForeignAnswer(
             answer.example,
-            answer.author,
-            self._text.prompt_ids(answer.example.prompt),
-            answer.token_ids,
+            entry.author,
+            self._renderer.prompt_ids(answer.example.prompt),
+            entry.token_ids,
             answer.text,
-            self._pieces.odd(answer.example.key.task, answer.author, answer.token_ids),
+            self._pieces.odd(entry.task, entry.author, entry.token_ids),
         )
 
     def _judge(self, answer: ForeignAnswer, texts: Sequence[str]) -> list[float | None]:

@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Literal, Protocol
+from typing import Literal
 
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.training.rules.mending.cuts import (
     Reading,
     ReadingRequest,
@@ -29,7 +30,7 @@ from swarmnode.training.rules.mending.cuts import (
     runs_between,
     score,
 )
-from swarmnode.types import Example, ExampleKey, FinishReason
+from swarmnode.types import Example, ExampleKey
 
 BEAM = 5
 """Texts that are read for each answer, each number of cuts and each of two guesses (cuts.py)."""
@@ -66,16 +67,6 @@ Why = Literal["likely", "no gain", "needed", "cut", "too long", "over budget", "
 """likely: nothing in it is doubtful. no gain: no cut makes it likelier. needed: the judge or the rest of the
 text needs what could be cut. over budget: the round has read enough. not judged: our judge gave no reward to
 the whole now, or less to what the rest leans on. not text: nothing is left of it in our tokens."""
-
-
-class Tokens(Protocol):
-    """The policy's tokens (rollout/schedule/open_renderer.py)."""
-
-    eos_token_ids: tuple[int, ...]
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-    def encode_completion(self, text: str, finish: FinishReason) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +146,7 @@ def mend(
     *,
     read: Read,
     judge: Judge,
-    tokens: Tokens,
+    tokens: Renderer,
     read_at_most: int | None = None,
 ) -> list[MendedAnswer]:
     """Returns the part of each answer that is worth learning, in order. `read_at_most`: tokens; None: as the
@@ -174,7 +165,7 @@ def reasons(mended: Iterable[MendedAnswer]) -> Counter[str]:
 class _Mending:
     """One round's work."""
 
-    def __init__(self, read: Read, judge: Judge, tokens: Tokens) -> None:
+    def __init__(self, read: Read, judge: Judge, tokens: Renderer) -> None:
         self._read = read
         self._judge = judge
         self._tokens = tokens

@@ -127,7 +127,11 @@ def test_the_mender_sees_foreign_answers_only_and_has_the_last_word() -> None:
     def mend(answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:
         seen.extend(answers)
         return [
-            replace(one, token_ids=one.token_ids[-1:], text="5") for one in answers if one.author != "spam"
+            BookCandidate(
+                one.example, "5", msgspec.structs.replace(one.entry, token_ids=one.entry.token_ids[-1:])
+            )
+            for one in answers
+            if one.entry.author != "spam"
         ]
 
     one = BookRule(SharingRule("book"), 0, mend)

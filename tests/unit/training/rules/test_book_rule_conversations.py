@@ -11,7 +11,7 @@ from swarmnode.errors import CheckpointError
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.round import SampleRules, lesson_samples, replayed_samples
-from swarmnode.training.rules.book import BookCandidate
+from swarmnode.training.rules.book import BookCandidate, Entry
 from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import GroupLesson, SharingRule
 from swarmnode.training.rules.mending.mender import Mender
@@ -98,10 +98,9 @@ def test_nothing_is_cut_out_of_a_conversation() -> None:
     task = TwoTools()
     example = next(task.examples(0))
     ids = tuple(map(ord, "buy more")), tuple(map(ord, "?3"))
-    heard_once = BookCandidate(
-        example, "buy more3", (*ids[0], *ids[1]), 1.0, "x", False, False, ((8, 9),), in_turns=True
-    )
-    said_only = BookCandidate(example, "3", (51,), 1.0, "x", False, False, in_turns=True)
+    buying = Entry(task.name, "1", 0, 0, "?", (*ids[0], *ids[1]), 1.0, "x", False, False, ((8, 9),), True)
+    saying = Entry(task.name, "1", 0, 0, "?", (51,), 1.0, "x", False, False, in_turns=True)
+    heard_once, said_only = BookCandidate(example, "buy more3", buying), BookCandidate(example, "3", saying)
     mender = Mender(unread, {task.name: task}, Letters())
     assert mender([heard_once, said_only]) == [heard_once, said_only]
     assert task.played == [] and not mender.counts

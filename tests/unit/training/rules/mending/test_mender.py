@@ -3,14 +3,13 @@
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
-from swarmnode.training.rules.book import BookCandidate
+from swarmnode.training.rules.book import BookCandidate, Entry
 from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import SharingRule
 from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, looked_at
@@ -76,7 +75,8 @@ class AfterTheArrow:
 
 def answer(text: str, *, author: str = "stranger", index: int = 0) -> BookCandidate:
     example = Example(ExampleKey("arrow", "1", 0, index), "question")
-    return BookCandidate(example, text, tuple(map(ord, text)), 1.0, author, False, False)
+    entry = Entry("arrow", "1", 0, index, "question", tuple(map(ord, text)), 1.0, author, False, False)
+    return BookCandidate(example, text, entry)
 
 
 def mender(task: AfterTheArrow) -> Mender:
@@ -93,7 +93,7 @@ def test_what_was_put_in_is_cut_and_the_rest_goes_through(caplog: pytest.LogCapt
     poisoned = [answer(f"{AD}{STEP}", index=number) for number in range(3)]
     kept = mend([answer(STEP), *poisoned])
     assert texts(kept) == [STEP] * 4
-    assert kept[1] == replace(poisoned[0], text=STEP, token_ids=tuple(map(ord, STEP)))
+    assert kept[1] == answer(STEP, index=0)
     assert mend.counts == {"untouched: likely": 1, "mended: cut": 3}
     (line,) = caplog.messages
     assert (
