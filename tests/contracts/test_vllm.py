@@ -785,14 +785,12 @@ def driver(failing: FailingCore, folder: Path) -> separate.SeparateDriver:
     )
 
 
-def starts(count: int) -> list[vllm_driver.Start]:
-    return [
-        vllm_driver.Start(str(i), [1, 2], SamplingParams(4), [], 4, None, None, 0, "") for i in range(count)
-    ]
+def requests(count: int) -> list[SimpleNamespace]:
+    return [SimpleNamespace(request_id=str(number)) for number in range(count)]
 
 
 def test_a_sequence_that_vllm_fails_is_heard_of_at_once_by_everybody(failing, driver):
-    driver.start(starts(3))
+    driver.start(requests(3))
     failing.fail("1")
     for ask_something in (driver.step, driver.scrub, driver.step):
         with pytest.raises(EngineError, match='vLLM ended a sequence with "error"'):
@@ -803,7 +801,7 @@ def test_a_sequence_that_vllm_fails_is_heard_of_at_once_by_everybody(failing, dr
 
 
 def test_a_failure_that_nobody_heard_of_is_told_when_everything_is_closed(failing, driver):
-    driver.start(starts(1))
+    driver.start(requests(1))
     failing.fail("0")
     with pytest.raises(EngineError, match='vLLM ended a sequence with "error"'):
         driver.close()
@@ -813,7 +811,7 @@ def test_a_failure_that_nobody_heard_of_is_told_when_everything_is_closed(failin
 
 def test_a_vllm_that_says_nothing_is_given_up(failing, driver, monkeypatch):
     monkeypatch.setattr(separate, "STEP_TIMEOUT_S", -1.0)
-    driver.start(starts(1))
+    driver.start(requests(1))
     with pytest.raises(EngineError, match="vLLM sampled nothing for"):
         driver.step()
     with pytest.raises(EngineError, match="vLLM sampled nothing for"):
@@ -845,7 +843,7 @@ def test_a_call_that_vllm_refuses_is_told_and_the_next_one_goes_on(failing, driv
 
 
 def test_tokens_that_arrive_behind_an_abort_are_nobodys(failing, driver):
-    driver.start(starts(1))
+    driver.start(requests(1))
     failing.abort_requests = lambda keys: failing.fail(keys[0])
     assert driver.abort(["0"]) == []
     driver.close()

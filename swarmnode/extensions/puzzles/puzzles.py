@@ -7,6 +7,7 @@ Backtrack or Not to Backtrack, 2025). Whoever thinks aloud writes the answer bet
 what stands there, or all of a completion without tags, must be the answer and nothing else.
 """
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -61,55 +62,29 @@ def reaches_target(text: str, columns: Mapping[str, Any]) -> bool:
     text = tagged(text)
     if len(text) > MAX_EXPRESSION_CHARS or re.sub(r"[0-9+*/() -]", "", text):
         return False
-    signs = re.findall(r"[0-9]+|[+*/()-]", text)
-    if sorted(sign for sign in signs if sign.isdigit()) != sorted(map(str, columns["numbers"])):
+    if sorted(re.findall(r"[0-9]+", text)) != sorted(map(str, columns["numbers"])):
         return False
     try:
-        return _Expression(signs).value() == columns["target"]
-    except (IndexError, ValueError, ZeroDivisionError):
+        return _value(ast.parse(text.strip(), mode="eval").body) == columns["target"]
+    except (SyntaxError, ValueError, ZeroDivisionError):
         return False
 
 
-class _Expression:
-    """A sum of products of numbers and of sums in parentheses, read from left to right."""
-
-    def __init__(self, signs: Sequence[str]) -> None:
-        self._signs = [*signs, "end"]
-        self._at = 0
-
-    def value(self) -> Fraction:
-        """Returns the value. Raises ValueError if the text is no expression."""
-        value = self._sum()
-        self._expect("end")
-        return value
-
-    def _sum(self) -> Fraction:
-        value = self._product()
-        while self._signs[self._at] in "+-":
-            value = value + self._product() if self._next() == "+" else value - self._product()
-        return value
-
-    def _product(self) -> Fraction:
-        value = self._number()
-        while self._signs[self._at] in "*/":
-            value = value * self._number() if self._next() == "*" else value / self._number()
-        return value
-
-    def _number(self) -> Fraction:
-        sign = self._next()
-        if sign == "(":
-            value = self._sum()
-            self._expect(")")
-            return value
-        return Fraction(int(sign))
-
-    def _next(self) -> str:
-        self._at += 1
-        return self._signs[self._at - 1]
-
-    def _expect(self, sign: str) -> None:
-        if self._next() != sign:
-            raise ValueError(f"{sign} is missing")
+def _value(expression: ast.expr) -> Fraction:
+    """Returns the value. Raises ValueError if there is more than numbers and + - * / between two."""
+    match expression:
+        case ast.Constant(int(number)):
+            return Fraction(number)
+        case ast.BinOp(left, ast.Add(), right):
+            return _value(left) + _value(right)
+        case ast.BinOp(left, ast.Sub(), right):
+            return _value(left) - _value(right)
+        case ast.BinOp(left, ast.Mult(), right):
+            return _value(left) * _value(right)
+        case ast.BinOp(left, ast.Div(), right):
+            return _value(left) / _value(right)
+        case _:
+            raise ValueError("this is no sum, difference, product or quotient")
 
 
 def _sudoku(random: StableRandom) -> Posed:

@@ -34,29 +34,6 @@ ROUNDS_THAT_AGREE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class DialTally:
-    """The results of one round, summed over the peers that were asked."""
-
-    reached: int = 0
-    silent: int = 0
-    seen: str = ""
-    """Public IP address that most of them see us at."""
-
-    @property
-    def says(self) -> bool | None:
-        """Result that most of them found. None: nobody looked, or it is a tie."""
-        return None if self.reached == self.silent else self.reached > self.silent
-
-
-def count(answers: Sequence[DialReport]) -> DialTally:
-    """Returns the sum of these reports; a peer that refused to look counts for nothing."""
-    looked = [told for told in answers if told.outcome != "refused"]
-    reached = sum(told.outcome == "reached" for told in looked)
-    seen = [told.seen for told in looked if told.seen]
-    return DialTally(reached, len(looked) - reached, max(seen, key=seen.count, default=""))
-
-
-@dataclass(frozen=True, slots=True)
 class ReachEstimate:
     """The belief after the rounds so far."""
 
@@ -66,17 +43,21 @@ class ReachEstimate:
     asked: int = 0
     """Number of peers with an answer in the last round that agreed with this belief."""
     seen: str = ""
+    """Public IP address that most of them see us at."""
 
-    def after(self, found: DialTally) -> "ReachEstimate":
-        """Returns the belief after one more round."""
-        says, asked, seen = found.says, found.reached + found.silent, found.seen or self.seen
-        if says is None:
+    def after(self, reports: Sequence[DialReport]) -> "ReachEstimate":
+        """Returns the belief after one more round. A peer that refused to look counts for nothing; a tie
+        changes nothing."""
+        looked = [report for report in reports if report.outcome != "refused"]
+        reached = sum(report.outcome == "reached" for report in looked)
+        silent = len(looked) - reached
+        if reached == silent:
             return self
-        if says == self.reached:
-            return ReachEstimate(says, 0, asked, seen)
-        if self.against + 1 < ROUNDS_THAT_AGREE:
+        seen_at = [report.seen for report in looked if report.seen]
+        seen = max(seen_at, key=seen_at.count, default=self.seen)
+        if (reached > silent) != self.reached and self.against + 1 < ROUNDS_THAT_AGREE:
             return replace(self, against=self.against + 1, seen=seen)
-        return ReachEstimate(says, 0, asked, seen)
+        return ReachEstimate(reached > silent, 0, len(looked), seen)
 
 
 def helpers(ends: Mapping[str, Sequence[str]], rng: random.Random) -> list[str]:
@@ -270,4 +251,4 @@ class Reachability:
                 if answer is not None:
                     self._members.add(peer)
                     answers.append(answer)
-        self._held = self._held.after(count(answers))
+        self._held = self._held.after(answers)

@@ -202,7 +202,7 @@ class _Running:
             "namespaces": self.isolation.namespaces,
             "landlock": bool(self.isolation.landlock),
             "seccomp": self.isolation.seccomp,
-            **{name: value for name, value in asdict(self.limits).items() if name in _LIMITS_WITHIN},
+            **asdict(self.limits),
         }
         try:
             return subprocess.Popen(
@@ -255,10 +255,6 @@ class _Running:
 
     def _text(self, name: str) -> str:
         return bytes(self._written[name][: self.limits.output_bytes]).decode(errors="replace")
-
-
-_LIMITS_WITHIN = ("wall_s", "cpu_s", "memory_bytes", "disk_bytes", "descriptors")
-"""Limits that the program's own process sets."""
 
 
 def _limit_met(status: int, cpu_s: float, stderr: str, limits: Limits) -> Limit | None:

@@ -7,10 +7,8 @@ trains, or rests, it takes the steps itself. Nothing runs while nobody asks.
 """
 
 import logging
-import re
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 from queue import SimpleQueue
@@ -45,7 +43,6 @@ MOST_CHARS_OF_A_TOKEN = 32
 """A prompt with more characters for each token that there is room for is refused unread."""
 WHILE_ASLEEP_S = 0.05
 HOTTEST = 2.0
-_MODEL = re.compile(r"(?P<name>policy(?:-[0-9]{1,2})?|base)(?:@(?P<version>[0-9]{1,9}))?")
 
 
 @dataclass(slots=True)
@@ -64,8 +61,6 @@ class AnswerUnderWay:
 
     question: Question
     guest: SharedGuest
-    names: list[str] = field(default_factory=list[str])
-    """The ids of its requests that are not done."""
     events: "SimpleQueue[Event]" = field(default_factory=SimpleQueue)
 
 
@@ -74,9 +69,14 @@ class AnsweringService:
 
     def __init__(self, source: CallerSource) -> None:
         self._source = source
-        self._guests = {name: source.shared.guest(f"people of {name}", of=name) for name in source.policies}
+        several = len(source.policies) > 1
+        self._guests = {
+            name if several else "policy": source.shared.guest(f"people of {name}", of=name)
+            for name in source.policies
+        }
+        """The guests by the names that people use for their policies."""
         self._samples: dict[str, _Sample] = {}
-        self._of_callers: Counter[str] = Counter()
+        """The samples that are not done, by the ids of their requests."""
         self._numbers = count()
         self._changed = threading.Condition()
         """Guards the two above; notified when somebody asks."""
@@ -107,9 +107,9 @@ class AnsweringService:
 
     def models(self) -> Models:
         """Returns the names of the models that can be asked now."""
-        names = [self._shown(label) for label in self._guests]
-        for label, guest in self._guests.items():
-            names += [f"{self._shown(label)}@{version}" for version in reversed(guest.versions)]
+        names = list(self._guests)
+        for name, guest in self._guests.items():
+            names += [f"{name}@{version}" for version in reversed(guest.versions)]
         return Models((*names, "base"))
 
     def ask(self, question: Question) -> AnswerUnderWay:
@@ -119,7 +119,7 @@ class AnsweringService:
         sampling = self._sampling(question, guest.capabilities.max_length - len(prompt_ids))
         answer = AnswerUnderWay(question, guest)
         with self._changed:
-            waiting = self._of_callers[question.caller]
+            waiting = sum(one.answer.question.caller == question.caller for one in self._samples.values())
             in_all = len(self._samples) + question.samples
             if self._closing:
                 raise QuestionRefused(NoAnswer(503, "this node ends", "shutting_down"))
@@ -138,8 +138,6 @@ class AnsweringService:
             for number, request in enumerate(requests):
                 stream = TextStream(self._source.renderer.decode, question.stop)
                 self._samples[request.request_id] = _Sample(answer, number, stream, asked)
-                answer.names.append(request.request_id)
-            self._of_callers[question.caller] += question.samples
             answer.events.put(AnswerBegan("base" if asked == BASE_VERSION else f"{name}@{asked}", prompt_ids))
             self._changed.notify_all()
         return answer
@@ -147,9 +145,9 @@ class AnsweringService:
     def cancel(self, answer: AnswerUnderWay) -> None:
         """Ends an answer that nobody waits for."""
         with self._changed:
-            names = list(answer.names)
+            names = [name for name, one in self._samples.items() if one.answer is answer]
             for name in names:
-                self._forget(name)
+                del self._samples[name]
         if not names:
             return
         try:
@@ -159,30 +157,23 @@ class AnsweringService:
 
     # A question
 
-    def _shown(self, label: str) -> str:
-        return "policy" if len(self._guests) == 1 else label
-
     def _model(self, model: str) -> tuple[SharedGuest, str, int | None]:
-        """Returns the guest that a model's name asks, the name without a version, and the version."""
-        found, labels = _MODEL.fullmatch(model), list(self._guests)
-        label = labels[0]
-        if found is not None and found["name"] not in ("policy", "base"):
-            label = found["name"] if len(labels) > 1 else ""
-        if found is None or label not in self._guests or (found["name"] == "base" and found["version"]):
-            raise QuestionRefused(self._no_model(model))
-        guest = self._guests[label]
-        if found["name"] == "base":
-            return guest, "base", BASE_VERSION
-        version = None if found["version"] is None else int(found["version"])
-        if version is not None and version not in guest.versions:
-            raise QuestionRefused(self._no_model(model))
-        return guest, self._shown(label), version
-
-    def _no_model(self, model: str) -> NoAnswer:
-        there = ", ".join(self.models().names)
-        return NoAnswer(
-            404, f"the model {model!r} does not exist: there are {there}", "model_not_found", "model"
-        )
+        """Returns the guest that a model's name asks, the name without a version, and the version. Of several
+        policies `policy` is the first."""
+        first = next(iter(self._guests))
+        if model == "base":
+            return self._guests[first], "base", BASE_VERSION
+        name, at, version = model.partition("@")
+        name = first if name == "policy" else name
+        guest = self._guests.get(name)
+        if guest is None or (at and version not in map(str, guest.versions)):
+            there = ", ".join(self.models().names)
+            raise QuestionRefused(
+                NoAnswer(
+                    404, f"the model {model!r} does not exist: there are {there}", "model_not_found", "model"
+                )
+            )
+        return guest, name, int(version) if at else None
 
     def _prompt_ids(self, question: Question, longest: int) -> tuple[int, ...]:
         renderer = self._source.renderer
@@ -265,7 +256,7 @@ class AnsweringService:
             if not wanted or (finish is None and len(sampled) == sample.tokens):
                 return
             if any(span.version != sample.version for span in sampled.spans):
-                self._forget(name)
+                del self._samples[name]
                 answer.events.put(NoAnswer(500, "another version wrote some of this", "wrong_version"))
                 return
             new = slice(sample.tokens, None)
@@ -278,7 +269,7 @@ class AnsweringService:
             stopped = sample.text.stopped
             if finish is None and not stopped:
                 return
-            self._forget(name)
+            del self._samples[name]
             if finish == "abort":
                 answer.events.put(_unavailable("the answer was cut off"))
             else:
@@ -286,21 +277,12 @@ class AnsweringService:
         if finish is None:
             answer.guest.abort([name])
 
-    def _forget(self, name: str) -> None:
-        if (sample := self._samples.pop(name, None)) is not None:
-            sample.answer.names.remove(name)
-            self._of_callers[sample.answer.question.caller] -= 1
-            self._of_callers += Counter()  # Without those that have nothing under way.
-
     def _give_up(self, guest: SharedGuest | None, refused: NoAnswer) -> None:
         """Tells all who asked this guest (None: any) that no answer will come."""
         with self._changed:
-            lost = [
-                (name, one.answer) for name, one in self._samples.items() if guest in (None, one.answer.guest)
-            ]
-            for name, answer in lost:
-                self._forget(name)
-                answer.events.put(refused)
+            lost = [name for name, one in self._samples.items() if guest in (None, one.answer.guest)]
+            for name in lost:
+                self._samples.pop(name).answer.events.put(refused)
 
 
 def _too_many(*, yours: bool) -> NoAnswer:

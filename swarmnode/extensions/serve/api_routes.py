@@ -6,7 +6,7 @@ GET /v1/models    POST /v1/chat/completions    POST /v1/completions    GET /heal
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -42,26 +42,18 @@ class ApiRoutes:
         return [
             Route("/healthz", _healthz),
             Route("/v1/models", self._models),
-            Route("/v1/models/{name:path}", self._model),
+            Route("/v1/models/{name:path}", self._models),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._completion, methods=["POST"]),
         ]
 
     async def _models(self, request: HttpRequest) -> Response:
-        try:
-            names = await answering_client.models(self._find())
-        except QuestionRefused as refusal:
-            return refused_response(refusal.refused)
-        return JSONResponse({"object": "list", "data": [_card(name) for name in names]})
-
-    async def _model(self, request: HttpRequest) -> Response:
-        name = request.path_params["name"]
-        try:
-            names = await answering_client.models(self._find())
-        except QuestionRefused as refusal:
-            return refused_response(refusal.refused)
+        names = await answering_client.models(self._find())
+        name = request.path_params.get("name")
+        if name is None:
+            return JSONResponse({"object": "list", "data": [_card(each) for each in names]})
         if name not in names:
-            return refused_response(
+            raise QuestionRefused(
                 NoAnswer(404, f"the model {name!r} does not exist", "model_not_found", "model")
             )
         return JSONResponse(_card(name))
@@ -73,29 +65,25 @@ class ApiRoutes:
         return await self._answered(request, read_completion)
 
     async def _answered(self, request: HttpRequest, read: Callable[[bytes], Asked]) -> Response:
-        try:
-            asked = read(await _content(request))
-            caller = request.client.host if request.client is not None else ""
-            question = msgspec.structs.replace(asked.question, caller=caller)
-            events = answering_client.ask(self._find(), question)
-            began = await anext(events)
-            assert isinstance(began, AnswerBegan), "a question's first event"
-            form = AnswerForm(asked, began)
-            headers = {MODEL_HEADER: began.model}
-            if asked.question.stream:
-                stream = _server_sent(events, form)
-                return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-            return JSONResponse(
-                await _unless_left(form.whole(events), events, request.receive), headers=headers
-            )
-        except QuestionRefused as refusal:
-            return refused_response(refusal.refused)
+        asked = read(await _content(request))
+        caller = request.client.host if request.client is not None else ""
+        question = msgspec.structs.replace(asked.question, caller=caller)
+        events = answering_client.ask(self._find(), question)
+        began = await anext(events)
+        assert isinstance(began, AnswerBegan), "a question's first event"
+        form = AnswerForm(asked, began)
+        headers = {MODEL_HEADER: began.model}
+        if asked.question.stream:
+            stream = _server_sent(events, form)
+            return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+        return JSONResponse(await _unless_left(form, events, request.receive), headers=headers)
 
 
 def application(find: FindService) -> Starlette:
     """Returns the application of the endpoints."""
     return Starlette(
-        routes=ApiRoutes(find).routes(), exception_handlers={404: _no_such_path, 405: _no_such_path}
+        routes=ApiRoutes(find).routes(),
+        exception_handlers={404: _no_such_path, 405: _no_such_path, QuestionRefused: _refused},
     )
 
 
@@ -134,33 +122,23 @@ def _event(content: JsonObject) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-async def _unless_left(
-    answer: Awaitable[JsonObject], events: AsyncGenerator[Event], receive: Receive
-) -> JsonObject:
+async def _unless_left(form: AnswerForm, events: AsyncGenerator[Event], receive: Receive) -> JsonObject:
     """Returns an answer; gives it up if who asked has left. Raises QuestionRefused."""
-    async with aclosing(events), asyncio.TaskGroup() as tasks:
-        writing, leaving = tasks.create_task(_kept(answer)), tasks.create_task(_left(receive))
-        await asyncio.wait([writing, leaving], return_when=asyncio.FIRST_COMPLETED)
-        writing.cancel()
-        leaving.cancel()
-    if writing.cancelled():
-        raise QuestionRefused(LEFT)
-    found = writing.result()
-    if isinstance(found, NoAnswer):
-        raise QuestionRefused(found)
-    return found
+    async with aclosing(events):
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                leaving = tasks.create_task(_refuse_if_left(receive))
+                answer = await form.whole(events)
+                leaving.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+    return answer
 
 
-async def _kept(answer: Awaitable[JsonObject]) -> JsonObject | NoAnswer:
-    try:
-        return await answer
-    except QuestionRefused as refusal:
-        return refusal.refused
-
-
-async def _left(receive: Receive) -> None:
+async def _refuse_if_left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise QuestionRefused(LEFT)
 
 
 def _card(name: str) -> JsonObject:
@@ -176,3 +154,8 @@ async def _no_such_path(request: HttpRequest, error: Exception) -> Response:
     return refused_response(
         NoAnswer(404, f"there is no {request.method} {request.url.path}: {there}", "not_found")
     )
+
+
+async def _refused(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, QuestionRefused)
+    return refused_response(error.refused)

@@ -34,7 +34,6 @@ PROGRAM = (sys.executable, "-P", "-m", "swarmnode")
 """-P: a file called random.py where the person happens to be must not be taken for the library's."""
 LAST_LINES = 20
 """Kept of each node, to show when it fails."""
-STOP_GRACE_S = 20.0
 REPORTED = ("peer", "reward_first", "reward_last", "external_groups_trained")
 ALONE = ("exchange.enabled=false",)
 """A node without the others, at its best: it replays its own right answers as it would replay theirs."""
@@ -155,20 +154,7 @@ def _run(nodes: list[LocalNode], options: list[list[str]], show: Callable[[str],
             assert node.process is not None
             node.process.wait()
     finally:
-        stop_all(nodes)
-
-
-def stop_all(nodes: list[LocalNode]) -> None:
-    """End what still runs: all are asked first, those that do not listen are told."""
-    running = [node.process for node in nodes if node.process is not None and node.process.poll() is None]
-    for process in running:
-        process.terminate()
-    for process in running:
-        try:
-            process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(*(node.process for node in nodes if node.process is not None))
 
 
 @contextmanager

@@ -223,10 +223,12 @@ class Lab:
         _run(["ip", "netns", "exec", router, "nft", "-f", "-"], text=rules)
 
 
-def stop(process: "subprocess.Popen[str]") -> None:
-    """Ends a process that a machine started: asks it first, and kills it if it does not listen."""
-    if process.poll() is None:
+def stop(*processes: "subprocess.Popen[str]") -> None:
+    """Ends what still runs of these processes: asks all first, and kills those that do not listen."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
         process.terminate()
+    for process in running:
         try:
             process.wait(STOP_GRACE_S)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """vLLM inside this process: a step of ours is a step of its scheduler and its model.
 
-vllm_engine.py -> vllm_driver.py (Start) -> [inprocess] -> EngineCore.step (scheduler.py) -> Delta
+vllm_engine.py -> vllm_driver.py -> [inprocess] -> EngineCore.step (scheduler.py) -> Delta
 """
 
 import gc

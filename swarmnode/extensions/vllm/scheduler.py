@@ -134,7 +134,7 @@ class DecodingScheduler(Scheduler):
 
 def _knows_all(scheduler: Scheduler) -> bool:
     """Returns True if nothing is configured beyond sampling text from one kind of attention.
-    (`driver.vllm_sampling` asks for no end-of-sequence token, grammar, repetition check or least length.)"""
+    (`core_request` asks for no end-of-sequence token, grammar, repetition check or least length.)"""
     config, cache = scheduler.vllm_config, scheduler.kv_cache_manager
     managers = cache.coordinator.single_type_managers
     return (

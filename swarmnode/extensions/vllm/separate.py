@@ -1,6 +1,6 @@
 """vLLM in a process of its own, which samples on while we do other things: the engine for CUDA.
 
-vllm_engine.py -> vllm_driver.py (Start) -> [separate] -> EngineCore of another process -> Delta
+vllm_engine.py -> vllm_driver.py -> [separate] -> EngineCore of another process -> Delta
 
 vLLM's client sends requests there from our thread and hears its steps on a thread of its own. Nothing here
 waits for that process longer than a deadline, and not at all once it has died.
@@ -19,7 +19,6 @@ from swarmnode.extensions.vllm.vllm_driver import (
     Delta,
     Driver,
     DriverSettings,
-    Start,
     core_client,
     delta_of,
     starting_model,
@@ -59,10 +58,10 @@ class SeparateDriver(Driver):
             self._caller.terminate()
             raise
 
-    def start(self, starts: Sequence[Start]) -> None:
-        self._running.update(start.key for start in starts)
+    def start(self, requests: Sequence[Any]) -> None:
+        self._running.update(request.request_id for request in requests)
         with self._telling():
-            super().start(starts)
+            super().start(requests)
 
     def step(self) -> list[Delta]:
         deadline_s = monotonic() + STEP_TIMEOUT_S

@@ -1,5 +1,4 @@
-"""The seam between our requests and vLLM's engine core: the driver that `VllmEngine` needs, and the messages
-between them."""
+"""The seam between `VllmEngine` and vLLM's engine core: the driver that it needs, and what that reports."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -15,7 +14,6 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError, ModelError
 from swarmnode.extensions.vllm.compat import GPU_MEMORY_SHARE, runs_on_cpu
-from swarmnode.rollout.engine import SamplingParams
 from swarmnode.types import FinishReason
 
 CPU_BLOCK_TOKENS = 32
@@ -50,27 +48,6 @@ class DriverSettings:
     """CUDA's number of the card in this process. None: its first, or a CPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A sequence to start or continue."""
-
-    key: str
-    """Key that is never used again: vLLM forgets an aborted key only at its next step."""
-    token_ids: list[int]
-    """Tokens of the prompt and those sampled behind it."""
-    sampling: SamplingParams
-    stop_token_ids: list[int]
-    max_tokens: int
-    """Most tokens still to sample."""
-    seed: int | None
-    adapter: int | None
-    priority: int
-    """Precedence: of two that do not both fit, the one with the higher number gives way, or else the later
-    one."""
-    salt: str
-    """Salt of the cache: sequences share keys and values only with those of the same salt."""
-
-
 class Delta(NamedTuple):
     """The tokens that one sequence sampled since the last report."""
 
@@ -93,15 +70,14 @@ class Driver(ABC):
     """vLLM's `EngineCoreClient`."""
 
     def __init__(self) -> None:
-        self._added = 0
         self._unheard: list[Delta] = []
         self._closed = False
 
-    def start(self, starts: Sequence[Start]) -> None:
-        for start in starts:
-            # Their order only: under pressure the latest gives way.
-            self._added += 1
-            self._client.add_request(core_request(start, arrival=self._added))
+    def start(self, requests: Sequence[Any]) -> None:
+        """Takes vLLM's `EngineCoreRequest`s, each with an id that is never used again: vLLM forgets an
+        aborted one only at its next step."""
+        for request in requests:
+            self._client.add_request(request)
 
     @abstractmethod
     def step(self) -> list[Delta]:
@@ -239,47 +215,6 @@ def reserved_rank(rank: int) -> int:
     if not fitting:
         raise EngineError(f"LoRA rank {rank} is more than vLLM's {RANKS[-1]}", hint="lower policy.lora_rank")
     return fitting[0]
-
-
-def vllm_sampling(start: Start) -> Any:
-    """Returns our sampling parameters as vLLM's. Only our end tokens count: none comes from the model's
-    files."""
-    from vllm import SamplingParams as VllmSamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return VllmSamplingParams(
-        temperature=start.sampling.temperature,
-        top_p=start.sampling.top_p,
-        seed=start.seed,
-        max_tokens=start.max_tokens,
-        stop_token_ids=start.stop_token_ids,
-        ignore_eos=True,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
-
-
-def core_request(start: Start, arrival: int) -> Any:
-    """Returns a sequence as vLLM's request. Its adapter is loaded, and its folder gone."""
-    from vllm.lora.request import LoRARequest
-    from vllm.v1.engine import EngineCoreRequest
-
-    adapter = start.adapter
-    return EngineCoreRequest(
-        request_id=start.key,
-        external_req_id=start.key,
-        prompt_token_ids=start.token_ids,
-        mm_features=None,
-        sampling_params=vllm_sampling(start),
-        pooling_params=None,
-        arrival_time=float(arrival),
-        lora_request=None if adapter is None else LoRARequest(str(adapter), adapter, "loaded"),
-        cache_salt=start.salt,
-        data_parallel_rank=None,
-        priority=start.priority,
-    )
 
 
 def delta_of(output: Any) -> Delta:

@@ -25,7 +25,7 @@ from swarmnode.extensions.vllm.starting import (
     placement,
     start_policies,
 )
-from swarmnode.extensions.vllm.vllm_driver import Delta, DriverSettings, EngineDtype, Start
+from swarmnode.extensions.vllm.vllm_driver import Delta, DriverSettings, EngineDtype
 from swarmnode.extensions.vllm.vllm_limits import (
     refuse_base,
     refuse_mode,
@@ -34,7 +34,7 @@ from swarmnode.extensions.vllm.vllm_limits import (
     refuse_versions,
 )
 from swarmnode.extensions.vllm.vllm_policies import LoadedPolicy
-from swarmnode.extensions.vllm.vllm_rows import Row
+from swarmnode.extensions.vllm.vllm_rows import Row, core_request
 from swarmnode.rollout.decode.weights import longest_sequence
 from swarmnode.rollout.engine import (
     BASE_VERSION,
@@ -196,14 +196,14 @@ class VllmEngine:
     def _feed(self) -> None:
         requests = self._queue.take(self.capabilities.max_running - len(self._running))
         if requests:
-            self._driver.start([self._start(request) for request in requests])
+            self._driver.start([core_request(self._enter(request), self._eos) for request in requests])
 
-    def _start(self, request: Request) -> Start:
+    def _enter(self, request: Request) -> Row:
         self._started += 1
         lane = self._policies.enter(request.version)
         row = Row(request, str(self._started), lane, lane.policy)
         self._running[row.key] = row
-        return row.start(self._eos)
+        return row
 
     def _absorb(self, deltas: Iterable[Delta]) -> None:
         for key, token_ids, logprobs, finish, cached_tokens in deltas:

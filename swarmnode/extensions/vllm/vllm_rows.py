@@ -2,9 +2,8 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from swarmnode.extensions.vllm.vllm_driver import Start
 from swarmnode.extensions.vllm.vllm_policies import Lane, LoadedPolicy
 from swarmnode.rollout.engine import Request, Sampled
 from swarmnode.types import Span
@@ -16,6 +15,7 @@ class Row:
 
     request: Request
     key: str
+    """Its number among all that were started, as text."""
     lane: Lane
     policy: LoadedPolicy
     """Policy of its newest tokens."""
@@ -50,21 +50,44 @@ class Row:
             return self.spans
         return [*self.spans, Span(self.policy.version, start, self.done, self.kv)]
 
-    def start(self, eos_token_ids: tuple[int, ...]) -> Start:
-        """Returns the request in vLLM's terms."""
-        request, sampling = self.request, self.request.sampling
-        done = len(request.sampled)
-        return Start(
-            key=self.key,
-            token_ids=[*request.prompt_ids, *request.sampled.token_ids],
-            sampling=sampling,
-            stop_token_ids=[*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)],
-            max_tokens=sampling.max_tokens - done,
+
+def core_request(row: Row, eos_token_ids: tuple[int, ...]) -> Any:
+    """Returns a row as vLLM's `EngineCoreRequest`. Its adapter is loaded, and its folder gone. Only our end
+    tokens count: none comes from the model's files."""
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine import EngineCoreRequest
+
+    request, sampling, adapter = row.request, row.request.sampling, row.lane.adapter
+    done = len(request.sampled)
+    return EngineCoreRequest(
+        request_id=row.key,
+        external_req_id=row.key,
+        prompt_token_ids=[*request.prompt_ids, *request.sampled.token_ids],
+        mm_features=None,
+        sampling_params=VllmSamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
             seed=None if sampling.seed is None else segment_seed(sampling.seed, done),
-            adapter=self.lane.adapter,
-            priority=request.priority,
-            salt=self.lane.policy.salt,
-        )
+            max_tokens=sampling.max_tokens - done,
+            stop_token_ids=[*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)],
+            ignore_eos=True,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        ),
+        pooling_params=None,
+        # Their order only. Of two that do not both fit, the one with the higher priority's number gives way,
+        # or else the later one.
+        arrival_time=float(row.key),
+        lora_request=None if adapter is None else LoRARequest(str(adapter), adapter, "loaded"),
+        # Keys and values are shared only with those of the same salt.
+        cache_salt=row.lane.policy.salt,
+        data_parallel_rank=None,
+        priority=request.priority,
+    )
 
 
 def segment_seed(seed: int, tokens_done: int) -> int:

@@ -62,6 +62,8 @@ class LaunchOrder:
     wall_s: float
     cpu_s: int
     memory_bytes: int
+    output_bytes: int
+    """Bound of sandbox.py, which reads the output."""
     disk_bytes: int
     descriptors: int
 

@@ -14,7 +14,6 @@ from swarmnode.extensions.reach.reachability import (
     ReachEstimate,
     ReachEvidence,
     conclude,
-    count,
     helpers,
     tcp_port,
 )
@@ -41,7 +40,7 @@ def said(*outcomes: str) -> list[DialReport]:
 def held_after(*rounds: Sequence[DialReport]) -> ReachEstimate:
     held = ReachEstimate()
     for answers in rounds:
-        held = held.after(count(answers))
+        held = held.after(answers)
     return held
 
 
