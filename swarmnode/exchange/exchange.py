@@ -295,7 +295,7 @@ class Exchange:
 
     def _readmit(self, saved: SavedGroup) -> None:
         announcement = check_header(
-            saved.header, saved.arrival, settings=self._settings, tasks=self._context.tasks
+            saved.header, saved.arrival, settings=self._settings, tasks=self._context.tasks, spread=True
         )
         self._inbox.admit(replace(announcement, restored=True))
         # The fetcher looks here first, so a restored group takes the way of all others without the network.

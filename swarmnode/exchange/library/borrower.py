@@ -35,7 +35,7 @@ from swarmnode.exchange.library.signed_group import GroupName, Origin, SignedGro
 from swarmnode.exchange.limits import LEAST_NEED
 from swarmnode.exchange.messages import Announcement, Header, hash_body
 from swarmnode.exchange.validation.body_check import CheckedBody
-from swarmnode.exchange.validation.header_check import any_header, check_header
+from swarmnode.exchange.validation.header_check import check_header
 from swarmnode.tasks.task import may_be_exchanged
 from swarmnode.types import RolloutGroup
 
@@ -376,7 +376,7 @@ class Borrower:
 
     def _checked(self, sealed: bytes, settings: ExchangeSettings) -> Announcement:
         return check_header(
-            sealed, self._context.arrive(), settings=settings, tasks=self._tasks, awaits=any_header
+            sealed, self._context.arrive(), settings=settings, tasks=self._tasks, spread=False
         )
 
     async def _judged(
