@@ -40,9 +40,9 @@ from swarmnode.exchange.gossip.inbox import Inbox
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.gossip.publisher import Publisher
 from swarmnode.exchange.gossip.thanks import NOTHING_SAVED, find_receipts
+from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
-from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.exchange.limits import MAX_NAME_CHARS
 from swarmnode.exchange.messages import Announcement, hash_body
 from swarmnode.exchange.peers.connection_gate import ConnectionGate
@@ -135,7 +135,7 @@ class Exchange:
         self._fetcher = Fetcher(
             context, self._bodies, self._pool, self._buffer, rules, on_accepted=self._accepted
         )
-        self.library = None if shelf is None else SwarmLibrary(shelf, context, self._bodies, self._fetcher)
+        self.library = None if shelf is None else Borrower(context, shelf, self._bodies, self._fetcher)
         """Right answers that can be had later. None: this node takes no part in it."""
         self._gate = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
         self._record_path = record
@@ -151,7 +151,7 @@ class Exchange:
             )
         await self._remember()
         if self.library is not None:
-            await self.library.load()
+            await asyncio.to_thread(self.library.shelf.load)
         self._is_reached = await self._reach_host()
         await self._group.__aenter__()
         self._running = self._group.create_task(self._run(), name="exchange")
@@ -171,7 +171,7 @@ class Exchange:
             if self._recorder is not None:
                 await self._recorder.write()
             if self.library is not None:
-                await self.library.write()
+                await self.library.shelf.write()
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
         """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted.
@@ -269,14 +269,15 @@ class Exchange:
             if self._recorder is not None:
                 tasks.create_task(self._recorder.run(), name="remember peers")
             if self.library is not None:
-                tasks.create_task(self.library.run(), name="library")
+                tasks.create_task(self.library.shelf.run(), name="keep the library")
+                tasks.create_task(self.library.run(), name="borrow from libraries")
 
     async def _reach_host(self) -> bool:
         """Serves and subscribes; returns False when the host is down. It keeps both through a restart."""
         try:
             await self._bodies.serve()
             if self.library is not None:
-                await self.library.serve()
+                await self.library.pages.serve()
             await self._gossip.subscribe()
         except NetworkError as error:
             logger.info("rollouts are not shared yet: %s", error)

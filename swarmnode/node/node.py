@@ -29,8 +29,8 @@ import msgspec
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.exchange.bodies.selection import longest_wait_s
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
@@ -359,7 +359,7 @@ class NodeLoop:
         return groups
 
     @property
-    def _library(self) -> SwarmLibrary | None:
+    def _library(self) -> Borrower | None:
         return None if self._network is None else self._network.exchange.library
 
     def _borrow(self) -> Sequence[RolloutGroup]:

@@ -14,8 +14,8 @@ import pytest
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.exchange.messages import Announcement, Arrival
 from swarmnode.exchange.validation.body_check import BodyRules
 from swarmnode.exchange.validation.header_check import check_header
@@ -120,7 +120,7 @@ class Node:
     exchange: Exchange
 
     @property
-    def library(self) -> SwarmLibrary:
+    def library(self) -> Borrower:
         assert self.exchange.library is not None
         return self.exchange.library
 

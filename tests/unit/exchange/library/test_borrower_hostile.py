@@ -313,5 +313,5 @@ async def test_who_asks_without_end_is_served_within_its_allowance(start, groups
         ]
         assert 0 < sum(map(bool, answers)) <= 65 and veteran.dropped("too_many_requests") >= 35
         for damaged in (b"", b"\xc1", msgspec.msgpack.encode(PageRequest("addition", "1", b"\x00" * 33))):
-            assert await veteran.library._pages.answer("12D3KooWother", damaged) == b""
+            assert await veteran.library.pages.answer("12D3KooWother", damaged) == b""
         assert veteran.dropped("bad_request") == 3
