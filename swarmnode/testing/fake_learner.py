@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from copy import deepcopy
 
 from swarmnode.errors import StorageError
 from swarmnode.exchange.library.signed_group import Origin
@@ -117,7 +118,7 @@ class FakeLearner:
         return None if self._interrupted.is_set() else Evaluation({"sum": self._skill()}, self._skill())
 
     def save(self, counters: Counters, exchange: bytes) -> Future[str]:
-        written = self._writer.submit((self._version, _copy(counters), exchange))
+        written = self._writer.submit((self._version, deepcopy(counters), exchange))
         if self.disk_is_fast.is_set():
             wait([written])
         return written
@@ -151,9 +152,3 @@ class FakeLearner:
         )
         scores = score_strictly(self._task, example, texts)
         return RolloutGroup(example, completions, scores, self.author, self._version)
-
-
-def _copy(counters: Counters) -> Counters:
-    import msgspec
-
-    return msgspec.json.decode(msgspec.json.encode(counters), type=Counters)

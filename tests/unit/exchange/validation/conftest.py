@@ -7,7 +7,7 @@ import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.exchange_settings import ExchangeSettings
-from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.messages import Announcement, Arrival, encode_header
 from swarmnode.exchange.validation.header_check import HEADER_CONTEXT, check_of_use, open_gossip
 from swarmnode.identity.envelope import seal
@@ -33,5 +33,5 @@ def reason_of(check, *arguments, **settings) -> str:
     return caught.value.reason
 
 
-def resealed(composed: Composed, key: NodeKey, **changes: object) -> bytes:
+def resealed(composed: SignedGroup, key: NodeKey, **changes: object) -> bytes:
     return seal(key, HEADER_CONTEXT, encode_header(msgspec.structs.replace(composed.header, **changes)))
