@@ -48,7 +48,7 @@ class Publisher:
         self._topic, self._help_topic = topic_of(self._settings.swarm), help_topic_of(self._settings.swarm)
         self._pace = TokenBucket(PACE * HEADERS_PER_S, PACE * HEADERS_BURST)
         self._host_was_down = False
-        self.helping = Helping(context.key, context.settings, context.tasks, context.clock, context.rng)
+        self.helping = Helping(context)
         self._asked_for_help = asyncio.Event()
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
@@ -98,7 +98,7 @@ class Publisher:
     def hear_request(self, message: Message) -> None:
         """Takes in somebody's request for help."""
         self._ledger.bytes_in += len(message.data)
-        self.helping.hear(message, banned=self._context.is_banned)
+        self.helping.hear(message)
         self._asked_for_help.set()
 
     async def run(self) -> None:
