@@ -19,16 +19,14 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
+from swarmnode.errors import ConfigError, IdentityError, NetworkError
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.bodies.fetcher import Fetcher
-from swarmnode.exchange.bodies.replay_buffer import ReplayBuffer, SavedGroup, read_snapshot
-from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.bodies.replay_buffer import ReplayBuffer
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.exchange_stats import ExchangeStats, ReceiptStats
@@ -44,7 +42,7 @@ from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_NAME_CHARS
-from swarmnode.exchange.messages import Announcement, hash_body
+from swarmnode.exchange.messages import Announcement
 from swarmnode.exchange.peers.connection_gate import ConnectionGate
 from swarmnode.exchange.peers.exchange_record import (
     FORMAT,
@@ -58,7 +56,6 @@ from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.exchange.validation.body_check import BodyRules, Encode, PromptIds
 from swarmnode.exchange.validation.episode_reader import EncodeTurns
-from swarmnode.exchange.validation.header_check import check_header
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host, Message
 from swarmnode.tasks.task import Task
@@ -221,22 +218,10 @@ class Exchange:
         our way. It is no offence, and those before them are doubted no more."""
         self._ledger.reputation.doubted = frozenset(authors)
 
-    def snapshot(self) -> bytes:
-        """The accepted groups that still wait, for a checkpoint."""
-        return self._buffer.snapshot(self._context.policy_version)
-
-    def restore(self, data: bytes) -> None:
-        """Take up the groups of a snapshot. They are checked and scored again before they are used.
-
-        To be called before the exchange starts. Raises CheckpointError when the snapshot cannot be read.
-        """
-        snapshot = read_snapshot(data)
-        self._context.policy_version = snapshot.policy_version
-        for saved in snapshot.groups:
-            try:
-                self._readmit(saved)
-            except Rejected as rejected:
-                self._ledger.let_go(Reason(rejected.reason))
+    def resume(self, policy_version: int) -> None:
+        """Takes note of our policy's version at a start: what is heard before the first round is as old as
+        that."""
+        self._context.policy_version = policy_version
 
     def stats(self) -> ExchangeStats:
         reputation = self._ledger.reputation
@@ -293,15 +278,6 @@ class Exchange:
         if self.library is not None:
             author, header = announcement.author, announcement.header
             self.library.shelf.offer(SignedGroup(author, header, announcement.sealed, body))
-
-    def _readmit(self, saved: SavedGroup) -> None:
-        announcement = check_header(
-            saved.header, saved.arrival, settings=self._settings, tasks=self._context.tasks, spread=True
-        )
-        self._inbox.admit(replace(announcement, restored=True))
-        # The fetcher looks here first, so a restored group takes the way of all others without the network.
-        if hash_body(saved.body) == announcement.header.body_hash:
-            self._bodies.foreign.put(announcement.header.body_hash, saved.body)
 
     async def _remember(self) -> None:
         """Take up what an earlier life knew, and take nothing from then on that it may have heard."""

@@ -215,14 +215,14 @@ class RolloutLearner(Learner):
         self._scorer.shutdown(cancel_futures=True)
         self.engine.close()
 
-    def _waiting(self, counters: Counters, exchange: bytes) -> Waiting:
+    def _waiting(self, counters: Counters) -> Waiting:
         """Returns all that a checkpoint keeps besides the policy, without what a round up to `counters.round`
         used."""
         later = sorted(number for number in self._untrained if number > counters.round)
         complete = [answered for number in later for answered in self._untrained[number]]
         levels = self._curriculum.state(later[0] if later else None)
         state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete), levels)
-        return Waiting(exchange, msgspec.msgpack.encode(state))
+        return Waiting(msgspec.msgpack.encode(state))
 
     def _measure(self) -> Measure:
         """Returns the make-up of its evaluations."""

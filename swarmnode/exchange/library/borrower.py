@@ -380,9 +380,7 @@ class Borrower:
     # ---- what both are ----
 
     def _checked(self, sealed: bytes, settings: ExchangeSettings) -> Announcement:
-        return check_header(
-            sealed, self._context.arrive(), settings=settings, tasks=self._tasks, spread=False
-        )
+        return check_header(sealed, self._context.arrive(), settings=settings, tasks=self._tasks)
 
     async def _judged(
         self, waiting: list[tuple[Announcement, bytes]], *, payer: str | None

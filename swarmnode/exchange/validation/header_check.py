@@ -36,12 +36,12 @@ def open_gossip(data: bytes, sender: str, now: float, max_age_s: float) -> Heade
 
 
 def check_header(
-    data: bytes, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task], spread: bool
+    data: bytes, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task]
 ) -> Announcement:
-    """Return the announcement in a sealed header of any age: signed, well-formed and of use to us. `spread`:
-    see `check_fits`. Raises Rejected."""
+    """Return the announcement in a sealed header of a library, of any age: signed, well-formed and of use to
+    us. Raises Rejected."""
     author, header = open_header(data)
-    check_of_use(author, header, settings, tasks, spread=spread)
+    check_of_use(author, header, settings, tasks, spread=False)
     return Announcement(author, header, data, arrival)
 
 

@@ -97,9 +97,7 @@ class Judging:
     def right(self, group: SignedGroup) -> int:
         """Return how many answers get a reward above 0. Raises Rejected where a node could not use it."""
         settings = replace(ANY_LENGTH, swarm=group.header.swarm)
-        announcement = check_header(
-            group.sealed, Arrival(0.0, 0), settings=settings, tasks=self._tasks, spread=False
-        )
+        announcement = check_header(group.sealed, Arrival(0.0, 0), settings=settings, tasks=self._tasks)
         rewards = check_body(group.body, announcement, self._rules).group.rewards
         return sum(reward is not None and reward > 0 for reward in rewards)
 

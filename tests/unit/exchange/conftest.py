@@ -246,7 +246,7 @@ def announced(task: Addition, settings: ExchangeSettings) -> Callable[..., Annou
             make_group(key.peer_id, number=number), key, swarm="test", model=ModelLabel("tiny", None), now=at
         )
         return check_header(
-            sent.sealed, Arrival(at, policy_version), settings=settings, tasks={task.name: task}, spread=True
+            sent.sealed, Arrival(at, policy_version), settings=settings, tasks={task.name: task}
         )
 
     return announce

@@ -410,9 +410,9 @@ def test_an_environment_in_the_process_of_the_node_is_played_for_nobody_else(
     sent = composed_of(group_of(game, key, ["5", "2", "0"], ["0"]), key)
     assert may_be_exchanged(Apart(game)) and not may_be_exchanged(game)
     settings, arrival = ExchangeSettings(swarm="test"), Arrival(sent.header.created_s, 0)
-    check_header(sent.sealed, arrival, settings=settings, tasks={game.name: Apart(game)}, spread=True)
+    check_header(sent.sealed, arrival, settings=settings, tasks={game.name: Apart(game)})
     with pytest.raises(Rejected) as refused:
-        check_header(sent.sealed, arrival, settings=settings, tasks={game.name: game}, spread=True)
+        check_header(sent.sealed, arrival, settings=settings, tasks={game.name: game})
     assert refused.value.reason == "not_exchanged"
 
 
