@@ -35,7 +35,7 @@ from swarmnode.training.records import Counters
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.swarm.killable_saver import KillableSaver, is_whole, store_in
 
-WAITING = Waiting(exchange=b"x" * 200_000, rollouts=b"x" * 200_000)
+WAITING = Waiting(rollouts=b"x" * 400_000)
 """About what 64 waiting groups take."""
 TRAINING_STEPS = 12
 

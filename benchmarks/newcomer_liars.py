@@ -16,7 +16,7 @@ import msgspec
 from sapo_node import Clock, node_key
 
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
-from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.library.library_pages import (
     LIBRARY_PROTOCOL,
     MAX_PAGE_HEADERS,
@@ -25,6 +25,7 @@ from swarmnode.exchange.library.library_pages import (
     PageRequest,
     PageRow,
 )
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.task import Task
@@ -80,7 +81,7 @@ class Liar:
             return self._rng.randbytes(200)
         return self._bodies.get(request[:HASH_BYTES], b"")
 
-    def _composed(self, example: Example, clock: Clock) -> Composed:
+    def _composed(self, example: Example, clock: Clock) -> SignedGroup:
         """A group whose wrong answers are claimed to be right, and the other way round."""
         key = self._rng.choice(self._keys)
         right = str(example.columns["answer"])

@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
@@ -220,7 +220,7 @@ class SwarmNode:
         if self.exchange is not None and self.exchange.library is not None:
             self._catch_up(groups, report, self.exchange.library)
 
-    def _catch_up(self, groups: Sequence[RolloutGroup], report: TrainReport, library: SwarmLibrary) -> None:
+    def _catch_up(self, groups: Sequence[RolloutGroup], report: TrainReport, library: Borrower) -> None:
         """What NodeLoop does after a round."""
         origins = self.learner.origins()
         library.settle(origins.keys())

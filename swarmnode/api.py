@@ -363,7 +363,6 @@ def evaluate(
             passing_reward=passing_reward,
             tasks=tasks,
             screen=Screen(shows=False),
-            purpose="evaluate",
         )
 
 
@@ -532,7 +531,7 @@ def tasks_of(
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
     local, checkpoint = load_checkpoint(
-        settings, base=base, best=best, progress=lambda done, total, what: None, purpose="load"
+        settings, base=base, best=best, progress=lambda done, total, what: None
     )
     config = with_room(settings.config, local, checkpoint)
     return TrainedPolicy(local, config, checkpoint and checkpoint.state.counters.round)

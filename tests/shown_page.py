@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from swarmnode.extensions.page.page_server import PageServer
+from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.run_control import RunControl
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import (
     Network,
     NodeStatus,
@@ -15,7 +17,6 @@ from swarmnode.node.showing.node_status import (
     Sharing,
     Speed,
 )
-from swarmnode.node.showing.page import PageSource
 from swarmnode.settings.config import Config
 from swarmnode.training.records import TrainReport
 
@@ -36,7 +37,7 @@ STATUS = NodeStatus(
     training=TrainReport(own_groups=5, external_groups=2, loss=-0.01),
     checkpoint=Saved(10, 1000.0),
 )
-NOWHERE = Path("/nowhere")
+NOWHERE = resolve_paths(Path("/nowhere"))
 
 
 def page_source(
@@ -44,12 +45,12 @@ def page_source(
     *,
     control: RunControl | None = None,
     node: Mapping[str, object] | None = None,
-    logs: Path = NOWHERE,
+    paths: Paths = NOWHERE,
     rollouts: Path | None = None,
-) -> PageSource:
+) -> NodeSource:
     """A node with this status. `node`: settings of that section."""
     config = Config.model_validate({"node": dict(node or {})})
-    return PageSource(status, control or RunControl(lambda: None), config, {}, logs, rollouts)
+    return NodeSource(status, control or RunControl(lambda: None), config, {}, paths, rollouts)
 
 
 def shown_page(status: Callable[[], NodeStatus], **more: object) -> PageServer:

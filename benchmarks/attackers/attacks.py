@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from swarmnode.errors import NetworkError
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, HASH_BYTES
-from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.multiaddr import address_to_bytes, peer_id_to_bytes, split_peer
 from swarmnode.network.rpc import READ_TIMEOUT_S
@@ -318,7 +318,7 @@ async def announce(
     stage: Stage,
     *,
     style: Style = honestly,
-    compose: Callable[[Poisoner, int], Composed] | None = None,
+    compose: Callable[[Poisoner, int], SignedGroup] | None = None,
     per_s: float = 10.0,
     delay_s: float | None = 0.0,
 ) -> bool | None:
@@ -353,7 +353,7 @@ async def reconnect(stage: Stage, one: Identity) -> None:
             await one.connect(target)
 
 
-async def _announce_all(stage: Stage, one: Identity, lines: list[Line], groups: list[Composed]) -> None:
+async def _announce_all(stage: Stage, one: Identity, lines: list[Line], groups: list[SignedGroup]) -> None:
     for group in groups:
         message = gossip(Author.of(one.key), stage.topic, group.sealed)
         # A line that was lost with the victim's daemon needs a second or two.

@@ -14,7 +14,8 @@ from itertools import islice
 
 import msgspec
 
-from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.messages import Answer, Body, encode_body, encode_header, hash_body
 from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
 from swarmnode.identity.envelope import seal
@@ -78,7 +79,7 @@ class Poisoner:
     swarm: str
     seed: int
 
-    def group(self, number: int, style: Style = honestly) -> Composed:
+    def group(self, number: int, style: Style = honestly) -> SignedGroup:
         """A group whose header tells the truth about its rewards."""
         example, rng = self._example(number)
         marked = style(example, rng)
@@ -94,19 +95,21 @@ class Poisoner:
         )
         return compose(group, self.key, swarm=self.swarm, model=ModelLabel("tiny", 1), now=time.time())
 
-    def one_sided(self, number: int) -> Composed:
+    def one_sided(self, number: int) -> SignedGroup:
         """A group of the first task, whatever its number: true in every byte."""
         return self.group(number * len(BUILTIN_TASKS))
 
-    def false_claim(self, number: int) -> Composed:
+    def false_claim(self, number: int) -> SignedGroup:
         """Mostly wrong answers that are announced as mostly right."""
         group = self.group(number, wrongly)
         mean = group.header.reward_mean
         assert mean is not None
         header = msgspec.structs.replace(group.header, reward_mean=1.0 - mean)
-        return Composed(header, seal(self.key, HEADER_CONTEXT, encode_header(header)), group.body)
+        return SignedGroup(
+            self.key.peer_id, header, seal(self.key, HEADER_CONTEXT, encode_header(header)), group.body
+        )
 
-    def too_long(self, number: int) -> Composed:
+    def too_long(self, number: int) -> SignedGroup:
         """Answers that no policy here could have written, in a body as large as bodies may be."""
         example, rng = self._example(number)
         texts = [_noise(rng) for _ in range(LONG_ANSWERS)]
@@ -127,11 +130,13 @@ class Poisoner:
         """A sealed header of a body that nobody has."""
         return self._with_body(number, random.Random(f"{self.seed}:{number}").randbytes(200), GROUP).sealed
 
-    def _with_body(self, number: int, body: bytes, group_size: int) -> Composed:
+    def _with_body(self, number: int, body: bytes, group_size: int) -> SignedGroup:
         header = msgspec.structs.replace(
             self.group(number).header, body_hash=hash_body(body), body_bytes=len(body), group_size=group_size
         )
-        return Composed(header, seal(self.key, HEADER_CONTEXT, encode_header(header)), body)
+        return SignedGroup(
+            self.key.peer_id, header, seal(self.key, HEADER_CONTEXT, encode_header(header)), body
+        )
 
     def _example(self, number: int) -> tuple[Example, random.Random]:
         seed = self.seed + number

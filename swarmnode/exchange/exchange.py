@@ -19,16 +19,14 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
+from swarmnode.errors import ConfigError, IdentityError, NetworkError
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.bodies.fetcher import Fetcher
-from swarmnode.exchange.bodies.replay_buffer import ReplayBuffer, SavedGroup, read_snapshot
-from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.bodies.replay_buffer import ReplayBuffer
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.exchange_stats import ExchangeStats, ReceiptStats
@@ -40,11 +38,11 @@ from swarmnode.exchange.gossip.inbox import Inbox
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.gossip.publisher import Publisher
 from swarmnode.exchange.gossip.thanks import NOTHING_SAVED, find_receipts
+from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
-from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.exchange.limits import MAX_NAME_CHARS
-from swarmnode.exchange.messages import Announcement, hash_body
+from swarmnode.exchange.messages import Announcement
 from swarmnode.exchange.peers.connection_gate import ConnectionGate
 from swarmnode.exchange.peers.exchange_record import (
     FORMAT,
@@ -58,7 +56,6 @@ from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.exchange.validation.body_check import BodyRules, Encode, PromptIds
 from swarmnode.exchange.validation.episode_reader import EncodeTurns
-from swarmnode.exchange.validation.header_check import check_header
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host, Message
 from swarmnode.tasks.task import Task
@@ -135,7 +132,7 @@ class Exchange:
         self._fetcher = Fetcher(
             context, self._bodies, self._pool, self._buffer, rules, on_accepted=self._accepted
         )
-        self.library = None if shelf is None else SwarmLibrary(shelf, context, self._bodies, self._fetcher)
+        self.library = None if shelf is None else Borrower(context, shelf, self._bodies, self._fetcher)
         """Right answers that can be had later. None: this node takes no part in it."""
         self._gate = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
         self._record_path = record
@@ -151,7 +148,7 @@ class Exchange:
             )
         await self._remember()
         if self.library is not None:
-            await self.library.load()
+            await asyncio.to_thread(self.library.shelf.load)
         self._is_reached = await self._reach_host()
         await self._group.__aenter__()
         self._running = self._group.create_task(self._run(), name="exchange")
@@ -171,7 +168,7 @@ class Exchange:
             if self._recorder is not None:
                 await self._recorder.write()
             if self.library is not None:
-                await self.library.write()
+                await self.library.shelf.write()
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
         """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted.
@@ -221,22 +218,10 @@ class Exchange:
         our way. It is no offence, and those before them are doubted no more."""
         self._ledger.reputation.doubted = frozenset(authors)
 
-    def snapshot(self) -> bytes:
-        """The accepted groups that still wait, for a checkpoint."""
-        return self._buffer.snapshot(self._context.policy_version)
-
-    def restore(self, data: bytes) -> None:
-        """Take up the groups of a snapshot. They are checked and scored again before they are used.
-
-        To be called before the exchange starts. Raises CheckpointError when the snapshot cannot be read.
-        """
-        snapshot = read_snapshot(data)
-        self._context.policy_version = snapshot.policy_version
-        for saved in snapshot.groups:
-            try:
-                self._readmit(saved)
-            except Rejected as rejected:
-                self._ledger.let_go(Reason(rejected.reason))
+    def resume(self, policy_version: int) -> None:
+        """Takes note of our policy's version at a start: what is heard before the first round is as old as
+        that."""
+        self._context.policy_version = policy_version
 
     def stats(self) -> ExchangeStats:
         reputation = self._ledger.reputation
@@ -269,14 +254,15 @@ class Exchange:
             if self._recorder is not None:
                 tasks.create_task(self._recorder.run(), name="remember peers")
             if self.library is not None:
-                tasks.create_task(self.library.run(), name="library")
+                tasks.create_task(self.library.shelf.run(), name="keep the library")
+                tasks.create_task(self.library.run(), name="borrow from libraries")
 
     async def _reach_host(self) -> bool:
         """Serves and subscribes; returns False when the host is down. It keeps both through a restart."""
         try:
             await self._bodies.serve()
             if self.library is not None:
-                await self.library.serve()
+                await self.library.pages.serve()
             await self._gossip.subscribe()
         except NetworkError as error:
             logger.info("rollouts are not shared yet: %s", error)
@@ -292,15 +278,6 @@ class Exchange:
         if self.library is not None:
             author, header = announcement.author, announcement.header
             self.library.shelf.offer(SignedGroup(author, header, announcement.sealed, body))
-
-    def _readmit(self, saved: SavedGroup) -> None:
-        announcement = check_header(
-            saved.header, saved.arrival, settings=self._settings, tasks=self._context.tasks
-        )
-        self._inbox.admit(replace(announcement, restored=True))
-        # The fetcher looks here first, so a restored group takes the way of all others without the network.
-        if hash_body(saved.body) == announcement.header.body_hash:
-            self._bodies.foreign.put(announcement.header.body_hash, saved.body)
 
     async def _remember(self) -> None:
         """Take up what an earlier life knew, and take nothing from then on that it may have heard."""

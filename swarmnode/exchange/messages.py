@@ -125,7 +125,7 @@ class Given:
     """A group of another policy of this process: there is nothing to fetch and nobody to doubt."""
 
     body: bytes
-    """The encoded body, for a checkpoint and for strangers who ask."""
+    """The encoded body, for strangers who ask."""
     group: RolloutGroup
     """The group as one of another author is trained on."""
     fingerprint: bytes
@@ -138,12 +138,10 @@ class Announcement:
     author: str
     header: Header
     sealed: bytes
-    """The envelope as it came, to be kept in a checkpoint and checked again."""
+    """The envelope as it came."""
     arrival: Arrival
     given: Given | None = None
     """The announced group, from a policy of this process. None: to be fetched and judged."""
-    restored: bool = False
-    """It comes from our own checkpoint, where it waited for a draw."""
 
 
 _COMPRESSION_LEVEL = 3

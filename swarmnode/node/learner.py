@@ -84,10 +84,9 @@ class RoundRollouts:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The contents of a checkpoint: the numbers to continue from, and the exchange's waiting groups."""
+    """The contents of a checkpoint: the numbers to continue from, and what is different now."""
 
     counters: Counters
-    exchange: bytes
     changed: tuple[str, ...] = ()
     """Settings that shape learning and are others now, each in words."""
     other_tasks: str = ""
@@ -135,7 +134,7 @@ class Learner(Protocol):
         """Reward on held-out draws; None when it was interrupted."""
         ...
 
-    def save(self, counters: Counters, exchange: bytes) -> Future[str]:
+    def save(self, counters: Counters) -> Future[str]:
         """Take a snapshot and have it written; training may go on at once.
 
         The result is the checkpoint's name once it is on disk, or StorageError, earlier ones being as they

@@ -29,8 +29,8 @@ import msgspec
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.exchange.bodies.selection import longest_wait_s
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
@@ -359,7 +359,7 @@ class NodeLoop:
         return groups
 
     @property
-    def _library(self) -> SwarmLibrary | None:
+    def _library(self) -> Borrower | None:
         return None if self._network is None else self._network.exchange.library
 
     def _borrow(self) -> Sequence[RolloutGroup]:
@@ -491,8 +491,7 @@ class NodeLoop:
             )
 
     async def _save(self) -> None:
-        waiting = self._network.exchange.snapshot() if self._network is not None else b""
-        await self._saving.save(self._counters, waiting)
+        await self._saving.save(self._counters)
 
     async def _finish_saving(self) -> None:
         """Wait for the disk; if it could not take the last checkpoint, try once more."""
@@ -511,7 +510,7 @@ class NodeLoop:
         logger.info("resumed after round %d, policy version %d%s", round, self._learner.policy_version, name)
         self._go_on_with(resumed.changed, resumed.other_tasks)
         if self._network is not None:
-            self._network.exchange.restore(resumed.exchange)
+            self._network.exchange.resume(self._learner.policy_version)
         self._saving.resumed(resumed.counters)
         self._board.counted(resumed.counters, self._learner.policy_version)
         self._board.evaluated(resumed.counters, {})

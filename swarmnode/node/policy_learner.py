@@ -128,7 +128,7 @@ class PolicyLearner(RolloutLearner):
                 *(run.name, other_tasks, *dropped),
             )
         changed = changes(checkpoint.state.settings, learning_settings(self._config, self._seed))
-        return Resumed(counters, waiting.exchange, changed, other_tasks)
+        return Resumed(counters, changed, other_tasks)
 
     def train(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
@@ -162,12 +162,12 @@ class PolicyLearner(RolloutLearner):
         no gradient."""
         return credit_of(group, self._config.training)
 
-    def save(self, counters: Counters, exchange: bytes) -> Future[str]:
+    def save(self, counters: Counters) -> Future[str]:
         snapshot = take_snapshot(
             self._policy,
             self._trainer.optimizer,
             counters,
-            replace(self._waiting(counters, exchange), rule=self._rule.state()),
+            replace(self._waiting(counters), rule=self._rule.state()),
             self._seed,
             measure=self._measure(),
             task_specs=self._task_specs(),

@@ -14,7 +14,7 @@ which is DAPO's dynamic sampling as a decision (Yu et al. 2025, section 3.2).
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ from swarmnode.errors import CheckpointError, EngineError, JudgementLost, TaskEr
 from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.model.budget import is_out_of_memory
 from swarmnode.node.catching_up import RoundMix
-from swarmnode.node.learner import Generation, Resumed, RoundRollouts
+from swarmnode.node.learner import Generation, Learner, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.open_group import Answered
@@ -42,7 +42,7 @@ from swarmnode.tasks.loader import spec_of
 from swarmnode.tasks.task import Task, judges_groups, redraw, score_completions
 from swarmnode.training.checkpoints.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import conversation_rules, evaluate
-from swarmnode.training.records import Counters, Evaluation, TrainReport
+from swarmnode.training.records import Counters, Evaluation
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ class UntrainedRollouts(msgspec.Struct, frozen=True):
     """The policy's levels in tasks that have some (tasks/curriculum.py)."""
 
 
-class RolloutLearner(ABC):
-    """A `Learner` but for the learning: an engine, tasks by name, and what waits between them."""
+class RolloutLearner(Learner):
+    """A learner but for the learning: an engine, tasks by name, and what waits between them."""
 
     def __init__(
         self,
@@ -104,28 +104,9 @@ class RolloutLearner(ABC):
         self._scorer = ThreadPoolExecutor(self._judge.width, thread_name_prefix="scorer")
         self._score_wait_s = 0.0
 
-    # What the learning half provides
-
-    @property
-    @abstractmethod
-    def policy_version(self) -> int: ...
-
-    @abstractmethod
-    def resume(self) -> Resumed | None: ...
-
-    @abstractmethod
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport | None: ...
-
-    @abstractmethod
-    def save(self, counters: Counters, exchange: bytes) -> Future[str]: ...
-
     @abstractmethod
     def _update(self) -> PolicyUpdate:
         """Returns everything learnt so far, for the engine."""
-
-    # The Learner
 
     def use_newest_policy(self) -> None:
         if self.engine.policy_version != self.policy_version:
@@ -234,14 +215,14 @@ class RolloutLearner(ABC):
         self._scorer.shutdown(cancel_futures=True)
         self.engine.close()
 
-    def _waiting(self, counters: Counters, exchange: bytes) -> Waiting:
+    def _waiting(self, counters: Counters) -> Waiting:
         """Returns all that a checkpoint keeps besides the policy, without what a round up to `counters.round`
         used."""
         later = sorted(number for number in self._untrained if number > counters.round)
         complete = [answered for number in later for answered in self._untrained[number]]
         levels = self._curriculum.state(later[0] if later else None)
         state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete), levels)
-        return Waiting(exchange, msgspec.msgpack.encode(state))
+        return Waiting(msgspec.msgpack.encode(state))
 
     def _measure(self) -> Measure:
         """Returns the make-up of its evaluations."""

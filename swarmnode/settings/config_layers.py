@@ -20,7 +20,7 @@ from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import Paths, builtin_folder, resolve_paths
 from swarmnode.models import resolve_model
 from swarmnode.settings.config import KEYS, SECRET, SECTIONS, Config
-from swarmnode.settings.other_names import FORMER_SETTINGS, other_names
+from swarmnode.settings.other_names import other_names
 
 ENV_PREFIX = "SWARMNODE_"
 NOT_SETTINGS = frozenset(
@@ -197,11 +197,8 @@ def _parse_value(text: str) -> Any:
 
 
 def _closest(key: str) -> str:
-    """Returns advice for an unknown key: what became of a former setting, or the nearest known key: a slip of
-    one letter, another trainer's name, the name in another section, then the nearest by whole name and by
-    last part."""
-    if key in FORMER_SETTINGS:
-        return f"There is no such setting any more: {FORMER_SETTINGS[key]}"
+    """Returns advice for an unknown key, the nearest known one: a slip of one letter, another trainer's name,
+    the name in another section, then the nearest by whole name and by last part."""
     tail = key.rpartition(".")[2]
     slips = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.94)
     theirs = next((advice for one in other_names() if (advice := one.advice(tail))), None)

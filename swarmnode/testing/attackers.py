@@ -10,7 +10,6 @@ ones. What your own learner makes of them can be measured as benchmarks/liars.py
 """
 
 import random
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -71,8 +70,8 @@ class AttackScene:
 Texts = tuple[Example, Sequence[str]]
 
 
-class Attack(ABC):
-    """One way to attack."""
+class Attack:
+    """One way to attack; where it changes nothing of an answer, that is right and plain."""
 
     def round(self, examples: Sequence[Example], scene: AttackScene) -> Sequence[Texts]:
         """The answers of one round; examples are drawn for it, and it may choose others."""
@@ -85,16 +84,13 @@ class Attack(ABC):
             for place in range(scene.group_size)
         ]
 
-    @abstractmethod
     def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         """A right answer, as this attack writes it."""
+        return solved.text
 
 
 class Honest(Attack):
     """None: the control, and what others disguise themselves as."""
-
-    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
-        return solved.text
 
 
 class Advertisement(Attack):
@@ -167,9 +163,6 @@ class Refusals(Attack):
             for example in examples
         ]
 
-    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
-        return solved.text
-
 
 class Copying(Attack):
     """Answers that others published, under a name of its own."""
@@ -177,9 +170,6 @@ class Copying(Attack):
     def round(self, examples: Sequence[Example], scene: AttackScene) -> Sequence[Texts]:
         newest = list(scene.watched)[-len(examples) :]
         return [(group.example, [one.text for one in group.completions]) for group in newest]
-
-    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
-        return solved.text
 
 
 class Adaptive(WrongSteps):

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from copy import deepcopy
 
 from swarmnode.errors import StorageError
 from swarmnode.exchange.library.signed_group import Origin
@@ -38,7 +39,7 @@ class FakeLearner:
         groups: int = 4,
         group_size: int = 4,
         round_s: float = 0.0,
-        disk: list[tuple[int, Counters, bytes]] | None = None,
+        disk: list[tuple[int, Counters]] | None = None,
         full_disk: bool = False,
     ) -> None:
         self.author = author
@@ -72,8 +73,8 @@ class FakeLearner:
     def resume(self) -> Resumed | None:
         if not self.disk:
             return None
-        self._version, counters, exchange = self.disk[-1]
-        return Resumed(counters, exchange)
+        self._version, counters = self.disk[-1]
+        return Resumed(counters)
 
     def use_newest_policy(self) -> None:
         self.generates_with = self._version
@@ -116,8 +117,8 @@ class FakeLearner:
     def evaluate(self) -> Evaluation | None:
         return None if self._interrupted.is_set() else Evaluation({"sum": self._skill()}, self._skill())
 
-    def save(self, counters: Counters, exchange: bytes) -> Future[str]:
-        written = self._writer.submit((self._version, _copy(counters), exchange))
+    def save(self, counters: Counters) -> Future[str]:
+        written = self._writer.submit((self._version, deepcopy(counters)))
         if self.disk_is_fast.is_set():
             wait([written])
         return written
@@ -129,7 +130,7 @@ class FakeLearner:
         self._writer.close()
         self.closed = True
 
-    def _write(self, snapshot: tuple[int, Counters, bytes]) -> str:
+    def _write(self, snapshot: tuple[int, Counters]) -> str:
         self.disk_is_fast.wait()
         if self.full_disk:
             raise StorageError("the disk is full", hint="free space")
@@ -151,9 +152,3 @@ class FakeLearner:
         )
         scores = score_strictly(self._task, example, texts)
         return RolloutGroup(example, completions, scores, self.author, self._version)
-
-
-def _copy(counters: Counters) -> Counters:
-    import msgspec
-
-    return msgspec.json.decode(msgspec.json.encode(counters), type=Counters)

@@ -20,8 +20,9 @@ from swarmnode.errors import NetworkError, Rejected, TaskError
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
-from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.gossip.header_gossip import topic_of
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_POOL_HEADERS_PER_AUTHOR, MAX_RAW_BODY_BYTES
 from swarmnode.exchange.messages import Answer, decode_body, encode_body, encode_header, hash_body
 from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
@@ -140,7 +141,7 @@ class Mallory:
     async def serve(self, peer: str, request: bytes) -> bytes:
         return self.bodies.get(request[:HASH_BYTES], b"")
 
-    def compose(self, number: int = 0, texts: Sequence[str] | None = None) -> Composed:
+    def compose(self, number: int = 0, texts: Sequence[str] | None = None) -> SignedGroup:
         group = group_of(self.key.peer_id, number)
         honest = compose(group, self.key, swarm="test", model=ModelLabel("tiny", 1), now=self.clock())
         if texts is None:
@@ -149,14 +150,16 @@ class Mallory:
         body = encode_body(msgspec.structs.replace(decode_body(honest.body), answers=answers))
         return self.with_body(honest, body, group_size=len(texts))
 
-    def with_body(self, composed: Composed, body: bytes, **changes: object) -> Composed:
+    def with_body(self, composed: SignedGroup, body: bytes, **changes: object) -> SignedGroup:
         """A correctly signed header for any bytes at all."""
         header = msgspec.structs.replace(
             composed.header, body_hash=hash_body(body), body_bytes=len(body), **changes
         )
-        return Composed(header, seal(self.key, HEADER_CONTEXT, encode_header(header)), body)
+        return SignedGroup(
+            self.key.peer_id, header, seal(self.key, HEADER_CONTEXT, encode_header(header)), body
+        )
 
-    async def announce(self, composed: Composed) -> None:
+    async def announce(self, composed: SignedGroup) -> None:
         self.bodies[composed.header.body_hash] = composed.body
         await self.host.publish(TOPIC, composed.sealed)
 
@@ -422,20 +425,20 @@ async def test_a_swarm_with_a_list_hears_nobody_else(stage):
 # ---- bodies ----
 
 
-def bomb(m: Mallory) -> Composed:
+def bomb(m: Mallory) -> SignedGroup:
     return m.with_body(m.compose(), zstandard.compress(bytes(100 * MAX_RAW_BODY_BYTES)))
 
 
-def raw_body(m: Mallory, raw: bytes) -> Composed:
+def raw_body(m: Mallory, raw: bytes) -> SignedGroup:
     return m.with_body(m.compose(), zstandard.compress(raw))
 
 
-def edited(m: Mallory, **changes: object) -> Composed:
+def edited(m: Mallory, **changes: object) -> SignedGroup:
     composed = m.compose()
     return m.with_body(composed, encode_body(msgspec.structs.replace(decode_body(composed.body), **changes)))
 
 
-def held_out(m: Mallory) -> Composed:
+def held_out(m: Mallory) -> SignedGroup:
     index = next(e.key.index for e in Addition().examples(1) if is_held_out(e.prompt))
     composed = m.compose()
     body = encode_body(msgspec.structs.replace(decode_body(composed.body), index=index))

@@ -48,7 +48,7 @@ def is_whole(checkpoint: Checkpoint) -> bool:
     adapter = load_file(checkpoint.adapter / "adapter_model.safetensors")
     optimizer = load_file(checkpoint.folder / "optimizer.safetensors")
     tensors = [*adapter.values(), *(tensor for name, tensor in optimizer.items() if "/" in name)]
-    waiting = [(checkpoint.folder / name).read_bytes() for name in ("exchange.bin", "rollouts.bin")]
+    waiting = [(checkpoint.folder / name).read_bytes() for name in ("rollouts.bin", "rule.bin")]
     same = all(bool((tensor == number).all()) for tensor in tensors)
     moments = sum(name.startswith("exp_avg/") for name in optimizer)
     return same and moments == len(adapter) > 0 and waiting == [b"%d" % number] * 2

@@ -423,8 +423,7 @@ class Fetcher:
 
     def _keep(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         now = self._context.clock()
-        # A checkpoint holds what was seen and not drawn: it is still to come.
-        if not self.seen.add(checked.fingerprint, now) and not announcement.restored:
+        if not self.seen.add(checked.fingerprint, now):
             raise Rejected(Reason.COPIED, "the same answers came before")
         self._bodies.foreign.put(announcement.header.body_hash, body)
         displaced = self._buffer.add(Accepted(announcement, body, checked.group))

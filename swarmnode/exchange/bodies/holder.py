@@ -21,12 +21,9 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
-import msgspec
-
 from swarmnode.errors import Rejected
+from swarmnode.exchange.library.signed_group import glance
 from swarmnode.exchange.limits import MAX_HEADER_BYTES, SLOW_S
-from swarmnode.exchange.messages import decode_header
-from swarmnode.identity.envelope import Envelope, decoded
 from swarmnode.network.host import Message
 from swarmnode.token_bucket import TokenBucket
 
@@ -65,8 +62,6 @@ MAX_TRIES = 2
 
 Pull = Callable[[str, bytes, int], Awaitable[bytes | None]]
 """Fetches the body with a hash and a size from its author; None where there is none."""
-
-_decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 @dataclass(slots=True)
@@ -138,11 +133,10 @@ class Holder:
             self._early.append(message)
             return
         try:
-            envelope = decoded(_decoder, message.data)
-            header = decode_header(envelope.payload)
+            said_author, header = glance(message.data)
         except Rejected:
             return
-        if envelope.author != author:
+        if said_author != author:
             return
         known = self._authors.setdefault(author, Author())
         self._authors.move_to_end(author)

@@ -10,25 +10,19 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
-import msgspec
-
-from swarmnode.errors import CheckpointError
 from swarmnode.exchange.bodies.selection import draw, is_fresh
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
-from swarmnode.exchange.limits import MAX_AUTHOR_SHARE, MAX_BODY_BYTES, MAX_HEADER_BYTES, MIN_AUTHOR_GROUPS
+from swarmnode.exchange.limits import MAX_AUTHOR_SHARE, MIN_AUTHOR_GROUPS
 from swarmnode.exchange.messages import Announcement, Arrival
 from swarmnode.exchange.peers.reputation import Trust
 from swarmnode.types import RolloutGroup
 
-SNAPSHOT_FORMAT = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A group that passed every check, with what is needed to check it again after a restart."""
+    """A group that passed every check."""
 
     announcement: Announcement
     body: bytes
@@ -37,26 +31,6 @@ class Accepted:
     @property
     def author(self) -> str:
         return self.announcement.author
-
-
-class SavedGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One group of a snapshot: wire bytes and not results, because it will be checked and scored again."""
-
-    header: Annotated[bytes, msgspec.Meta(max_length=MAX_HEADER_BYTES)]
-    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
-    arrived_at: float
-    arrived_version: int
-
-    @property
-    def arrival(self) -> Arrival:
-        return Arrival(self.arrived_at, self.arrived_version)
-
-
-class BufferSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    format: int
-    policy_version: int
-    """Ours at that moment: what is heard between a restart and its first round is as old as that."""
-    groups: tuple[SavedGroup, ...]
 
 
 class ReplayBuffer:
@@ -119,19 +93,6 @@ class ReplayBuffer:
         self._keep([accepted for place, accepted in enumerate(self._groups) if place not in drawn])
         return groups
 
-    def snapshot(self, policy_version: int) -> bytes:
-        """The waiting groups as bytes, for a checkpoint."""
-        saved = (
-            SavedGroup(
-                accepted.announcement.sealed,
-                accepted.body,
-                accepted.announcement.arrival.at,
-                accepted.announcement.arrival.policy_version,
-            )
-            for accepted in self._groups
-        )
-        return msgspec.msgpack.encode(BufferSnapshot(SNAPSHOT_FORMAT, policy_version, tuple(saved)))
-
     def _bytes_by_author(self) -> "Counter[str]":
         sizes: Counter[str] = Counter()
         for accepted in self._groups:
@@ -146,18 +107,3 @@ class ReplayBuffer:
         if len(groups) < len(self._groups):
             self._groups = groups
             self._by_author = Counter(accepted.author for accepted in groups)
-
-
-def read_snapshot(data: bytes) -> BufferSnapshot:
-    """Returns the snapshot in these bytes; an empty one for no bytes. Raises CheckpointError."""
-    if not data:
-        return BufferSnapshot(SNAPSHOT_FORMAT, 0, ())
-    try:
-        snapshot = msgspec.msgpack.decode(data, type=BufferSnapshot)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"the saved external groups are damaged: {error}") from error
-    if snapshot.format != SNAPSHOT_FORMAT:
-        raise CheckpointError(
-            f"the saved external groups have format {snapshot.format}, this version reads {SNAPSHOT_FORMAT}"
-        )
-    return snapshot

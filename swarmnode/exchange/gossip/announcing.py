@@ -14,6 +14,7 @@ import msgspec
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import (
     MAX_COMPLETION_CHARS,
     MAX_EPISODE_TURNS,
@@ -49,15 +50,6 @@ class ModelLabel:
     """Parameters; None: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Composed:
-    """A group ready to be announced."""
-
-    header: Header
-    sealed: bytes
-    body: bytes
-
-
 def compose(
     group: RolloutGroup,
     key: NodeKey,
@@ -66,7 +58,7 @@ def compose(
     model: ModelLabel,
     now: float,
     for_library: bool = False,
-) -> Composed:
+) -> SignedGroup:
     """Pack and sign a group of ours. Raises Rejected with the reason why it cannot be shared. `for_library`:
     it is not announced, and needs no advantage."""
     if group.author != key.peer_id:
@@ -82,16 +74,17 @@ def compose(
     sealed = seal(key, HEADER_CONTEXT, encode_header(header))
     if len(sealed) > MAX_HEADER_BYTES:
         raise Rejected(Reason.TOO_LARGE, f"a header of {len(sealed)} bytes")
-    return Composed(header, sealed, body)
+    return SignedGroup(group.author, header, sealed, body)
 
 
-def resealed(header: Header, body: bytes, key: NodeKey, *, now: float) -> Composed:
+def resealed(header: Header, body: bytes, key: NodeKey, *, now: float) -> SignedGroup:
     """A header of ours signed anew, for whoever did not hear it when it was."""
     header = msgspec.structs.replace(header, created_ms=int(now * 1000))
-    return Composed(header, seal(key, HEADER_CONTEXT, encode_header(header)), body)
+    sealed = seal(key, HEADER_CONTEXT, encode_header(header))
+    return SignedGroup(key.peer_id, header, sealed, body)
 
 
-def give(group: RolloutGroup, composed: Composed) -> Given:
+def give(group: RolloutGroup, composed: SignedGroup) -> Given:
     """A group of ours as the other policies of this process train on it: with the tokens that were sampled,
     their tokenizer being ours, but as of another policy, whose log-probabilities are not theirs."""
     completions = tuple(

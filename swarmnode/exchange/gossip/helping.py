@@ -17,9 +17,8 @@ topic, hear nothing and punish nobody. It promises nothing and earns nothing. Wh
 A header that is repeated is signed anew for the same body, so whoever has it knows it already.
 """
 
-import random
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated
 
 import msgspec
@@ -28,14 +27,13 @@ from msgspec import Meta
 from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_stats import HelpStats
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, PROTOCOL
 from swarmnode.exchange.messages import Count, Header, Index, Name, Seed
 from swarmnode.identity.envelope import decoded, seal, unseal
-from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Message
-from swarmnode.tasks.task import Task, may_be_exchanged
+from swarmnode.tasks.task import may_be_exchanged
 from swarmnode.token_bucket import TokenBucket
 from swarmnode.types import ExampleKey, RolloutGroup
 
@@ -109,19 +107,8 @@ def help_topic_of(swarm: str) -> str:
 class Helping:
     """Requests for help, of others and our own. Pure: messages go in and out as values."""
 
-    def __init__(
-        self,
-        key: NodeKey,
-        settings: ExchangeSettings,
-        tasks: Mapping[str, Task],
-        clock: Callable[[], float],
-        rng: random.Random,
-    ) -> None:
-        self._key = key
-        self._settings = settings
-        self._tasks = tasks
-        self._clock = clock
-        self._rng = rng
+    def __init__(self, context: ExchangeContext) -> None:
+        self._context = context
         self._repeated = BoundedDict[bytes, float](MAX_ASKED)
         self._finds: dict[str, deque[Header]] = {}
         self._asked = BoundedDict[object, float](MAX_ASKED)
@@ -137,7 +124,7 @@ class Helping:
         """Returns True if a group of this task answers what we asked for lately, and its author says that it
         has right answers: it is of use to us where all of them are right, too."""
         asked_at = self._awaited.get(header.task, -ANSWERED_WITHIN_S)
-        return (header.reward_mean or 0.0) > 0 and self._clock() - asked_at < ANSWERED_WITHIN_S
+        return (header.reward_mean or 0.0) > 0 and self._context.clock() - asked_at < ANSWERED_WITHIN_S
 
     def found(self, group: RolloutGroup, header: Header) -> None:
         """Remember a group of ours that has a right answer in it."""
@@ -146,8 +133,8 @@ class Helping:
 
     def ask(self, task: str, version: str, answers: int, example: ExampleKey | None = None) -> bytes | None:
         """A sealed request; None: it was made a moment ago, too many were, or the task is not exchanged."""
-        now, what = self._clock(), example or (task, version)
-        known = self._tasks.get(task)
+        now, what = self._context.clock(), example or (task, version)
+        known = self._context.tasks.get(task)
         if known is None or not may_be_exchanged(known) or now - self._asked.get(what, -AGAIN_S) < AGAIN_S:
             return None
         if not self._own_pace.take(now=now):
@@ -156,7 +143,7 @@ class Helping:
         self.asked += 1
         wanted = HelpWanted(
             protocol=PROTOCOL,
-            swarm=self._settings.swarm,
+            swarm=self._context.settings.swarm,
             task=task,
             version=version,
             answers=answers,
@@ -164,12 +151,12 @@ class Helping:
             index=None if example is None else example.index,
             created_ms=int(now * 1000),
         )
-        return seal(self._key, CONTEXT, _encoder.encode(wanted))
+        return seal(self._context.key, CONTEXT, _encoder.encode(wanted))
 
-    def hear(self, message: Message, *, banned: Callable[[str], bool]) -> None:
+    def hear(self, message: Message) -> None:
         """Take in a request, or count that it was dropped: none costs its author anything."""
         try:
-            wanted = self._checked(message, banned)
+            wanted = self._checked(message)
         except Rejected:
             self.dropped += 1
             return
@@ -186,9 +173,9 @@ class Helping:
             finds = [one for one in self._finds.get(wanted.task, ()) if one.version == wanted.version]
             if (example := wanted.example) is not None:
                 finds = [one for one in finds if one.key == example] or finds
-            now = self._clock()
+            now = self._context.clock()
             finds = [one for one in finds if now - self._repeated.get(one.body_hash, -AGAIN_S) >= AGAIN_S]
-            for header in self._rng.sample(finds, min(len(finds), ANSWERS_A_REQUEST)):
+            for header in self._context.rng.sample(finds, min(len(finds), ANSWERS_A_REQUEST)):
                 if self._answers_pace.take(now=now):
                     self._repeated[header.body_hash] = now
                     found.append(header)
@@ -200,7 +187,7 @@ class Helping:
         have answered."""
         for author in [author for author, key in self._wanted.items() if key in taken]:
             del self._wanted[author]
-        authors = self._rng.sample(sorted(self._wanted), min(count, len(self._wanted)))
+        authors = self._context.rng.sample(sorted(self._wanted), min(count, len(self._wanted)))
         found = list(dict.fromkeys(self._wanted.pop(author) for author in authors))
         self.tried += len(found)
         return found
@@ -208,10 +195,10 @@ class Helping:
     def stats(self) -> HelpStats:
         return HelpStats(self.asked, self.heard, self.answered, self.tried, self.dropped)
 
-    def _checked(self, message: Message, banned: Callable[[str], bool]) -> HelpWanted:
+    def _checked(self, message: Message) -> HelpWanted:
         """Raises Rejected."""
-        author, now = message.sender, self._clock()
-        if author == self._key.peer_id or banned(author):
+        author, now = message.sender, self._context.clock()
+        if author == self._context.key.peer_id or self._context.is_banned(author):
             raise Rejected(Reason.BANNED)
         if message.oversized or len(message.data) > MAX_REQUEST_BYTES:
             raise Rejected(Reason.GOSSIP_TOO_LARGE)
@@ -222,11 +209,12 @@ class Helping:
         envelope = unseal(message.data, CONTEXT, max_bytes=MAX_REQUEST_BYTES)
         if envelope.author != author:
             raise Rejected(Reason.SENDER_MISMATCH)
-        if self._settings.publishers is not None and author not in self._settings.publishers:
+        publishers = self._context.settings.publishers
+        if publishers is not None and author not in publishers:
             raise Rejected(Reason.NOT_A_PUBLISHER)
         wanted = decoded(_decoder, envelope.payload)
-        task = self._tasks.get(wanted.task)
-        if wanted.protocol != PROTOCOL or wanted.swarm != self._settings.swarm:
+        task = self._context.tasks.get(wanted.task)
+        if wanted.protocol != PROTOCOL or wanted.swarm != self._context.settings.swarm:
             raise Rejected(Reason.OTHER_SWARM)
         if task is None or not may_be_exchanged(task):
             raise Rejected(Reason.OTHER_TASK)

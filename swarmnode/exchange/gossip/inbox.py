@@ -27,7 +27,7 @@ from swarmnode.exchange.limits import (
 )
 from swarmnode.exchange.messages import Announcement, Arrival, Given, Header
 from swarmnode.exchange.peers.recently_seen import RecentlySeen, key_of
-from swarmnode.exchange.validation.header_check import check_fits, check_gossip
+from swarmnode.exchange.validation.header_check import check_fits, check_of_use, open_gossip
 from swarmnode.network.host import Message
 from swarmnode.token_bucket import TokenBucket
 
@@ -40,7 +40,7 @@ class Inbox:
         context: ExchangeContext,
         pool: HeaderPool,
         on_admitted: Callable[[Announcement], None],
-        awaits: Callable[[Header], bool] = lambda header: False,
+        awaits: Callable[[Header], bool],
     ) -> None:
         """`on_admitted` is called with each header that entered the pool. What a neighbour announces does not
         come from the network but to `take`. `awaits`: says of which right answers are wanted even if nothing
@@ -77,7 +77,7 @@ class Inbox:
         """Take in a group of another policy of this process, if it is of use to us."""
         self._ledger.headers_seen += 1
         try:
-            check_fits(header, self._settings, self._context.tasks)
+            check_fits(header, self._settings, self._context.tasks, spread=True)
             self.admit(Announcement(author, header, sealed, self._context.arrive(), given))
         except Rejected as rejected:
             self._ledger.let_go(Reason(rejected.reason))
@@ -110,21 +110,17 @@ class Inbox:
         if not self._everybody[self._is_proven(sender)].take(now=arrival.at):
             raise Rejected(Reason.OVER_CAPACITY)
         try:
-            announcement = check_gossip(
-                message.data,
-                sender,
-                arrival,
-                settings=self._settings,
-                tasks=self._context.tasks,
-                heard=self._context.health.heard,
-                awaits=self._awaits,
-            )
+            header = open_gossip(message.data, sender, arrival.at, self._settings.max_age_s)
+            self._context.health.heard(sender, header)
+            spread = not self._awaits(header)
+            check_of_use(sender, header, self._settings, self._context.tasks, spread=spread)
         except Rejected as rejected:
             reputation.announced(sender, arrival.at)
             if rejected.reason in _SIGNED:
                 self._heard.add(digest, arrival.at)
             raise
         self._heard.add(digest, arrival.at)
+        announcement = Announcement(sender, header, message.data, arrival)
         self._check_new(announcement)
         self._charge(announcement)
         self.admit(announcement)

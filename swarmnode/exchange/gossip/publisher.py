@@ -14,7 +14,7 @@ from swarmnode.errors import NetworkError, Rejected
 from swarmnode.exchange.bodies.body_store import BodyStore
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
-from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose, give, resealed
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose, give, resealed
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.gossip.helping import Helping, help_topic_of, rarely_right
 from swarmnode.exchange.gossip.thanks import ReceiptKeeper
@@ -48,7 +48,7 @@ class Publisher:
         self._topic, self._help_topic = topic_of(self._settings.swarm), help_topic_of(self._settings.swarm)
         self._pace = TokenBucket(PACE * HEADERS_PER_S, PACE * HEADERS_BURST)
         self._host_was_down = False
-        self.helping = Helping(context.key, context.settings, context.tasks, context.clock, context.rng)
+        self.helping = Helping(context)
         self._asked_for_help = asyncio.Event()
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
@@ -98,7 +98,7 @@ class Publisher:
     def hear_request(self, message: Message) -> None:
         """Takes in somebody's request for help."""
         self._ledger.bytes_in += len(message.data)
-        self.helping.hear(message, banned=self._context.is_banned)
+        self.helping.hear(message)
         self._asked_for_help.set()
 
     async def run(self) -> None:
@@ -112,7 +112,7 @@ class Publisher:
                 with suppress(NetworkError, Rejected):
                     await self._announce(resealed(header, body, self._context.key, now=self._context.clock()))
 
-    def _composed(self, group: RolloutGroup) -> Composed:
+    def _composed(self, group: RolloutGroup) -> SignedGroup:
         """Returns a group ready to be announced, which the policies of this process have already."""
         composed = self._compose(group)
         if self._context.has_neighbours():
@@ -121,7 +121,7 @@ class Publisher:
             self._context.neighbourhood.hand(own, composed.header, composed.sealed, given)
         return composed
 
-    def _compose(self, group: RolloutGroup, *, for_library: bool = False) -> Composed:
+    def _compose(self, group: RolloutGroup, *, for_library: bool = False) -> SignedGroup:
         composed = compose(
             group,
             self._context.key,
@@ -134,11 +134,10 @@ class Publisher:
             self._receipts.gave(composed.header.task, composed.header.group_size)
         return composed
 
-    def _shelve(self, composed: Composed) -> None:
+    def _shelve(self, composed: SignedGroup) -> None:
         """Keeps a group of ours for the library, where it may leave this node at all."""
-        header = composed.header
-        if self._shelf is not None and self._may_leave(header.task):
-            self._shelf.offer(SignedGroup(self._context.key.peer_id, header, composed.sealed, composed.body))
+        if self._shelf is not None and self._may_leave(composed.header.task):
+            self._shelf.offer(composed)
 
     def _may_leave(self, task: str) -> bool:
         """Returns True if groups of this task may leave this node at all."""
@@ -157,7 +156,7 @@ class Publisher:
                 self._bodies.put(composed.header.body_hash, composed.body)
                 self.helping.found(group, composed.header)
 
-    async def _announce(self, composed: Composed) -> None:
+    async def _announce(self, composed: SignedGroup) -> None:
         require_exchanged(self._context.tasks.get(composed.header.task))
         if self._settings.private:
             raise Rejected(Reason.PRIVATE, "it stays at home")

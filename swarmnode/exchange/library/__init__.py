@@ -2,5 +2,5 @@
 
 signed_group.py (one row) -> shelf.py (what this node keeps) -> library_pages.py (asked for and served)
                                    ^                                       |
-                                   +--- borrower.py (asks, has judged) <---+    all of it: swarm_library.py
+                                   +--- borrower.py (asks, has judged) <---+
 """

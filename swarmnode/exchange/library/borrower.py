@@ -20,7 +20,7 @@ Nothing waits for any of this: rounds take what is there.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
@@ -35,7 +35,7 @@ from swarmnode.exchange.library.signed_group import GroupName, Origin, SignedGro
 from swarmnode.exchange.limits import LEAST_NEED
 from swarmnode.exchange.messages import Announcement, Header, hash_body
 from swarmnode.exchange.validation.body_check import CheckedBody
-from swarmnode.exchange.validation.header_check import any_header, check_header
+from swarmnode.exchange.validation.header_check import check_header
 from swarmnode.tasks.task import may_be_exchanged
 from swarmnode.types import RolloutGroup
 
@@ -118,18 +118,17 @@ class Borrowed:
 
 
 class Borrower:
-    """`run` fetches beside everything else; `draw` gives what was judged."""
+    """`run` fetches beside everything else, once `settle` was called; `draw` gives what was judged. The
+    exchange loads, writes and serves what is kept and lent."""
 
     def __init__(
-        self,
-        context: ExchangeContext,
-        pages: LibraryPages,
-        shelf: Shelf,
-        bodies: BodyTransfer,
-        fetcher: Fetcher,
+        self, context: ExchangeContext, shelf: Shelf, bodies: BodyTransfer, fetcher: Fetcher
     ) -> None:
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
-        self._pages, self._shelf, self._bodies, self._fetcher = pages, shelf, bodies, fetcher
+        self.shelf, self.pages = shelf, LibraryPages(context, shelf, bodies)
+        self._bodies, self._fetcher = bodies, fetcher
+        self._settled = asyncio.Event()
+        self._versions = [(task.name, task.version) for task in context.tasks.values()]
         self._tasks = {name: task for name, task in context.tasks.items() if may_be_exchanged(task)}
         self._ready: deque[RolloutGroup] = deque()
         self._ahead = MAX_READY
@@ -153,6 +152,11 @@ class Borrower:
     def waiting(self) -> int:
         """Groups that wait to be drawn."""
         return len(self._ready)
+
+    def settle(self, taught: Collection[Origin]) -> None:
+        """Takes note of whose answers to which examples the book holds. Nothing is borrowed before."""
+        self.shelf.settle(taught, self._versions)
+        self._settled.set()
 
     def draw(self, limit: int) -> list[RolloutGroup]:
         """Take out at most `limit` judged groups, the first that came first. As many will be ready again."""
@@ -183,6 +187,7 @@ class Borrower:
 
     async def run(self) -> None:
         """Read what the home has, then ask peers: at once, and again where there is a reason to."""
+        await self._settled.wait()
         await self._read_own()
         while len(self._known) < MAX_LOOKED_AT:
             begun, self._wants_more, self._done = _now_s(), False, False
@@ -224,7 +229,7 @@ class Borrower:
         tasks = [(task.name, task.version) for task in self._tasks.values()]
         waiting: list[tuple[Announcement, bytes]] = []
         while not self._is_enough():
-            while len(waiting) < JUDGED_TOGETHER and (group := self._shelf.next_unread(tasks)) is not None:
+            while len(waiting) < JUDGED_TOGETHER and (group := self.shelf.next_unread(tasks)) is not None:
                 try:
                     announcement = self._checked(group.sealed, self._settings_of(group))
                 except Rejected as rejected:
@@ -309,13 +314,13 @@ class Borrower:
         if not self._ledger.reputation.ask(lender.peer, self._context.clock()):
             raise Rejected(Reason.UNAVAILABLE)
         request = PageRequest(section.task, section.version, section.after)
-        return await self._pages.ask(lender.peer, request, timeout_s=ASK_S)
+        return await self.pages.ask(lender.peer, request, timeout_s=ASK_S)
 
     async def _borrow(self, lender: "_Lender", section: "_Section", row: PageRow) -> bool:
         """Take one group of a page; returns False where it is known or cannot be taken."""
         author, header = glance(row.sealed)
         name = author, header.body_hash
-        if not section.passes(header) or name in self._known or name in self._shelf:
+        if not section.passes(header) or name in self._known or name in self.shelf:
             return False
         # What we found ourselves, our home knows, or it was let go of.
         if author == self._context.key.peer_id or self._of_author[author] >= MAX_PER_AUTHOR:
@@ -375,9 +380,7 @@ class Borrower:
     # ---- what both are ----
 
     def _checked(self, sealed: bytes, settings: ExchangeSettings) -> Announcement:
-        return check_header(
-            sealed, self._context.arrive(), settings=settings, tasks=self._tasks, awaits=any_header
-        )
+        return check_header(sealed, self._context.arrive(), settings=settings, tasks=self._tasks)
 
     async def _judged(
         self, waiting: list[tuple[Announcement, bytes]], *, payer: str | None
@@ -409,7 +412,7 @@ class Borrower:
         self._groups += 1
         self._taken += 1
         self._taken_bytes += group.size_bytes
-        self._shelf.offer(group)
+        self.shelf.offer(group)
         self._ready.append(checked.group)
 
     def _is_enough(self) -> bool:

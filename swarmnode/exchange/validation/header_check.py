@@ -1,12 +1,12 @@
 """Checks of headers: signed by their author, in time, and of use to us.
 
-gossip -> [check_gossip] -> pool;   library -> [check_header] -> Borrower
+gossip -> [open_gossip, check_of_use] -> pool;   library -> [check_header] -> Borrower
 
 All checks are pure: they look at everything before anything is kept, and raise Rejected with a Reason. They
 take a tenth of a millisecond and run on the event loop.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
@@ -19,54 +19,29 @@ from swarmnode.types import MIN_REWARD_SPREAD
 
 HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
 
-Heard = Callable[[str, Header], None]
-"""Called with author and header."""
-
 BODY_OVERHEAD_BYTES = 1024
 """Bytes of a body besides its answers: names, their framing, the frame of zstd."""
 
 
-def check_gossip(
-    data: bytes,
-    sender: str,
-    arrival: Arrival,
-    *,
-    settings: ExchangeSettings,
-    tasks: Mapping[str, Task],
-    heard: Heard = lambda author, header: None,
-    awaits: Callable[[Header], bool] = lambda header: False,
-) -> Announcement:
-    """The announcement in a gossip message: sent by its author, in time, sound in itself. `heard`: told of
-    all that are signed and in time, of use or not. `awaits`: says of which right answers are wanted even if
-    nothing sets them apart. Raises Rejected."""
-
-    def is_new(author: str, header: Header) -> None:
-        if author != sender:
-            raise Rejected(Reason.SENDER_MISMATCH, f"{sender} sent a header of {author}")
-        _check_time(header, arrival.at, settings.max_age_s)
-        heard(author, header)
-
-    return check_header(data, arrival, settings=settings, tasks=tasks, first=is_new, awaits=awaits)
+def open_gossip(data: bytes, sender: str, now: float, max_age_s: float) -> Header:
+    """Return the header in a gossip message: signed by who sent it, and in time. Raises Rejected."""
+    author, header = open_header(data)
+    if author != sender:
+        raise Rejected(Reason.SENDER_MISMATCH, f"{sender} sent a header of {author}")
+    if header.created_s > now + MAX_CLOCK_SKEW_S:
+        raise Rejected(Reason.FROM_THE_FUTURE, f"by {header.created_s - now:.0f} s")
+    if header.created_s < now - max_age_s:
+        raise Rejected(Reason.EXPIRED, f"{now - header.created_s:.0f} s old")
+    return header
 
 
 def check_header(
-    data: bytes,
-    arrival: Arrival,
-    *,
-    settings: ExchangeSettings,
-    tasks: Mapping[str, Task],
-    first: Heard = lambda author, header: None,
-    awaits: Callable[[Header], bool] = lambda header: False,
+    data: bytes, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task]
 ) -> Announcement:
-    """The announcement in a sealed header: signed, well-formed and of use to us. `first`: looks at it before
-    we do. `awaits`: says of which right answers are wanted even if nothing sets them apart. Raises
-    Rejected."""
+    """Return the announcement in a sealed header of a library, of any age: signed, well-formed and of use to
+    us. Raises Rejected."""
     author, header = open_header(data)
-    first(author, header)
-    if settings.publishers is not None and author not in settings.publishers:
-        raise Rejected(Reason.NOT_A_PUBLISHER)
-    check_fits(header, settings, tasks, awaits=awaits)
-    require_exchanged(tasks[header.task])
+    check_of_use(author, header, settings, tasks, spread=False)
     return Announcement(author, header, data, arrival)
 
 
@@ -76,14 +51,22 @@ def open_header(data: bytes) -> tuple[str, Header]:
     return envelope.author, decode_header(envelope.payload)
 
 
-def check_fits(
-    header: Header,
-    settings: ExchangeSettings,
-    tasks: Mapping[str, Task],
-    *,
-    awaits: Callable[[Header], bool] = lambda header: False,
+def check_of_use(
+    author: str, header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task], *, spread: bool
 ) -> None:
-    """Raises Rejected for what is of no use to us, whoever announces it. `awaits`: see `check_header`."""
+    """Raises Rejected for what we take from no stranger, or from none like its author. `spread`: see
+    `check_fits`."""
+    if settings.publishers is not None and author not in settings.publishers:
+        raise Rejected(Reason.NOT_A_PUBLISHER)
+    check_fits(header, settings, tasks, spread=spread)
+    require_exchanged(tasks[header.task])
+
+
+def check_fits(
+    header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task], *, spread: bool
+) -> None:
+    """Raises Rejected for what is of no use to us, whoever announces it. `spread`: only where its rewards
+    differ it is of use. Right answers that were asked for, and those of a library, are in any case."""
     if header.protocol != PROTOCOL:
         raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}")
     if header.swarm != settings.swarm:
@@ -95,7 +78,7 @@ def check_fits(
         raise Rejected(
             Reason.OTHER_VERSION, f"{header.task}, version {header.version}: ours is {task.version}"
         )
-    if (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD) and not awaits(header):
+    if spread and (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD):
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
     if header.body_bytes > largest_body(header.group_size, settings.max_tokens):
         raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes: answers over rollout.max_tokens")
@@ -115,16 +98,3 @@ def largest_body(group_size: int, max_tokens: int) -> int:
     (2304, 132096)
     """
     return BODY_OVERHEAD_BYTES + group_size * max_tokens * MAX_BYTES_PER_TOKEN
-
-
-def any_header(header: Header) -> bool:
-    """`awaits` of a library: its groups are kept for their right answers, and not for what sets them apart
-    from wrong ones."""
-    return True
-
-
-def _check_time(header: Header, now: float, max_age_s: float) -> None:
-    if header.created_s > now + MAX_CLOCK_SKEW_S:
-        raise Rejected(Reason.FROM_THE_FUTURE, f"by {header.created_s - now:.0f} s")
-    if header.created_s < now - max_age_s:
-        raise Rejected(Reason.EXPIRED, f"{now - header.created_s:.0f} s old")

@@ -22,7 +22,6 @@ from swarmnode.extensions.contribution.power_meter import PowerMeter
 from swarmnode.machine.hardware import card_in_use
 from swarmnode.machine.storage import replace_file, set_aside
 from swarmnode.node.showing.at_work import WAITS
-from swarmnode.node.showing.contribution import ContributionSource
 from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
 
 logger = logging.getLogger(__name__)
@@ -195,6 +194,6 @@ class ContributionDays:
             self._failed = True
 
 
-def open_days(source: ContributionSource) -> ContributionDays:
-    """Returns the days of a node, to be entered."""
-    return ContributionDays(source.folder / FILE, lambda: PowerMeter(card_in_use(source.device)))
+def open_days(folder: Path, device: str) -> ContributionDays:
+    """Returns the days of a node, to be entered. `folder`: for its file. `device`: policy.device."""
+    return ContributionDays(folder / FILE, lambda: PowerMeter(card_in_use(device)))

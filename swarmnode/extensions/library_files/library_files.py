@@ -20,7 +20,7 @@ from swarmnode.exchange.library.signed_group import SignedGroup, line_of, read_r
 from swarmnode.exchange.limits import MAX_COMPLETION_CHARS
 from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.validation.body_check import BodyRules, check_body
-from swarmnode.exchange.validation.header_check import any_header, check_header
+from swarmnode.exchange.validation.header_check import check_header
 from swarmnode.machine.storage import replace_file
 from swarmnode.tasks.task import Task
 from swarmnode.types import FinishReason
@@ -97,9 +97,7 @@ class Judging:
     def right(self, group: SignedGroup) -> int:
         """Return how many answers get a reward above 0. Raises Rejected where a node could not use it."""
         settings = replace(ANY_LENGTH, swarm=group.header.swarm)
-        announcement = check_header(
-            group.sealed, Arrival(0.0, 0), settings=settings, tasks=self._tasks, awaits=any_header
-        )
+        announcement = check_header(group.sealed, Arrival(0.0, 0), settings=settings, tasks=self._tasks)
         rewards = check_body(group.body, announcement, self._rules).group.rewards
         return sum(reward is not None and reward > 0 for reward in rewards)
 

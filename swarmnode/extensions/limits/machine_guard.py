@@ -18,7 +18,7 @@ from swarmnode.extensions.limits.notices import send_notice
 from swarmnode.extensions.limits.reasons_to_pause import Readings, Reasons, reasons_to_pause
 from swarmnode.extensions.limits.trouble_watch import TroubleWatch, ended_by
 from swarmnode.machine.hardware import GIB, card_in_use
-from swarmnode.node.building.guards import GuardSource
+from swarmnode.node.showing.node_source import NodeSource
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ LONGEST_LOOK_S = 20.0
 class PauseWatch:
     """Holds the run back while this machine is wanted for something else."""
 
-    def __init__(self, source: GuardSource, read: Callable[[], Readings]) -> None:
+    def __init__(self, source: NodeSource, read: Callable[[], Readings]) -> None:
         self._source, self._read = source, read
         self._found = Reasons()
 
@@ -58,14 +58,14 @@ class PauseWatch:
         self._found = Reasons()
 
 
-def trouble_with_disk(source: GuardSource) -> str:
+def trouble_with_disk(source: NodeSource) -> str:
     """Makes room in the home where it has to. Returns what is wrong where that is not enough."""
     most = source.config.limits.disk_gb
     return "" if most is None else make_room(source.paths, most * GIB, source.status().run)
 
 
 @contextmanager
-def guard_machine(source: GuardSource) -> Generator[None]:
+def guard_machine(source: NodeSource) -> Generator[None]:
     """Looks after the machine while the block runs. Raises StorageError where the home is too large."""
     if wrong := trouble_with_disk(source):
         raise StorageError(f"{wrong}, and nothing is left that may go by itself", hint=DISK_HINT)

@@ -8,12 +8,12 @@ from typing import Any
 from swarmnode.extensions.page.known_peers import known_peers
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.verdicts import helping, learning, pace, sampler, why_little
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import invitation, joins_from, printable_status
-from swarmnode.node.showing.page import PageSource
 from swarmnode.node.showing.reasons import in_words
 
 
-def overview(source: PageSource, history: RewardHistory) -> dict[str, Any]:
+def overview(source: NodeSource, history: RewardHistory) -> dict[str, Any]:
     """Returns everything of the page but curves, rollouts and settings."""
     status, control = printable_status(source.status()), source.control
     return {

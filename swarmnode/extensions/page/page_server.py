@@ -14,7 +14,7 @@ from swarmnode.extensions.page.access import AccessGuard
 from swarmnode.extensions.page.bounded_server import BoundedListener, bounded_server, listen_on
 from swarmnode.extensions.page.event_stream import OpenStreams
 from swarmnode.extensions.page.routes import application
-from swarmnode.node.showing.page import PageSource
+from swarmnode.node.showing.node_source import NodeSource
 
 IDLE_S = 5
 """Seconds that a connection is kept for another request."""
@@ -26,7 +26,7 @@ trains, where a busy thread costs the others about twice what it uses."""
 class PageServer:
     """Serves the page of a node. `with PageServer(source) as page:` runs it."""
 
-    def __init__(self, source: PageSource) -> None:
+    def __init__(self, source: NodeSource) -> None:
         self._source = source
         self._where = (source.config.node.http, source.config.node.http_port)
         self.token = secrets.token_urlsafe(32)

@@ -27,7 +27,7 @@ from swarmnode.extensions.page.prometheus_metrics import metrics_of
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.rollout_reader import RolloutReader
 from swarmnode.node.run_control import LONGEST_PAUSE_S, Request
-from swarmnode.node.showing.page import PageSource
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.used_settings import used_settings
 
 STATIC = {
@@ -49,10 +49,10 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PageRoutes:
     """The answers of one page."""
 
-    def __init__(self, source: PageSource, token: str, streams: OpenStreams) -> None:
+    def __init__(self, source: NodeSource, token: str, streams: OpenStreams) -> None:
         self._source, self._token, self._streams = source, token, streams
         status = source.status()
-        self._history = RewardHistory(source.logs, status.run, status.peer_id)
+        self._history = RewardHistory(source.paths.logs, status.run, status.peer_id)
         self._rollouts = RolloutReader(source.rollouts)
         self._made, self._made_s = b"", float("-inf")
 
@@ -125,7 +125,7 @@ class PageRoutes:
             return PlainTextResponse(f"{error}\n", 400)
 
 
-def application(source: PageSource, token: str, streams: OpenStreams) -> Starlette:
+def application(source: NodeSource, token: str, streams: OpenStreams) -> Starlette:
     """Returns the application of a page. `token`: the secret of this start, which /state tells."""
     return Starlette(routes=PageRoutes(source, token, streams).routes())
 

@@ -40,8 +40,9 @@ from swarmnode.node.building.policies import Seat, check_status_port, choose_por
 from swarmnode.node.building.run import forget_earlier_runs, leave_note
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import NodeStatus, Sharing, invitation, joins_from, swarm_of
-from swarmnode.node.showing.page import PageSource, open_page
+from swarmnode.node.showing.page import open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.node.workers import supervise
 from swarmnode.settings.config import Config, NetworkConfig
@@ -216,7 +217,7 @@ async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
         async with node:
             stop = partial(asyncio.get_running_loop().call_soon_threadsafe, node.request_stop)
             control = RunControl(stop, ("stop",))
-            with open_page(PageSource(lambda: node.status, control, config, {}, paths.logs)) as page:
+            with open_page(NodeSource(lambda: node.status, control, config, {}, paths)) as page:
                 leave_note(node.status, seat, page)
                 # Before anybody is told that we are there: whoever reads the address may stop us at once.
                 stop_on_signals(node.request_stop, "stopping: peers are told goodbye")

@@ -22,7 +22,7 @@ from swarmnode.models import find_model
 from swarmnode.network.admission import admission_to
 from swarmnode.network.finding.seed_addresses import Seeds
 from swarmnode.node.building.assemble import check_network, local_peers_of, seed_of, seeds_of
-from swarmnode.node.building.guards import GuardSource, open_guards
+from swarmnode.node.building.guards import open_guards
 from swarmnode.node.building.machine_memory import check_loadable, plan_for
 from swarmnode.node.building.node_process import (
     IdentityLock,
@@ -51,8 +51,9 @@ from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.board import Watcher, policy_label
 from swarmnode.node.showing.kept_rollouts import FILE
 from swarmnode.node.showing.monitors import Monitor, make_monitors
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, joins_from, swarm_of
-from swarmnode.node.showing.page import Page, PageSource, open_page
+from swarmnode.node.showing.page import Page, open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.node.showing.used_settings import keep_settings
 from swarmnode.registry import Kind, first
@@ -217,9 +218,9 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
                 await stack.enter_async_context(node)
                 if not company.leaves_garbage_alone:
                     _keep_what_is_loaded(stack)
-                page = stack.enter_context(open_page(_page_source(member.seat, node)))
-                guarded = GuardSource(lambda: node.status, node.control, member.seat.config, paths)
-                await open_guards(stack, guarded)
+                source = _source_of(node, member.seat)
+                page = stack.enter_context(open_page(source))
+                await open_guards(stack, source)
                 node.serves(page.address)
                 _announce(node, page, member.seat, company)
                 if run := node.status.run:
@@ -247,9 +248,9 @@ def _keep_what_is_loaded(stack: AsyncExitStack) -> None:
     stack.callback(gc.unfreeze)
 
 
-def _page_source(seat: Seat, node: NodeLoop) -> PageSource:
+def _source_of(node: NodeLoop, seat: Seat) -> NodeSource:
     rollouts = seat.paths.checkpoints / node.status.run / FILE if node.status.run else None
-    return PageSource(lambda: node.status, node.control, seat.config, seat.origins, seat.paths.logs, rollouts)
+    return NodeSource(lambda: node.status, node.control, seat.config, seat.origins, seat.paths, rollouts)
 
 
 async def serve_several(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:

@@ -23,7 +23,7 @@ from swarmnode import __version__
 from swarmnode.errors import NetworkError
 from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
 from swarmnode.exchange.exchange_stats import ExchangeStats
-from swarmnode.exchange.library.swarm_library import SwarmLibrary
+from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.network.daemon.relaying import RELAY_IN_WORDS
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, scope_of
@@ -203,13 +203,13 @@ class StatusBoard:
         )
         self.show(sharing=effect)
 
-    def borrowed(self, library: SwarmLibrary, state: CatchingUp) -> None:
+    def borrowed(self, library: Borrower, state: CatchingUp) -> None:
         """Takes over what is kept of the swarm's library, and what was learnt of it."""
         found = library.borrowed
         self.show(
             library=LibraryStatus(
                 kept=len(library.shelf),
-                pages_served=library.pages_served,
+                pages_served=library.pages.served,
                 borrowed=found.groups,
                 lenders=found.lenders,
                 answers=state.answers,

@@ -1,27 +1,16 @@
-"""The contribution of a node, as the heart knows it: who keeps it, and whom it asks.
+"""The contribution of a node, as the heart knows it.
 
 members.py -> [open_contribution] -> registry.py -> extensions/contribution/ -> WeekContribution -> status
 """
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
 from swarmnode.registry import first
 from swarmnode.settings.config import Config
-
-
-@dataclass(frozen=True, slots=True)
-class ContributionSource:
-    """A node as the keeper of its contribution sees it."""
-
-    folder: Path
-    """The folder for its file."""
-    device: str
-    """The setting policy.device."""
 
 
 class ContributionKeeper(Protocol):
@@ -40,5 +29,5 @@ def open_contribution(
     keep = first("contribution")
     if keep is None:
         return lambda status: WeekContribution()
-    keeper: ContributionKeeper = stack.enter_context(keep(ContributionSource(folder, config.policy.device)))
+    keeper: ContributionKeeper = stack.enter_context(keep(folder, config.policy.device))
     return keeper.see

@@ -1,39 +1,20 @@
-"""The page of a running node, as the heart knows it: what it shows, and whom it asks.
+"""The page of a running node, as the heart knows it.
 
 run.py, seed_node.py, run_pipeline.py -> [open_page] -> registry.py -> extensions/page/page_server.py
 """
 
 import logging
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from swarmnode.node.run_control import RunControl
-from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.registry import find, names
-from swarmnode.settings.config import Config
 
 logger = logging.getLogger(__name__)
 
 USUAL = "web"
 """The page of extensions/page/; a node does without where that is not installed."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageSource:
-    """A node as its page sees it. The page runs in a thread of its own and changes nothing but `control`."""
-
-    status: Callable[[], NodeStatus]
-    control: RunControl
-    config: Config
-    origins: Mapping[str, str]
-    """The origin of each setting, by its full name."""
-    logs: Path
-    """The folder of metrics.jsonl."""
-    rollouts: Path | None = None
-    """The file of the run's rollouts (kept_rollouts.py). None: the node keeps none."""
 
 
 class Page(Protocol):
@@ -62,7 +43,7 @@ class NoPage:
     token: str = ""
 
 
-def open_page(source: PageSource) -> AbstractContextManager[Page]:
+def open_page(source: NodeSource) -> AbstractContextManager[Page]:
     """Returns the page of a node; it is served within the `with` block. Raises PortInUse there."""
     name = source.config.node.page
     if name == "off" or (name == USUAL and name not in names("page")):

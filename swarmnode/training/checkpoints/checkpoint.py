@@ -5,8 +5,8 @@ node -> [take_snapshot -> write_files] -> disk -> [read_checkpoint -> restore] -
     round-00000060/
       adapter/adapter_model.safetensors, adapter_config.json     as PEFT does: vLLM and the Hub read them
       optimizer.safetensors                                      Adam moments, and torch's RNG state
-      exchange.bin, rollouts.bin                                 external and own groups that wait to be
-                                                                 trained on, unfinished ones included
+      rollouts.bin                                               own groups that wait to be trained on,
+                                                                 unfinished ones included
       rule.bin                                                   what the rule for others' answers has learnt:
                                                                  its book (foreign/lessons.py)
       state.json                                                 counters, the held-out reward, and a SHA-256
@@ -51,7 +51,6 @@ ADAPTER = "adapter"
 ADAPTER_CONFIG = "adapter/adapter_config.json"
 ADAPTER_TENSORS = "adapter/adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-EXCHANGE = "exchange.bin"
 ROLLOUTS = "rollouts.bin"
 RULE = "rule.bin"
 RNG = "rng.cpu"
@@ -74,7 +73,6 @@ ALIGNMENT = 8
 class Waiting:
     """Rollouts and lessons that wait to be trained on, in their owners' own bytes. Empty: nothing waits."""
 
-    exchange: bytes = b""
     rollouts: bytes = b""
     rule: bytes = b""
     """`Rule.state`: among other things answers to be trained on again."""
@@ -174,7 +172,6 @@ def write_files(snapshot: Snapshot, folder: Path) -> None:
             folder / ADAPTER_TENSORS, tensor_pieces(snapshot.adapter, {"format": "pt"})
         ),
         OPTIMIZER: write_synced(folder / OPTIMIZER, tensor_pieces(snapshot.optimizer)),
-        EXCHANGE: write_synced(folder / EXCHANGE, [snapshot.waiting.exchange]),
         ROLLOUTS: write_synced(folder / ROLLOUTS, [snapshot.waiting.rollouts]),
         RULE: write_synced(folder / RULE, [snapshot.waiting.rule]),
     }
@@ -233,9 +230,10 @@ def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optim
 
 
 def read_waiting(checkpoint: Checkpoint) -> Waiting:
-    """Returns the saved rollouts and lessons that wait to be trained on; checkpoints of earlier versions have
-    no rule. Raises CheckpointError if a file cannot be read."""
-    names = (EXCHANGE, ROLLOUTS, RULE) if RULE in checkpoint.state.digests else (EXCHANGE, ROLLOUTS)
+    """Returns the saved rollouts and lessons that wait to be trained on. Checkpoints of earlier versions may
+    have no rule, and groups of others (exchange.bin), which are not read. Raises CheckpointError if a file
+    cannot be read."""
+    names = (ROLLOUTS, RULE) if RULE in checkpoint.state.digests else (ROLLOUTS,)
     try:
         return Waiting(*((checkpoint.folder / name).read_bytes() for name in names))
     except OSError as error:

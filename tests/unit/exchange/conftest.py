@@ -13,9 +13,10 @@ import pytest
 
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
-from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
+from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.library.swarm_library import SwarmLibrary
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.messages import Announcement, Arrival
 from swarmnode.exchange.validation.body_check import BodyRules
 from swarmnode.exchange.validation.header_check import check_header
@@ -120,7 +121,7 @@ class Node:
     exchange: Exchange
 
     @property
-    def library(self) -> SwarmLibrary:
+    def library(self) -> Borrower:
         assert self.exchange.library is not None
         return self.exchange.library
 
@@ -184,10 +185,10 @@ def start_node(task: Addition, clock: Clock) -> StartNode:
 
 
 @pytest.fixture
-def composed_by(clock: Clock) -> Callable[..., Composed]:
+def composed_by(clock: Clock) -> Callable[..., SignedGroup]:
     """The `number`-th group of an author, ready to be announced."""
 
-    def make(key: NodeKey, number: int = 0, swarm: str = "commons") -> Composed:
+    def make(key: NodeKey, number: int = 0, swarm: str = "commons") -> SignedGroup:
         group = make_group(key.peer_id, number=number)
         return compose(group, key, swarm=swarm, model=ModelLabel("tiny", None), now=clock())
 
@@ -230,7 +231,7 @@ def group(key: NodeKey) -> RolloutGroup:
 
 
 @pytest.fixture
-def composed(group: RolloutGroup, key: NodeKey, clock: Clock) -> Composed:
+def composed(group: RolloutGroup, key: NodeKey, clock: Clock) -> SignedGroup:
     return compose(group, key, swarm="test", model=ModelLabel("tiny", 1000), now=clock())
 
 

@@ -7,11 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-import msgspec
 import pytest
 
-from swarmnode.errors import CheckpointError, ConfigError, IdentityError
-from swarmnode.exchange.bodies.replay_buffer import BufferSnapshot, SavedGroup, read_snapshot
+from swarmnode.errors import ConfigError, IdentityError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.identity.node_key import NodeKey
@@ -47,14 +45,14 @@ def start(make_exchange):
 
     @asynccontextmanager
     async def run(
-        network: MemoryNetwork, number: int, *others: Node, snapshot: bytes = b"", **settings: object
+        network: MemoryNetwork, number: int, *others: Node, policy_version: int = 0, **settings: object
     ) -> AsyncIterator[Node]:
         key = NodeKey(bytes([number]) * 32)
         async with network.host(key.peer_id) as host:
             for other in others:
                 await host.connect(other.host.address)
             exchange = make_exchange(host, key, **settings)
-            exchange.restore(snapshot)
+            exchange.resume(policy_version)
             async with exchange:
                 yield Node(key, host, exchange)
 
@@ -378,69 +376,12 @@ async def test_headers_that_wait_too_long_are_let_go(start, own_groups, clock):
         assert bob.dropped("stale") == 2
 
 
-async def test_a_snapshot_is_taken_up_by_the_next_start_without_a_network(start, own_groups):
-    network = MemoryNetwork()
-    async with start(network, 1) as alice, start(network, 2, alice, prefetch_groups=6) as bob:
-        published = own_groups(alice, 3)
-        await alice.exchange.publish(published)
-        await until(lambda: bob.exchange.stats().buffered == 3)
-        snapshot = bob.exchange.snapshot()
-    async with start(MemoryNetwork(), 2, snapshot=snapshot, prefetch_groups=6) as bob:
-        await until(lambda: bob.exchange.stats().buffered == 3)
-        collected = await collect(bob, 3)
-        assert {group.example.key for group in collected} == {group.example.key for group in published}
-        assert bob.exchange.stats().fetched == 0
-
-
 async def test_what_is_heard_before_the_first_round_after_a_restart_is_not_stale(start, own_groups):
-    async with start(MemoryNetwork(), 2) as bob:
-        await collect(bob, 0, version=500)
-        snapshot = bob.exchange.snapshot()
     network = MemoryNetwork()
-    async with start(network, 1) as alice, start(network, 2, alice, snapshot=snapshot) as bob:
+    async with start(network, 1) as alice, start(network, 2, alice, policy_version=500) as bob:
         await alice.exchange.publish(own_groups(alice, 2))
         await until(lambda: bob.exchange.stats().buffered == 2)
         assert len(await collect(bob, 2, version=500)) == 2
-
-
-async def test_restored_groups_are_checked_and_scored_again(start, own_groups, task):
-    class Stricter(type(task)):
-        def score(self, example, completions):
-            return [{"correct": 0.25 * score["correct"]} for score in super().score(example, completions)]
-
-    network = MemoryNetwork()
-    async with start(network, 1) as alice, start(network, 2, alice) as bob:
-        await alice.exchange.publish(own_groups(alice, 1))
-        await until(lambda: bob.exchange.stats().buffered == 1)
-        snapshot = bob.exchange.snapshot()
-    async with start(MemoryNetwork(), 2, snapshot=snapshot, tasks={task.name: Stricter()}) as bob:
-        await until(lambda: bob.exchange.stats().buffered == 1)
-        [group] = await collect(bob, 1)
-        assert group.rewards == (0.25, 0.25, 0.0, 0.0)
-    newer = replace(task, version="2")
-    async with start(MemoryNetwork(), 2, snapshot=snapshot, tasks={task.name: newer}) as bob:
-        assert bob.exchange.stats().dropped == {"other_version": 1}
-
-
-async def test_a_snapshot_is_not_believed(start, own_groups):
-    network = MemoryNetwork()
-    async with start(network, 1) as alice, start(network, 2, alice) as bob:
-        await alice.exchange.publish(own_groups(alice, 2))
-        await until(lambda: bob.exchange.stats().buffered == 2)
-        first, second = read_snapshot(bob.exchange.snapshot()).groups
-    forged = SavedGroup(first.header[:-1] + bytes([first.header[-1] ^ 1]), first.body, first.arrived_at, 0)
-    swapped = SavedGroup(second.header, first.body, second.arrived_at, 0)
-    snapshot = msgspec.msgpack.encode(BufferSnapshot(1, 0, (forged, swapped)))
-    async with start(MemoryNetwork(), 2, snapshot=snapshot) as bob:
-        await until(lambda: bob.dropped("unavailable") == 1)
-        assert bob.dropped("bad_signature") == 1
-        assert await collect(bob, 2, deadline_s=0.05) == []
-
-
-async def test_a_damaged_snapshot_is_an_error_at_restore(make_exchange, key: NodeKey):
-    exchange = make_exchange(MemoryNetwork().host(key.peer_id), key)
-    with pytest.raises(CheckpointError):
-        exchange.restore(b"what is left of a snapshot")
 
 
 async def test_key_and_host_must_be_one_identity(make_exchange, key: NodeKey, other_key: NodeKey):
@@ -582,15 +523,3 @@ async def test_of_right_answers_that_stay_at_home_nobody_can_have_a_body(start, 
         for node, bodies in ((alice, 0), (open_handed, 1)):
             await node.exchange.publish([groups_of(node.key.peer_id, right=4, wrong=0)])
             assert len(node.exchange._bodies.own) == bodies
-
-
-async def test_groups_of_a_snapshot_stay_out_once_their_task_stays_at_home(start, own_groups, task):
-    network = MemoryNetwork()
-    async with start(network, 1) as alice, start(network, 2, alice) as bob:
-        await alice.exchange.publish(own_groups(alice, 2))
-        await until(lambda: bob.exchange.stats().buffered == 2)
-        snapshot = bob.exchange.snapshot()
-    at_home = AtHome(task)
-    async with start(MemoryNetwork(), 2, snapshot=snapshot, tasks={task.name: at_home}) as bob:
-        assert bob.exchange.stats().dropped == {"not_exchanged": 2}
-        assert bob.exchange.stats().headers_waiting == 0 and at_home.judged == []

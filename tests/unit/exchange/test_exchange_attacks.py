@@ -8,7 +8,7 @@ import pytest
 
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, MAX_REQUEST_BYTES
 from swarmnode.exchange.bodies.fetcher import FETCHES_OF_PROVEN
-from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import (
     LATE_S,
     PROVEN_AFTER,
@@ -30,7 +30,7 @@ def start(start_node: StartNode) -> StartNode:
 
 
 @pytest.fixture
-def announcement_of(composed_by) -> Callable[..., Composed]:
+def announcement_of(composed_by) -> Callable[..., SignedGroup]:
     return partial(composed_by, swarm="test")
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_BODY_BYTES, MAX_GROUP_SIZE, MAX_RAW_BODY_BYTES
 from swarmnode.exchange.messages import (
     Answer,
@@ -39,7 +39,7 @@ def test_a_body_survives_the_way(texts: list[str]):
     assert decode_body(encode_body(a_body(*texts))) == a_body(*texts)
 
 
-def test_a_header_survives_the_way(composed: Composed):
+def test_a_header_survives_the_way(composed: SignedGroup):
     assert decode_header(encode_header(composed.header)) == composed.header
 
 

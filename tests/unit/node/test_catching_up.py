@@ -275,7 +275,7 @@ async def test_a_node_in_a_drought_asks_for_libraries_again(monkeypatch: pytest.
             await stack.enter_async_context(loop)
             while not library._done:  # noqa: ASYNC110  counters have no event
                 await asyncio.sleep(0.01)
-            assert lending.library.pages_served == 2, "all of it was seen"
+            assert lending.library.pages.served == 2, "all of it was seen"
             lending.library.settle(origins)
             monkeypatch.setattr(borrower, "AGAIN_S", 0.0)
             await loop.run()

@@ -155,7 +155,7 @@ async def test_a_node_alone_measures_learns_measures_and_saves() -> None:
     assert (summary.rounds, len(learner.trained), summary.stopped) == (5, 5, "5 rounds are done")
     assert summary.reward_first == pytest.approx(0.5)
     assert summary.reward_last is not None and summary.reward_last > 0.6
-    assert [counters.round for _, counters, _ in learner.disk] == [2, 4, 5]
+    assert [counters.round for _, counters in learner.disk] == [2, 4, 5]
     assert [status.progress.round for status in monitor.rounds] == [1, 2, 3, 4, 5]
     assert monitor.rounds[-1].reward.external is None, "nobody was heard, which is not a reward of zero"
 
@@ -339,7 +339,7 @@ async def test_a_round_does_not_wait_for_the_disk_and_what_is_on_it_is_said_when
         assert learner.disk == [] and one.status.checkpoint.round is None
         learner.disk_is_fast.set()
         await until(lambda: one.status.checkpoint.round is not None)
-        assert one.status.checkpoint.round in {counters.round for _, counters, _ in learner.disk}
+        assert one.status.checkpoint.round in {counters.round for _, counters in learner.disk}
         one.request_stop()
         summary = await asyncio.wait_for(running, 10)
     assert learner.disk[-1][1].round == summary.saved_round == summary.rounds
@@ -388,7 +388,7 @@ async def test_what_a_full_disk_refused_is_tried_again_at_the_end(caplog: pytest
     one = node(learner, "node.rounds=5", "node.checkpoint_every=4", monitor=Freed())
     summary = await run(one)
     assert "the disk is full" in caplog.text and "the node goes on" in caplog.text
-    assert [counters.round for _, counters, _ in learner.disk] == [5]
+    assert [counters.round for _, counters in learner.disk] == [5]
     assert (summary.saved_round, one.status.checkpoint.error) == (5, "")
 
 
@@ -498,7 +498,7 @@ async def test_a_generation_that_fails_beside_training_does_not_cost_what_was_le
     with pytest.raises(BaseExceptionGroup) as caught:
         await run(node(learner, "node.checkpoint_every=100", overlap=True))
     assert caught.value.subgroup(TaskError) is not None
-    version, counters, _ = learner.disk[-1]
+    version, counters = learner.disk[-1]
     assert (version, counters.round) == (3, 3)
 
 

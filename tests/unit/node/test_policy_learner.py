@@ -152,7 +152,7 @@ def test_a_new_policy_generates_from_when_it_is_taken_over(make: Make) -> None:
 def test_no_example_is_asked_twice_over_rounds_and_restarts(make: Make) -> None:
     first = make()
     seen = keys(first, 1) + keys(first, 2)
-    first.save(Counters(round=2), b"").result()
+    first.save(Counters(round=2)).result()
     again = make()
     assert again.resume() is not None
     seen += keys(again, 3)
@@ -168,10 +168,10 @@ def test_groups_generated_ahead_of_training_are_in_the_checkpoint_and_come_first
     now, ahead = first.rollouts(1), keys(first, 2)
     first.train(now.groups, [])
     assert first.policy_version > 0
-    first.save(Counters(round=1), b"of others").result()
+    first.save(Counters(round=1)).result()
     again = make(*settings, overlap=ahead_of_training)
     resumed = again.resume()
-    assert resumed is not None and (resumed.counters.round, resumed.exchange) == (1, b"of others")
+    assert resumed is not None and resumed.counters.round == 1
     again.use_newest_policy()
     assert set(keys(again, 2)) == set(ahead), "they were complete and nobody had trained on them"
 
@@ -198,7 +198,7 @@ def test_an_interrupted_round_loses_nothing(make: Make) -> None:
     engine.ring, engine.steps_left = cut.interrupt, 10
     interrupted = cut.rollouts(2)
     assert not interrupted.complete and interrupted.groups == ()
-    cut.save(Counters(round=1), b"").result()
+    cut.save(Counters(round=1)).result()
 
     again = make(*slowly)
     again.resume()
@@ -240,7 +240,7 @@ def test_a_resumed_node_forgets_what_strangers_said_of_a_task_that_stays_at_home
     own = before.rollouts(1).groups
     before.train(own[:2], [replace(group, author="stranger") for group in own[2:]])
     assert before.train(own[:2], []).book_foreign > 0
-    before.save(Counters(round=1), b"").result()
+    before.save(Counters(round=1)).result()
     still = make(trusting)
     still.resume()
     assert still.train(own[:2], []).book_foreign > 0
@@ -278,7 +278,7 @@ def test_saving_does_not_wait_for_the_disk_and_keeps_the_moment_it_began(
     monkeypatch.setattr(CheckpointStore, "write", slowly)
     learner = make("rollout.mode='sync'")
     keys(learner, 1)
-    written = learner.save(Counters(round=1), b"of others")
+    written = learner.save(Counters(round=1))
     second = keys(learner, 2)
     assert not written.done()
     disk_goes_on.set()
@@ -286,7 +286,7 @@ def test_saving_does_not_wait_for_the_disk_and_keeps_the_moment_it_began(
     assert written.result() == "round-00000001"
     again = make("rollout.mode='sync'")
     resumed = again.resume()
-    assert resumed is not None and resumed.exchange == b"of others"
+    assert resumed is not None
     assert keys(again, 2) == second
 
 
@@ -333,7 +333,7 @@ def test_what_a_judge_logs_is_said_in_the_name_of_the_policy(
 
 def test_a_checkpoint_says_what_its_reward_was_measured_on(make: Make, tmp_path: Path) -> None:
     learner = make("tasks.eval_examples=4")
-    learner.save(Counters(round=1, reward_last=0.5, evaluated_round=1), b"").result()
+    learner.save(Counters(round=1, reward_last=0.5, evaluated_round=1)).result()
     (folder,) = tmp_path.rglob("round-00000001")
     assert read_state(folder).measure == Measure(("odd",), 4)
 
@@ -356,7 +356,7 @@ def test_the_level_of_a_task_moves_with_its_pass_rate_and_goes_on_where_it_was(
     assert levels == [{0}, {0}, {1}, {1}, {2}, {2}, {1}, {1}]
     cut = make("rollout.mode='sync'", home="cut")
     assert [asked(cut, number) for number in (1, 2, 3)] == levels[:3]
-    cut.save(Counters(round=3), b"").result()
+    cut.save(Counters(round=3)).result()
     again = make("rollout.mode='sync'", home="cut")
     assert again.resume() is not None
     assert [asked(again, number) for number in (4, 5, 6)] == levels[3:6]
@@ -365,6 +365,6 @@ def test_the_level_of_a_task_moves_with_its_pass_rate_and_goes_on_where_it_was(
 def test_rollouts_of_a_version_that_dealt_budgets_are_read(make: Make) -> None:
     first, second = make(), make()
     first.rollouts(1)
-    state = msgspec.msgpack.decode(first._waiting(Counters(round=0), b"").rollouts)
+    state = msgspec.msgpack.decode(first._waiting(Counters(round=0)).rollouts)
     second._restore_rollouts(msgspec.msgpack.encode({**state, "pass_rates": {"odd": [1.0, 2.0, 0.0, 1.0]}}))
     assert second._examples.place == first._examples.place

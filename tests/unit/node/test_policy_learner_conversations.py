@@ -92,7 +92,7 @@ def test_rounds_of_conversations_are_trained_on_evaluated_and_kept(learner: Poli
             assert turn.observed == ({"role": "tool", "content": f"{number}:{turn.said}"},)
     evaluation = learner.evaluate()
     assert evaluation is not None and evaluation.mean is not None
-    learner.save(Counters(round=2), b"").result()
+    learner.save(Counters(round=2)).result()
     assert learner.resume() is not None
     assert learner.rollouts(3).complete
     learner.close()

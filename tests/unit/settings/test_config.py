@@ -109,22 +109,6 @@ def test_what_trl_has_and_we_have_not_is_told_and_nothing_else_is_guessed(theirs
     assert told in caught.value.hint and "Did you mean" not in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("former", "told"),
-    [
-        ("training.clip_low", "its own clip"),
-        ("policy.threads", "OMP_NUM_THREADS"),
-        ("rollout.max_lag", 'rollout.mode="sync"'),
-        ("limits.battery", "limits.give_way"),
-    ],
-)
-def test_a_setting_that_there_was_is_answered_with_what_stands_in_its_place(former: str, told: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(environ={}, assignments=[f"{former}=1"])
-    assert told in caught.value.hint and "Did you mean" not in caught.value.hint
-    assert former not in KEYS
-
-
 def test_a_section_of_a_script_may_be_a_dictionary() -> None:
     given = {"training": {"learning_rate": 0.5, "loss": "grpo"}, "node.seed": 3}
     config = load_config(environ={}, flags=given, flags_from="the script").config

@@ -73,14 +73,14 @@ class PipelineLearner(RolloutLearner):
         if checkpoint is None:
             # A data node that is new in a pipeline goes on with its rounds.
             iteration = self._data_node.iteration
-            return Resumed(Counters(round=iteration), b"") if iteration else None
+            return Resumed(Counters(round=iteration)) if iteration else None
         waiting = read_waiting(checkpoint)
         self.use_newest_policy()
         self._restore_rollouts(waiting.rollouts)
         counters = checkpoint.state.counters
         # The pipeline may be further than our checkpoint, or a single machine had rounds without a step.
         counters.round = self._data_node.iteration
-        return Resumed(counters, waiting.exchange)
+        return Resumed(counters)
 
     def train(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
@@ -102,8 +102,8 @@ class PipelineLearner(RolloutLearner):
         super().interrupt()
         self._data_node.stop()
 
-    def save(self, counters: Counters, exchange: bytes) -> Future[str]:
-        waiting = self._waiting(counters, exchange)
+    def save(self, counters: Counters) -> Future[str]:
+        waiting = self._waiting(counters)
         try:
             held, base = self._data_node.whole_state(), (self._whole.name, self._whole.fingerprint)
             measured = self._measure(), self._task_specs(), self._versions()

@@ -51,8 +51,9 @@ from swarmnode.node.building.task_processes import start_tasks, tasks_for_strang
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import Watchers
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import Summary, invitation
-from swarmnode.node.showing.page import Page, PageSource, open_page
+from swarmnode.node.showing.page import Page, open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
@@ -97,9 +98,8 @@ async def _serve(node: PipelineNode, seat: Seat) -> Summary:
         async with node:
             stop = partial(asyncio.get_running_loop().call_soon_threadsafe, node.request_stop)
             control = RunControl(stop, ("stop",))
-            with open_page(
-                PageSource(lambda: node.status, control, seat.config, seat.origins, seat.paths.logs)
-            ) as page:
+            source = NodeSource(lambda: node.status, control, seat.config, seat.origins, seat.paths)
+            with open_page(source) as page:
                 _announce(node, page, seat)
                 stop_on_signals(node.request_stop)
                 return await node.run()

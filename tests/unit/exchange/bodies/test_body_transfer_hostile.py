@@ -23,7 +23,7 @@ from swarmnode.exchange.bodies.holder import (
     Holder,
 )
 from swarmnode.exchange.exchange_settings import ExchangeSettings
-from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_BODY_BYTES
 from swarmnode.exchange.messages import Announcement, Arrival, hash_body
 from swarmnode.exchange.peers.ledger import Ledger
@@ -116,7 +116,7 @@ async def asking(
         yield asker, honest.peer_id, [host.peer_id for host in hosts]
 
 
-def announcement_of(composed: Composed, author: NodeKey) -> Announcement:
+def announcement_of(composed: SignedGroup, author: NodeKey) -> Announcement:
     return Announcement(author.peer_id, composed.header, composed.sealed, Arrival(0.0, 0))
 
 

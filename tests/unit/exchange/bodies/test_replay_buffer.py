@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.errors import CheckpointError
-from swarmnode.exchange.bodies.replay_buffer import Accepted, ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.bodies.replay_buffer import Accepted, ReplayBuffer
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.messages import Arrival
 from swarmnode.identity.node_key import NodeKey
@@ -105,29 +104,6 @@ def test_a_full_buffer_loses_its_oldest_group(accepted):
     assert {group.author for group in draw(buffer, 8, random.Random(0))} == {
         key.peer_id for key in keys(5)[1:]
     }
-
-
-def test_a_snapshot_holds_what_a_later_check_needs(accepted, key: NodeKey):
-    buffer = a_buffer()
-    groups = [accepted(key, number, policy_version=number) for number in range(3)]
-    for group in groups:
-        buffer.add(group)
-    snapshot = read_snapshot(buffer.snapshot(policy_version=7))
-    assert snapshot.policy_version == 7
-    assert snapshot.groups == tuple(
-        SavedGroup(group.announcement.sealed, group.body, NOW, number) for number, group in enumerate(groups)
-    )
-
-
-def test_no_snapshot_holds_no_groups():
-    assert read_snapshot(b"") == read_snapshot(a_buffer().snapshot(policy_version=0))
-    assert read_snapshot(b"").groups == ()
-
-
-@pytest.mark.parametrize("data", [b"\0", b"garbage", b"\x93\x01\x00\x91\x90", b"\x93\x02\x00\x90"])
-def test_a_damaged_snapshot_is_an_error(data: bytes):
-    with pytest.raises(CheckpointError, match="saved external groups"):
-        read_snapshot(data)
 
 
 def test_bodies_take_no_more_than_they_may_and_whoever_takes_most_gives_way(accepted):

@@ -1,10 +1,10 @@
 """Who is never right asks; who has a right answer announces it again, others may try; and it costs little."""
 
 import random
-from collections.abc import Sequence
 
 import pytest
 
+from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.helping import (
     AGAIN_S,
@@ -17,18 +17,27 @@ from swarmnode.exchange.gossip.helping import (
     help_topic_of,
     rarely_right,
 )
+from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
+from swarmnode.exchange.peers.ledger import Ledger
+from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Message
+from swarmnode.network.memory_network import MemoryNetwork
 from tests.unit.exchange.conftest import Addition, Clock, make_group
 
 ASKER = NodeKey(b"\1" * 32)
 HELPER = NodeKey(b"\2" * 32)
 
 
-def helping(key: NodeKey, clock: Clock, **settings: object) -> Helping:
-    found = ExchangeSettings(swarm="test", **settings)  # type: ignore[arg-type]
-    return Helping(key, found, {"addition": Addition()}, clock, random.Random(0))
+def helping(key: NodeKey, clock: Clock, version: str = "1") -> Helping:
+    host, ledger = MemoryNetwork().host(key.peer_id), Ledger(Reputation(), clock)
+    settings, rng = ExchangeSettings(swarm="test"), random.Random(0)
+    return Helping(
+        ExchangeContext(
+            host, key, {"addition": Addition(version=version)}, settings, ledger, clock, rng, Neighbourhood()
+        )
+    )
 
 
 def ask(key: NodeKey, clock: Clock, number: int = 0) -> bytes:
@@ -38,8 +47,8 @@ def ask(key: NodeKey, clock: Clock, number: int = 0) -> bytes:
     return sealed
 
 
-def hear(one: Helping, sealed: bytes, sender: NodeKey = ASKER, banned: Sequence[str] = ()) -> None:
-    one.hear(Message("help", sender.peer_id, sealed), banned=lambda peer: peer in banned)
+def hear(one: Helping, sealed: bytes, sender: NodeKey = ASKER) -> None:
+    one.hear(Message("help", sender.peer_id, sealed))
 
 
 def test_only_groups_whose_known_rewards_are_all_wrong_are_asked_about() -> None:
@@ -97,13 +106,12 @@ def test_what_is_wrong_with_a_request_costs_us_nothing(case: str, clock: Clock) 
             payload = unseal(sealed, CONTEXT, max_bytes=MAX_REQUEST_BYTES).payload
             sealed = seal(ASKER, "something else", payload)
         case "other task":
-            tasks, settings = {"addition": Addition(version="2")}, ExchangeSettings(swarm="test")
-            changed = Helping(ASKER, settings, tasks, clock, random.Random(0)).ask("addition", "2", 4)
+            changed = helping(ASKER, clock, "2").ask("addition", "2", 4)
             assert changed is not None
             sealed = changed
         case _:
-            pass
-    hear(one, sealed, sender, [ASKER.peer_id] if case == "banned" else [])
+            one._context.ledger.reputation.punish(ASKER.peer_id, 100, clock())
+    hear(one, sealed, sender)
     assert (one.heard, one.dropped, one.to_try(4, ()), one.answers()) == (0, 1, [], [])
 
 

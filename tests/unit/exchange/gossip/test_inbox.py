@@ -25,7 +25,7 @@ def inbox(ledger: Ledger, settings, task, clock) -> Inbox:
     context = ExchangeContext(
         host, key, {task.name: task}, settings, ledger, clock, random.Random(0), Neighbourhood()
     )
-    return Inbox(context, HeaderPool(), on_admitted=lambda announcement: None)
+    return Inbox(context, HeaderPool(), on_admitted=lambda announcement: None, awaits=lambda header: False)
 
 
 def test_a_crowd_of_strangers_is_not_listened_to_beyond_what_we_can_afford(

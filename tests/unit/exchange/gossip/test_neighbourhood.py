@@ -45,7 +45,6 @@ def start(task, encoder, prompt_encoder, clock):
         *others: Node,
         neighbourhood: Neighbourhood | None = None,
         tasks: Mapping[str, Task] | None = None,
-        snapshot: bytes = b"",
     ) -> AsyncIterator[Node]:
         key = NodeKey(bytes([number]) * 32)
         async with network.host(key.peer_id) as host:
@@ -64,7 +63,6 @@ def start(task, encoder, prompt_encoder, clock):
                 rng=random.Random(number),
                 neighbourhood=neighbourhood,
             )
-            exchange.restore(snapshot)
             async with exchange:
                 yield Node(key, host, exchange)
 
@@ -202,20 +200,6 @@ async def test_a_policy_with_other_tasks_leaves_a_neighbours_groups_alone(start,
         assert await bob.collect(2) == []
         assert bob.exchange.stats().dropped == {"other_version": 2}
         assert bob.exchange.stats().banned_peers == ()
-
-
-async def test_a_neighbours_group_in_a_checkpoint_is_good_for_a_process_of_its_own(start, own_groups):
-    network, home = MemoryNetwork(), Neighbourhood()
-    async with start(network, 1, neighbourhood=home) as alice, start(network, 2, neighbourhood=home) as bob:
-        groups = own_groups(alice, 2)
-        await alice.exchange.publish(groups)
-        await until(lambda: bob.exchange.stats().buffered == 2)
-        kept = bob.exchange.snapshot()
-    async with start(MemoryNetwork(), 2, snapshot=kept) as later:
-        await until(lambda: later.exchange.stats().buffered == 2)
-        assert sorted(group.example.key.index for group in await later.collect(4)) == [
-            group.example.key.index for group in groups
-        ]
 
 
 async def test_a_neighbour_that_left_hears_nothing_more(start, own_groups):

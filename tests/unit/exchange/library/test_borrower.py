@@ -55,9 +55,9 @@ async def test_who_meets_its_first_lender_late_has_its_library_then(start, group
     async with start(network, 1) as veteran, start(network, 3) as nobody:
         await learns(veteran, [groups_of(veteran.key.peer_id, number=number) for number in range(3)])
         async with start(network, 2, nobody.host) as late:
-            await until(lambda: nobody.library.pages_served == 2)
+            await until(lambda: nobody.library.pages.served == 2)
             await asyncio.sleep(0.1)
-            assert nobody.library.pages_served == 2, "it has nothing, and is not asked again"
+            assert nobody.library.pages.served == 2, "it has nothing, and is not asked again"
             await late.host.connect(veteran.host.address)
             await borrowed(late, 3)
             assert late.library.borrowed.lenders == 1
@@ -74,19 +74,19 @@ async def test_who_is_never_right_asks_again_and_not_too_often(start, groups_of,
             await until(lambda: node.library.borrowed.done)
             veteran.library.settle({(group.author, group.example.key) for group in groups})
             hurried.setattr(borrower, "AGAIN_S", 0.0)
-            pages = veteran.library.pages_served
+            pages = veteran.library.pages.served
             await asyncio.sleep(0.1)
-            assert veteran.library.pages_served == pages, "what it has is enough"
+            assert veteran.library.pages.served == pages, "what it has is enough"
             hurried.setattr(borrower, "AGAIN_S", 3600.0)
             node.library.wants_more()
             await asyncio.sleep(0.1)
-            assert veteran.library.pages_served == pages, "it has just asked"
+            assert veteran.library.pages.served == pages, "it has just asked"
             hurried.setattr(borrower, "AGAIN_S", 0.0)
             assert len(await borrowed(node, 3)) == 3
             await until(lambda: node.library.borrowed.done)
-            pages = veteran.library.pages_served
+            pages = veteran.library.pages.served
             await asyncio.sleep(0.1)
-            assert veteran.library.pages_served == pages, "once each time that it is wanted"
+            assert veteran.library.pages.served == pages, "once each time that it is wanted"
 
 
 async def test_who_was_cut_off_for_long_asks_again_when_it_is_back(start, groups_of, hurried):
@@ -98,20 +98,20 @@ async def test_who_was_cut_off_for_long_asks_again_when_it_is_back(start, groups
         async with start(network, 2, veteran.host) as node:
             await borrowed(node, 1)
             await until(lambda: node.library.borrowed.done)
-            pages = veteran.library.pages_served
+            pages = veteran.library.pages.served
             await node.host.disconnect(veteran.key.peer_id)
             await asyncio.sleep(0.3)
             await learns(veteran, [groups_of(veteran.key.peer_id, number=number) for number in range(3)])
             await node.host.connect(veteran.host.address)
             assert len(await borrowed(node, 2)) == 2
             await until(lambda: node.library.borrowed.done)
-            after = veteran.library.pages_served
+            after = veteran.library.pages.served
             assert after > pages
             await node.host.disconnect(veteran.key.peer_id)
             await asyncio.sleep(0.05)
             await node.host.connect(veteran.host.address)
             await asyncio.sleep(0.1)
-            assert veteran.library.pages_served == after, "a short cut is none"
+            assert veteran.library.pages.served == after, "a short cut is none"
 
 
 async def test_no_more_is_judged_than_rounds_take(start, groups_of, hurried):
@@ -146,7 +146,7 @@ async def test_what_was_ours_does_not_come_back_from_others(start, groups_of):
         async with start(network, 2, lender.host) as fresh:
             (found,) = await borrowed(fresh, 1)
             assert found.author == veteran.key.peer_id
-            await until(lambda: lender.library.pages_served)
+            await until(lambda: lender.library.pages.served)
             await asyncio.sleep(0.1)
             assert fresh.library.draw(9) == []
 

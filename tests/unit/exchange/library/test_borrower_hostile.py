@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
-from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.library import borrower
 from swarmnode.exchange.library.library_pages import (
     LIBRARY_PROTOCOL,
@@ -21,6 +21,7 @@ from swarmnode.exchange.library.library_pages import (
     PageRequest,
     PageRow,
 )
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_BODY_BYTES
 from swarmnode.exchange.messages import Header, encode_header
 from swarmnode.exchange.peers.reputation import FULL_SCORE
@@ -58,10 +59,12 @@ async def lend(stack: AsyncExitStack, network: MemoryNetwork, lender: Lender) ->
 
 
 @pytest.fixture
-def rows(groups_of, clock) -> Callable[..., list[Composed]]:
+def rows(groups_of, clock) -> Callable[..., list[SignedGroup]]:
     """Signed groups of the liar, by hash. `claims`: the rewards are the other way round."""
 
-    def make(count: int, *, claims: bool = False, key: NodeKey = LIAR, swarm: str = "test") -> list[Composed]:
+    def make(
+        count: int, *, claims: bool = False, key: NodeKey = LIAR, swarm: str = "test"
+    ) -> list[SignedGroup]:
         groups = [groups_of(key.peer_id, number=number, right=1, wrong=3) for number in range(count)]
         if claims:
             groups = [
@@ -76,7 +79,7 @@ def rows(groups_of, clock) -> Callable[..., list[Composed]]:
     return make
 
 
-def pages_of(rows: list[Composed]) -> Callable[[PageRequest], Awaitable[bytes]]:
+def pages_of(rows: list[SignedGroup]) -> Callable[[PageRequest], Awaitable[bytes]]:
     async def page(request: PageRequest) -> bytes:
         found = [PageRow(row.sealed) for row in rows if row.header.body_hash > request.after]
         return msgspec.msgpack.encode(LibraryPage(tuple(found[:MAX_PAGE_HEADERS]), False))
@@ -96,7 +99,7 @@ async def never(request: PageRequest) -> bytes:
     return b""
 
 
-def bodies(rows: list[Composed]) -> dict[bytes, bytes]:
+def bodies(rows: list[SignedGroup]) -> dict[bytes, bytes]:
     return {row.header.body_hash: row.body for row in rows}
 
 
@@ -313,5 +316,5 @@ async def test_who_asks_without_end_is_served_within_its_allowance(start, groups
         ]
         assert 0 < sum(map(bool, answers)) <= 65 and veteran.dropped("too_many_requests") >= 35
         for damaged in (b"", b"\xc1", msgspec.msgpack.encode(PageRequest("addition", "1", b"\x00" * 33))):
-            assert await veteran.library._pages.answer("12D3KooWother", damaged) == b""
+            assert await veteran.library.pages.answer("12D3KooWother", damaged) == b""
         assert veteran.dropped("bad_request") == 3

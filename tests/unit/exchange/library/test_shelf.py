@@ -146,12 +146,25 @@ async def test_a_damaged_row_costs_itself_and_is_gone_after_the_next_write(
     before = Shelf(path)
     taught(before, *groups)
     await before.write()
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = path.read_bytes().lstrip().splitlines(keepends=True)
     path.write_bytes(lines[0] + b"\xff" * 40 + b"\n" + lines[1] + lines[2][:100])
     after = Shelf(path)
     assert after.load() == 2
     after.settle({group.origin for group in groups}, TASKS)
     assert len(page(after)) == 2
+    taught(after, *groups)
+    await after.write()
+    assert [found for _, found in read_rows(path)] == groups
+
+
+async def test_a_row_that_lost_its_end_costs_no_other(signed: Signed, tmp_path: Path) -> None:
+    path, groups = tmp_path / "library.jsonl", [signed(number) for number in range(3)]
+    before = Shelf(path)
+    taught(before, *groups[:2])
+    await before.write()
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    after = Shelf(path)
+    assert after.load() == 0
     taught(after, *groups)
     await after.write()
     assert [found for _, found in read_rows(path)] == groups

@@ -36,7 +36,7 @@ def live(task, encoder, prompt_encoder, clock, path):
     """One life of a node that remembers."""
 
     @asynccontextmanager
-    async def run(snapshot: bytes = b"") -> AsyncIterator[tuple[Exchange, MemoryHost]]:
+    async def run() -> AsyncIterator[tuple[Exchange, MemoryHost]]:
         async with MemoryNetwork().host(OURS.peer_id) as host:
             exchange = Exchange(
                 host,
@@ -51,7 +51,6 @@ def live(task, encoder, prompt_encoder, clock, path):
                 rng=random.Random(0),
                 record=path,
             )
-            exchange.restore(snapshot)
             async with exchange:
                 yield exchange, host
 
@@ -135,17 +134,6 @@ async def test_a_first_life_hears_what_was_announced_before_it(live, sealed_of, 
     async with live() as first:
         hear(first, key, before)
         await until(lambda: first[0].stats().accepted == 1)
-
-
-async def test_what_waited_in_a_checkpoint_is_drawn_after_a_restart_though_it_was_seen(live, sealed_of, key):
-    async with live() as first:
-        for number in range(4):
-            hear(first, key, sealed_of(key, number))
-        await until(lambda: first[0].stats().buffered == 4)
-        snapshot = first[0].snapshot()
-    async with live(snapshot) as second:
-        await until(lambda: second[0].stats().buffered == 4)
-        assert len(await second[0].collect(8, 0, 1.0)) == 4
 
 
 async def test_bans_and_proofs_outlive_a_restart(live, sealed_of, key):

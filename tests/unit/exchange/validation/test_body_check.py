@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.drop_reasons import PENALTIES, Reason
-from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.messages import (
     Announcement,
     Answer,
@@ -25,7 +26,7 @@ from tests.unit.exchange.conftest import Addition, make_group
 from tests.unit.exchange.validation.conftest import NOW, reason_of, resealed
 
 
-def announce(composed: Composed, author: NodeKey, **changes: object) -> Announcement:
+def announce(composed: SignedGroup, author: NodeKey, **changes: object) -> Announcement:
     header = msgspec.structs.replace(composed.header, **changes)
     return Announcement(author.peer_id, header, composed.sealed, Arrival(NOW, 0))
 
@@ -45,21 +46,21 @@ def body_of(group: RolloutGroup, **changes: object) -> Body:
 
 
 def test_a_sound_body_becomes_a_group_that_was_scored_here(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, as_learnt
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup, as_learnt
 ):
     checked = check_body(composed.body, announce(composed, key), rules)
     assert checked.group == as_learnt(group)
     assert checked.group.completions[0].logprobs is None
 
 
-def test_a_claim_is_never_trained_on(composed: Composed, key: NodeKey, rules: BodyRules):
+def test_a_claim_is_never_trained_on(composed: SignedGroup, key: NodeKey, rules: BodyRules):
     liar = announce(composed, key, reward_mean=1.0, reward_std=0.1)
     checked = check_body(composed.body, liar, rules)
     assert checked.group.rewards == (1.0, 1.0, 0.0, 0.0)
     assert checked.false_claim
 
 
-def test_an_honest_claim_may_be_off_by_rounding(composed: Composed, group: RolloutGroup):
+def test_an_honest_claim_may_be_off_by_rounding(composed: SignedGroup, group: RolloutGroup):
     header = msgspec.structs.replace(composed.header, reward_mean=0.5004, reward_std=0.4996)
     assert not is_false_claim(header, group)
     assert is_false_claim(msgspec.structs.replace(header, reward_mean=0.502), group)
@@ -71,7 +72,7 @@ def test_an_honest_claim_may_be_off_by_rounding(composed: Composed, group: Rollo
     "claims", [("stop", "length"), ("length", "stop"), ("stop", "stop"), ("length", "length")]
 )
 def test_nobody_elses_end_is_learnt_whatever_they_claim(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, claims
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup, claims
 ):
     answers = tuple(Answer("7", claim) for claim in claims)
     data = encode_body(body_of(group, answers=answers))
@@ -80,7 +81,7 @@ def test_nobody_elses_end_is_learnt_whatever_they_claim(
 
 
 def test_an_answer_that_is_nothing_but_its_end_counts_without_being_trained_on(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
     right = group.completions[0].text
     data = encode_body(body_of(group, answers=(Answer("", "stop"), Answer(right, "stop"))))
@@ -94,20 +95,20 @@ def test_an_answer_that_is_nothing_but_its_end_counts_without_being_trained_on(
     [{"author": "somebody else"}, {"seed": 2}, {"index": 99}, {"task": "subtraction"}, {"version": "2"}],
 )
 def test_a_body_fits_under_its_own_header_only(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, changes
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup, changes
 ):
     data = encode_body(body_of(group, **changes))
     assert reason_of(check_body, data, announce(composed, key), rules) == "body_mismatch"
 
 
-def test_a_body_has_as_many_answers_as_its_header_says(composed: Composed, key: NodeKey, rules: BodyRules):
+def test_a_body_has_as_many_answers_as_its_header_says(composed: SignedGroup, key: NodeKey, rules: BodyRules):
     assert (
         reason_of(check_body, composed.body, announce(composed, key, group_size=5), rules) == "body_mismatch"
     )
 
 
 def test_a_held_out_example_is_never_trained_on(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, task
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup, task
 ):
     held_out = next(example for example in task.examples(1) if is_held_out(example.prompt))
     data = encode_body(body_of(group, index=held_out.key.index))
@@ -118,7 +119,7 @@ def test_a_held_out_example_is_never_trained_on(
 
 
 def test_an_example_beyond_the_end_of_a_task_is_rejected(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, task
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup, task
 ):
     class Short(type(task)):
         def examples(self, seed: int):
@@ -129,7 +130,7 @@ def test_an_example_beyond_the_end_of_a_task_is_rejected(
 
 
 def test_a_group_has_at_least_one_token(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
     data = encode_body(body_of(group, answers=(Answer("", "length"), Answer("", "stop"))))
     assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "no_tokens"
@@ -137,7 +138,7 @@ def test_a_group_has_at_least_one_token(
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
 def test_an_answer_has_at_most_as_many_tokens_as_we_train_on(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, finish
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup, finish
 ):
     data = encode_body(body_of(group, answers=(Answer("x" * 64, finish), Answer("7", "stop"))))
     check_body(data, announce(composed, key, group_size=2), rules)
@@ -146,7 +147,7 @@ def test_an_answer_has_at_most_as_many_tokens_as_we_train_on(
 
 
 def test_a_refusal_for_length_says_how_many_were_too_long_and_which_setting_bounds_them(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
     data = encode_body(body_of(group, answers=(Answer("x" * 65, "stop"), Answer("7", "stop"))))
     with pytest.raises(Rejected) as caught:
@@ -158,7 +159,7 @@ def test_a_refusal_for_length_says_how_many_were_too_long_and_which_setting_boun
 
 
 def test_a_rare_answer_that_is_longer_in_our_tokens_is_left_out_of_its_group(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
     answers = (Answer("x" * 65, "length"), Answer("7", "stop"), Answer("8", "stop"))
     data = encode_body(body_of(group, answers=answers))
@@ -168,7 +169,7 @@ def test_a_rare_answer_that_is_longer_in_our_tokens_is_left_out_of_its_group(
 
 
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
     def encode(text: str, finish: str) -> tuple[int, ...]:
         raise AssertionError("a megabyte takes seconds")
@@ -179,7 +180,7 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
 
 
 def test_a_header_tells_beforehand_that_its_answers_are_too_long_for_us(
-    check, composed: Composed, key: NodeKey
+    check, composed: SignedGroup, key: NodeKey
 ):
     megabyte = resealed(composed, key, body_bytes=1024 * 1024)
     assert reason_of(check, megabyte, key, max_tokens=64) == "oversized"
@@ -188,7 +189,7 @@ def test_a_header_tells_beforehand_that_its_answers_are_too_long_for_us(
 
 
 def test_a_prompt_has_at_most_as_many_tokens_as_our_policy_takes(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
     length = len(rules.prompt_ids(group.example.prompt))
     check_body(composed.body, announce(composed, key), replace(rules, max_prompt_tokens=length))
@@ -196,7 +197,7 @@ def test_a_prompt_has_at_most_as_many_tokens_as_our_policy_takes(
     assert reason_of(check_body, composed.body, announce(composed, key), shorter) == "long_prompt"
 
 
-def test_what_the_task_cannot_score_is_rejected(composed: Composed, key: NodeKey, rules: BodyRules, task):
+def test_what_the_task_cannot_score_is_rejected(composed: SignedGroup, key: NodeKey, rules: BodyRules, task):
     class Moody(type(task)):
         def score(self, example: Example, completions: Sequence[str]):
             raise TaskError("not today")
@@ -222,7 +223,7 @@ class Busy(Addition):
 
 
 def test_a_judge_of_ours_that_had_no_time_makes_nobody_a_liar(
-    composed: Composed, key: NodeKey, rules: BodyRules, task
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, task
 ):
     honest, liar = announce(composed, key), announce(composed, key, reward_mean=1.0, reward_std=0.001)
     for scored, unknown in ((1, 2), (2, 1)):
@@ -246,7 +247,7 @@ class Counting(Addition):
         return super().score(example, completions)
 
 
-def test_what_is_said_twice_is_read_and_judged_once(composed: Composed, key: NodeKey, rules: BodyRules):
+def test_what_is_said_twice_is_read_and_judged_once(composed: SignedGroup, key: NodeKey, rules: BodyRules):
     judge, read = Counting(), list[str]()
 
     def encode(text: str, finish: FinishReason) -> tuple[int, ...]:
@@ -274,7 +275,7 @@ def test_a_group_that_was_not_scored_has_no_advantage(group: RolloutGroup):
 
 
 def test_two_authors_of_the_same_answers_share_a_fingerprint(
-    composed: Composed, key: NodeKey, other_key: NodeKey, rules: BodyRules, group: RolloutGroup
+    composed: SignedGroup, key: NodeKey, other_key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
     copied = encode_body(body_of(group, author=other_key.peer_id))
     copy = announce(composed, other_key, body_hash=hash_body(copied), body_bytes=len(copied))

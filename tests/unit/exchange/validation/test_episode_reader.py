@@ -13,7 +13,8 @@ from swarmnode.chat import Turn, turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
-from swarmnode.exchange.gossip.announcing import Composed, ModelLabel, compose, give
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose, give
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_EPISODE_TURNS, PLAY_S
 from swarmnode.exchange.messages import (
     Announcement,
@@ -108,11 +109,11 @@ def group_of(task: Environment, key: NodeKey, *episodes: Sequence[str]) -> Rollo
     return RolloutGroup(example, completions, scores, key.peer_id, 3)
 
 
-def composed_of(group: RolloutGroup, key: NodeKey) -> Composed:
+def composed_of(group: RolloutGroup, key: NodeKey) -> SignedGroup:
     return compose(group, key, swarm="test", model=ModelLabel("tiny", 1), now=NOW)
 
 
-def announced(composed: Composed, key: NodeKey, body: bytes | None = None) -> Announcement:
+def announced(composed: SignedGroup, key: NodeKey, body: bytes | None = None) -> Announcement:
     header = composed.header
     if body is not None:
         count = len(decode_body(body).answers)
@@ -122,7 +123,7 @@ def announced(composed: Composed, key: NodeKey, body: bytes | None = None) -> An
     return Announcement(key.peer_id, header, composed.sealed, Arrival(NOW, 0))
 
 
-def with_answers(composed: Composed, *texts: object) -> bytes:
+def with_answers(composed: SignedGroup, *texts: object) -> bytes:
     body = decode_body(composed.body)
     return encode_body(msgspec.structs.replace(body, answers=tuple(Answer(text, "stop") for text in texts)))  # type: ignore[arg-type]
 
@@ -238,7 +239,9 @@ def test_turns_are_bounded_before_they_are_read(
     assert caught.value.reason == "malformed_body"
 
 
-def test_turns_for_a_task_that_does_not_answer_are_malformed(composed: Composed, key: NodeKey, task) -> None:
+def test_turns_for_a_task_that_does_not_answer_are_malformed(
+    composed: SignedGroup, key: NodeKey, task
+) -> None:
     rules = BodyRules({task.name: task}, encode, prompt_ids, max_prompt_tokens=32, max_tokens=64)
     data = with_answers(composed, ("7",), ("8",), ("9",), ("1",))
     with pytest.raises(Rejected) as caught:
@@ -336,7 +339,7 @@ def test_a_turn_that_hangs_the_environment_costs_one_deadline_and_the_next_group
     assert judge.stuck == 0
 
 
-def test_bodies_of_old_are_read_as_before(composed: Composed) -> None:
+def test_bodies_of_old_are_read_as_before(composed: SignedGroup) -> None:
     body = decode_body(composed.body)
     rows = msgspec.msgpack.decode(msgspec.msgpack.encode(body))
     assert all(isinstance(text, str) for text, _ in rows[-1])

@@ -3,7 +3,7 @@
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.gossip.announcing import Composed
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.messages import (
     Arrival,
     encode_header,
@@ -14,23 +14,23 @@ from swarmnode.identity.node_key import NodeKey
 from tests.unit.exchange.validation.conftest import NOW, reason_of, resealed
 
 
-def test_a_sound_header_becomes_an_announcement_of_its_author(check, composed: Composed, key: NodeKey):
+def test_a_sound_header_becomes_an_announcement_of_its_author(check, composed: SignedGroup, key: NodeKey):
     announcement = check(composed.sealed, key)
     assert announcement.author == key.peer_id
     assert announcement.header == composed.header
     assert announcement.arrival == Arrival(NOW, 0)
 
 
-def test_a_header_that_another_peer_sends_is_rejected(check, composed: Composed, other_key: NodeKey):
+def test_a_header_that_another_peer_sends_is_rejected(check, composed: SignedGroup, other_key: NodeKey):
     assert reason_of(check, composed.sealed, other_key) == "sender_mismatch"
 
 
-def test_a_forged_signature_is_rejected(check, composed: Composed, key: NodeKey):
+def test_a_forged_signature_is_rejected(check, composed: SignedGroup, key: NodeKey):
     forged = composed.sealed[:-1] + bytes([composed.sealed[-1] ^ 1])
     assert reason_of(check, forged, key) == "bad_signature"
 
 
-def test_a_signature_for_another_purpose_is_rejected(check, composed: Composed, key: NodeKey):
+def test_a_signature_for_another_purpose_is_rejected(check, composed: SignedGroup, key: NodeKey):
     assert reason_of(check, seal(key, "manifest", encode_header(composed.header)), key) == "bad_signature"
 
 
@@ -39,7 +39,7 @@ def test_a_large_header_is_rejected(check, key: NodeKey):
 
 
 def test_a_header_of_another_version_of_our_task_is_told_from_one_of_a_task_that_we_do_not_have(
-    check, composed: Composed, key: NodeKey
+    check, composed: SignedGroup, key: NodeKey
 ):
     for changes, ours in (
         ({"version": "2"}, "ours is 1"),
@@ -65,22 +65,22 @@ def test_a_header_of_another_version_of_our_task_is_told_from_one_of_a_task_that
     ],
 )
 def test_a_header_that_is_of_no_use_is_rejected(
-    check, composed: Composed, key: NodeKey, changes, reason: str
+    check, composed: SignedGroup, key: NodeKey, changes, reason: str
 ):
     assert reason_of(check, resealed(composed, key, **changes), key) == reason
 
 
 @pytest.mark.parametrize("created_s", [NOW - 1799, NOW + 119])
-def test_clocks_may_differ_a_little(check, composed: Composed, key: NodeKey, created_s: float):
+def test_clocks_may_differ_a_little(check, composed: SignedGroup, key: NodeKey, created_s: float):
     check(resealed(composed, key, created_ms=int(created_s * 1000)), key)
 
 
-def test_an_old_header_cannot_be_replayed(check, composed: Composed, key: NodeKey):
+def test_an_old_header_cannot_be_replayed(check, composed: SignedGroup, key: NodeKey):
     check(composed.sealed, key, NOW + 1799)
     assert reason_of(check, composed.sealed, key, NOW + 1801) == "expired"
 
 
-def test_a_swarm_may_list_who_publishes(check, composed: Composed, key: NodeKey, other_key: NodeKey):
+def test_a_swarm_may_list_who_publishes(check, composed: SignedGroup, key: NodeKey, other_key: NodeKey):
     check(composed.sealed, key, publishers=frozenset({key.peer_id}))
     reason = reason_of(check, composed.sealed, key, publishers=frozenset({other_key.peer_id}))
     assert reason == "not_a_publisher"

@@ -11,10 +11,10 @@ from swarmnode.extensions.limits.disk_limit import home_bytes, make_room
 from swarmnode.extensions.limits.machine_guard import guard_machine
 from swarmnode.machine.hardware import GIB
 from swarmnode.machine.storage import Paths, resolve_paths
-from swarmnode.node.building.guards import GuardSource
 from swarmnode.node.building.node_process import RunningNode, write_running
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.kept_rollouts import FILE
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.settings.config import Config
 from swarmnode.training.records import FORMAT, STATE, Counters, Measure, State
 from tests.shown_page import STATUS
@@ -96,6 +96,6 @@ def test_the_newest_and_the_best_of_every_run_stay_whatever_the_limit(paths: Pat
 
 def test_a_node_whose_home_is_too_large_does_not_start(paths: Paths) -> None:
     config = Config.model_validate({"limits": {"disk_gb": PIECE / GIB}})
-    source = GuardSource(lambda: STATUS, RunControl(lambda: None), config, paths)
+    source = NodeSource(lambda: STATUS, RunControl(lambda: None), config, {}, paths)
     with pytest.raises(StorageError, match="nothing is left that may go by itself"), guard_machine(source):
         pass

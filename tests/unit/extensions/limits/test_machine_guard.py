@@ -12,8 +12,9 @@ from swarmnode.extensions.limits import machine_guard
 from swarmnode.extensions.limits.machine_guard import PauseWatch
 from swarmnode.extensions.limits.reasons_to_pause import Readings
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.guards import GuardSource, open_guards
+from swarmnode.node.building.guards import open_guards
 from swarmnode.node.run_control import RunControl
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.settings.config import Config
 from swarmnode.testing import FakeLearner
 from tests.shown_page import STATUS
@@ -23,9 +24,9 @@ from tests.unit.node.test_run_control import PATIENCE_S, reached
 NIGHT, NOON = Readings(time(23, 0)), Readings(time(12, 0))
 
 
-def source(control: RunControl, **limits: object) -> GuardSource:
+def source(control: RunControl, **limits: object) -> NodeSource:
     config = Config.model_validate({"limits": limits})
-    return GuardSource(lambda: STATUS, control, config, resolve_paths(Path("/nowhere")))
+    return NodeSource(lambda: STATUS, control, config, {}, resolve_paths(Path("/nowhere")))
 
 
 class Watched:

@@ -17,9 +17,9 @@ from swarmnode.extensions.limits.machine_guard import guard_machine
 from swarmnode.extensions.limits.notices import send_notice
 from swarmnode.extensions.limits.trouble_watch import BETWEEN_S, TroubleWatch, ended_by, trouble_of
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.guards import GuardSource
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.at_work import PATIENCE_S
+from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import NodeStatus, Phase, Saved
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
@@ -180,7 +180,7 @@ def test_trouble_is_told_of_when_it_begins_and_not_more_often_than_every_ten_min
 
 def test_the_end_by_an_error_is_told_without_its_text(hook: Hook, tmp_path: Path) -> None:
     config = Config.model_validate({"node": {"notify": hook.url}})
-    source = GuardSource(lambda: STATUS, RunControl(lambda: None), config, resolve_paths(tmp_path))
+    source = NodeSource(lambda: STATUS, RunControl(lambda: None), config, {}, resolve_paths(tmp_path))
     error = ExceptionGroup("tasks", [StorageError("cannot write /secret/place", hint="")])
     with pytest.raises(ExceptionGroup), guard_machine(source):
         raise error

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from swarmnode.extensions.page.access import HEADERS, TOKEN_HEADER, AccessGuard
 from swarmnode.extensions.page.event_stream import MOST_STREAMS, OpenStreams
 from swarmnode.extensions.page.routes import application
+from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.monitors import append_line
 from swarmnode.node.showing.node_status import ConnectedPeer, Network, Phase
@@ -28,11 +29,10 @@ class Page:
         self.stopped = 0
         self.control = RunControl(self._stop)
         self.rollouts = folder / "rollouts.jsonl"
-        self.logs = folder / "logs"
+        paths = resolve_paths(folder)
+        self.logs = paths.logs
         self.streams = OpenStreams()
-        source = page_source(
-            lambda: self.status, control=self.control, logs=self.logs, rollouts=self.rollouts
-        )
+        source = page_source(lambda: self.status, control=self.control, paths=paths, rollouts=self.rollouts)
         guard = AccessGuard(
             application(source, TOKEN, self.streams),
             bound="127.0.0.1",

@@ -119,7 +119,7 @@ def test_a_strangers_text_is_text(paths: Paths) -> None:
 
 
 def test_a_running_node_tells_of_itself(paths: Paths, tmp_path: Path) -> None:
-    with shown_page(status, logs=paths.logs) as page:
+    with shown_page(status, paths=paths) as page:
         note = RunningNode(os.getpid(), STATUS.peer_id, "127.0.0.1", page.port, (), page.token)
         write_running(paths.running, note)
         told, found = written(paths)

@@ -107,7 +107,7 @@ def rounds(outcome: Summary | BaseException) -> int:
 async def test_all_run_to_their_own_end_in_order(company: Callable[..., Company]) -> None:
     ahead = FakeLearner("b")
     both = company(FakeLearner("a"), FakeLearner("b", disk=ahead.disk))
-    ahead.save(Counters(round=2), b"")
+    ahead.save(Counters(round=2))
     outcomes = await serve_several(both.members)
     assert [rounds(outcome) for outcome in outcomes] == [3, 3]
     assert both.built == [0, 1] and set(both.left) == {0, 1}

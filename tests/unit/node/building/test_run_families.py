@@ -98,7 +98,7 @@ def test_a_family_trains_is_saved_resumes_and_loads_in_stock_peft(
         assert report.grad_norm is not None and report.grad_norm > 0
     after = local.policy.adapter()
     assert all(not torch.equal(before[name], after[name]) for name in after if ".lora_B." in name)
-    saved: Future[str] = learner.save(Counters(round=2), b"")
+    saved: Future[str] = learner.save(Counters(round=2))
     saved.result()
     learner.close()
 

@@ -1,5 +1,6 @@
 import copy
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from swarmnode.training.records import Counters
 
 Learning = tuple[Policy, torch.optim.Optimizer]
 Make = Callable[[], Learning]
-WAITING = Waiting(exchange=b"groups of others", rollouts=b"half an answer", rule=b"a book")
+WAITING = Waiting(rollouts=b"half an answer", rule=b"a book")
 
 
 def optimizer_of(policy: Policy) -> torch.optim.Optimizer:
@@ -109,6 +110,15 @@ def test_a_checkpoint_from_before_there_were_rules_is_read_without_one(
     (folder / "state.json").write_text(json.dumps(state))
     (folder / "rule.bin").unlink()
     assert restore(found(store.latest()), *make()) == replace(WAITING, rule=b"")
+
+
+def test_groups_of_others_in_an_older_checkpoint_are_not_read(make: Make, store: CheckpointStore) -> None:
+    folder = save(store, make(), 1)
+    (folder / "exchange.bin").write_bytes(b"groups of others")
+    state = json.loads((folder / "state.json").read_text())
+    state["digests"]["exchange.bin"] = hashlib.sha256(b"groups of others").hexdigest()
+    (folder / "state.json").write_text(json.dumps(state))
+    assert restore(found(store.latest()), *make()) == WAITING
 
 
 def test_a_snapshot_is_of_the_moment_it_was_taken(make: Make, store: CheckpointStore) -> None:
@@ -268,7 +278,7 @@ def test_rewards_on_different_tasks_are_not_compared(make: Make, store: Checkpoi
 def test_a_damaged_checkpoint_is_no_reason_not_to_write_the_round_again(
     make: Make, store: CheckpointStore
 ) -> None:
-    (save(store, make(), 1) / "exchange.bin").write_bytes(b"rubbish")
+    (save(store, make(), 1) / "rollouts.bin").write_bytes(b"rubbish")
     save(store, make(), 1)
     assert found(store.latest()).state.counters.round == 1
     assert list(store.folder.glob("damaged-round-00000001-*")), "nothing is deleted"

@@ -273,11 +273,11 @@ def test_a_checkpoint_of_a_pipeline_is_one_of_a_single_machine_and_learns_on_as_
     learner = start(drive)
     first = learner.rollouts(1).groups
     learner.train(first, [])
-    assert learner.save(Counters(round=1, tokens=99), b"of others").result() == "round-00000001"
+    assert learner.save(Counters(round=1, tokens=99)).result() == "round-00000001"
 
     alone, policy = single_machine(whole, config, store)
     resumed = alone.resume()
-    assert resumed is not None and resumed.exchange == b"of others"
+    assert resumed is not None
     assert (resumed.counters.round, resumed.counters.tokens, policy.version) == (1, 99, 1)
     weights = adapter_of(drive)
     same(dict(policy.adapter()), dict(weights))
@@ -299,7 +299,7 @@ def test_a_pipeline_goes_on_from_a_single_machines_checkpoint(
     alone, policy = single_machine(whole, config, store)
     seen = alone.rollouts(1).groups
     alone.train(seen, [])
-    alone.save(Counters(round=1), b"of others").result()
+    alone.save(Counters(round=1)).result()
     latest = store.latest()
     assert latest is not None
     found = single_machine_tensors(latest.folder)
@@ -308,7 +308,7 @@ def test_a_pipeline_goes_on_from_a_single_machines_checkpoint(
 
     learner = start(drive)
     resumed = learner.resume()
-    assert resumed is not None and (resumed.counters.round, resumed.exchange) == (1, b"of others")
+    assert resumed is not None and resumed.counters.round == 1
     assert learner.policy_version == learner.engine.policy_version == 1
     alone.use_newest_policy()
     both = learner.rollouts(2).groups
@@ -328,7 +328,7 @@ def test_a_data_node_that_is_new_in_a_pipeline_goes_on_with_its_rounds(
 ) -> None:
     drive.iteration = 5
     resumed = start(drive).resume()
-    assert resumed is not None and (resumed.counters.round, resumed.exchange) == (5, b"")
+    assert resumed is not None and resumed.counters.round == 5
 
 
 def test_nothing_is_learnt_once_it_is_stopped(start: Start, drive: LocalDrive) -> None:
@@ -366,12 +366,12 @@ def test_a_checkpoint_that_cannot_be_collected_is_a_failed_save_and_not_the_end(
     learner = start(drive)
     learner.train(learner.rollouts(1).groups, [])
     drive.missing = True
-    failed = learner.save(Counters(round=1), b"").exception()
+    failed = learner.save(Counters(round=1)).exception()
     assert isinstance(failed, StorageError)
     assert "nobody holds layer 1" in failed.message and failed.hint == "wait for the next plan"
     assert store.latest() is None
     drive.missing = False
-    assert learner.save(Counters(round=1), b"").result() == "round-00000001"
+    assert learner.save(Counters(round=1)).result() == "round-00000001"
 
 
 def test_with_full_training_a_checkpoint_has_the_rounds_and_no_weights(
@@ -380,9 +380,9 @@ def test_with_full_training_a_checkpoint_has_the_rounds_and_no_weights(
     learner = start(drive)
     learner.train(learner.rollouts(1).groups, [])
     monkeypatch.setattr(drive, "whole_state", lambda: Assembled({}, drive.iteration))
-    learner.save(Counters(round=1, tokens=99), b"of others").result()
+    learner.save(Counters(round=1, tokens=99)).result()
     resumed = start(drive).resume()
-    assert resumed is not None and (resumed.counters.tokens, resumed.exchange) == (99, b"of others")
+    assert resumed is not None and resumed.counters.tokens == 99
     latest = store.latest()
     assert latest is not None
     with pytest.raises(CheckpointError, match="trains all weights"):
@@ -394,7 +394,7 @@ def test_closing_ends_the_engine_and_waits_for_the_checkpoint(
 ) -> None:
     learner = start(drive)
     learner.train(learner.rollouts(1).groups, [])
-    written = learner.save(Counters(round=1), b"")
+    written = learner.save(Counters(round=1))
     learner.close()
     assert written.done() and store.latest() is not None
     assert isinstance(learner.engine, FakeEngine) and learner.engine.closed
