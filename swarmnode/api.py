@@ -363,6 +363,7 @@ def evaluate(
             passing_reward=passing_reward,
             tasks=tasks,
             screen=Screen(shows=False),
+            purpose="evaluate",
         )
 
 
@@ -531,7 +532,7 @@ def tasks_of(
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
     local, checkpoint = load_checkpoint(
-        settings, base=base, best=best, progress=lambda done, total, what: None
+        settings, base=base, best=best, progress=lambda done, total, what: None, purpose="load"
     )
     config = with_room(settings.config, local, checkpoint)
     return TrainedPolicy(local, config, checkpoint and checkpoint.state.counters.round)

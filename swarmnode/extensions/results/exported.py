@@ -46,7 +46,7 @@ def export_offline(settings: Settings, folder: Path, *, merged: bool, best: bool
         settings = replace(settings, config=for_merging(settings.config))
     with Screen() as screen:
         local, checkpoint = load_checkpoint(
-            settings, base=False, best=best, progress=screen.progress, apply=False
+            settings, base=False, best=best, progress=screen.progress, apply=False, purpose="export"
         )
     assert checkpoint is not None, "only the base model has none"
     write = _write_merged if merged else _write_adapter

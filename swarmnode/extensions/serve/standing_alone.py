@@ -43,7 +43,9 @@ def answering(settings: Settings, *, base: bool, best: bool) -> Generator[Answer
         yield Answering(lambda: find_service(state), "the running node")
         return
     with Screen() as screen:
-        local, checkpoint = load_checkpoint(settings, base=base, best=best, progress=screen.progress)
+        local, checkpoint = load_checkpoint(
+            settings, base=base, best=best, progress=screen.progress, purpose="serve"
+        )
     from swarmnode.extensions.serve.answering_service import AnsweringService
     from swarmnode.node.building.callers import CallerSource
     from swarmnode.node.building.policies import label_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.node.building.machine_memory import check_loadable
@@ -28,11 +28,27 @@ if TYPE_CHECKING:
     from swarmnode.node.building.local_policy import LocalPolicy
     from swarmnode.training.checkpoints.checkpoint import Checkpoint
 
-TRAIN_FIRST = (
-    "train first (`swarmnode join`, sn.run) with the same model and home (--model, --home; model=, home=);"
-    " the base model as it is can answer and be measured, too (--base; base=True)"
-)
-"""Advice for where there is no checkpoint."""
+Purpose = Literal["eval", "export", "serve", "evaluate", "load"]
+"""Why a checkpoint is looked for: three commands, and what a script calls."""
+
+NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
+    "eval": (
+        "evaluate",
+        "train first (`swarmnode join`), use the same --model and --home, or measure the base model as it is:"
+        " `swarmnode eval --base`",
+    ),
+    "export": ("export", "train first (`swarmnode join`), use the same --model and --home"),
+    "serve": (
+        "talk to",
+        "train first (`swarmnode join`), use the same --model and --home, or ask the base model: --base",
+    ),
+    "evaluate": (
+        "evaluate",
+        "train first (sn.run), pass the same model= and home=, or measure the base model as it is: base=True",
+    ),
+    "load": ("load", "train first (sn.run), and pass the same model= and home="),
+}
+"""The verb of a purpose, and advice for where there is no checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +77,7 @@ def evaluate_offline(
     tasks_named: bool = False,
     tasks: Mapping[str, Task] | None = None,
     screen: Screen | None = None,
+    purpose: Purpose = "eval",
 ) -> OfflineEvaluation:
     """Measure the newest or the best checkpoint, or the base model, where `base` says so.
 
@@ -72,7 +89,9 @@ def evaluate_offline(
             "greedy gives one answer, however often it is asked", hint="leave out --samples (samples=)"
         )
     with screen or Screen() as shown:
-        local, checkpoint = load_checkpoint(settings, base=base, best=best, progress=shown.progress)
+        local, checkpoint = load_checkpoint(
+            settings, base=base, best=best, progress=shown.progress, purpose=purpose
+        )
     config = with_room(settings.config, local, checkpoint)
     temperature = 0.0 if greedy else config.rollout.temperature
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
@@ -111,6 +130,7 @@ def load_checkpoint(
     best: bool,
     progress: "Progress",
     apply: bool = True,
+    purpose: Purpose = "eval",
 ) -> "tuple[LocalPolicy, Checkpoint | None]":
     """The policy of the newest or the best checkpoint with an engine to sample from it; where `base` says so,
     the base model as it is, without one. Raises CheckpointError before a model is loaded for nothing.
@@ -120,14 +140,14 @@ def load_checkpoint(
     if base and best:
         raise ConfigError("base and best are two different policies", hint="leave one out")
     if not base:
-        _check_trained(settings)
+        _check_trained(settings, purpose)
     check_loadable(settings.config, settings.model)
     from swarmnode.node.building.local_policy import load_policy
 
     local = load_policy(settings.config, settings.model, settings.paths, progress, trains=False)
     if base:
         return local, None
-    checkpoint = _chosen(local, best=best)
+    checkpoint = _chosen(local, purpose, best=best)
     if apply:
         apply_checkpoint(local, checkpoint)
     return local, checkpoint
@@ -181,7 +201,7 @@ def of_round(checkpoint: "Checkpoint") -> str:
     return f"of round {checkpoint.state.counters.round}" + (f" of run {run.name}" if several else "")
 
 
-def _check_trained(settings: Settings) -> None:
+def _check_trained(settings: Settings, purpose: Purpose) -> None:
     """Raise CheckpointError, before a model is loaded for nothing, where no run is of this model."""
     folder, model = settings.paths.checkpoints, settings.model
     known = runs_in(folder)
@@ -189,10 +209,13 @@ def _check_trained(settings: Settings) -> None:
         return
     others = sorted({Path(run.state.base_model).name for run in known if run.state is not None})
     there = f"; those there are of {', '.join(others)}" if others else ""
-    raise CheckpointError(f"there is no checkpoint of {model} in {folder}{there}", hint=TRAIN_FIRST)
+    verb, way_out = NOTHING_YET[purpose]
+    raise CheckpointError(
+        f"there is nothing to {verb}: no checkpoint of {model} in {folder}{there}", hint=way_out
+    )
 
 
-def _chosen(local: "LocalPolicy", *, best: bool) -> "Checkpoint":
+def _chosen(local: "LocalPolicy", purpose: Purpose, *, best: bool) -> "Checkpoint":
     """Returns the newest or the best checkpoint. Raises CheckpointError if there is none with an adapter."""
     from swarmnode.training.checkpoints.checkpoint import check_has_adapter
 
@@ -203,6 +226,6 @@ def _chosen(local: "LocalPolicy", *, best: bool) -> "Checkpoint":
             hint="set node.eval_every to 10 when training, or leave out best for the newest checkpoint",
         )
     if checkpoint is None:
-        raise CheckpointError(f"there is no checkpoint in {local.store.folder}", hint=TRAIN_FIRST)
+        raise CheckpointError(f"there is no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
     check_has_adapter(checkpoint)
     return checkpoint

@@ -130,7 +130,7 @@ def test_where_nothing_was_trained_it_is_said_before_a_model_is_loaded(
     config: Config, tmp_path: Path
 ) -> None:
     paths = resolve_paths(tmp_path)
-    with pytest.raises(CheckpointError, match="no checkpoint of") as caught:
+    with pytest.raises(CheckpointError, match="nothing to evaluate") as caught:
         evaluate_offline(at(config, "tiny", paths))
     assert "swarmnode join" in caught.value.hint and "--base" in caught.value.hint
     assert not list(tmp_path.iterdir())
