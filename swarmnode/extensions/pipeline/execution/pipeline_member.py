@@ -25,8 +25,6 @@ from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssi
 from swarmnode.extensions.pipeline.execution.alignment import (
     Alignment,
     IterationEnd,
-    OfferState,
-    offer_to_none,
 )
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
@@ -43,8 +41,8 @@ from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
-from swarmnode.extensions.pipeline.stages.packed_state import StageState
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.wire.codec import decode
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     Finished,
@@ -166,13 +164,13 @@ class PipelineMember:
         worker: StageWorker,
         optimizer: torch.optim.Optimizer,
         *,
-        start: StageState | None = None,
-        offer: OfferState = offer_to_none,
+        start: HeldState | None = None,
+        offer: Callable[[HeldState], object] = lambda held: None,
     ) -> None:
         """Work under a new plan, at a new stage, or both. Between iterations; what is left of one is dropped.
 
         `optimizer`: of `worker.model.trainable().values()`. `start`: the stage's state with its moments; None
-        where it may not be the one that the pipeline is at. `offer` is given that of each step. Raises
+        where it may not be the one that the pipeline is at. `offer` is called with that of each step. Raises
         ModelError while `train` runs.
         """
         former = self._end_assignment()

@@ -29,13 +29,12 @@ from swarmnode.extensions.pipeline.stages.micro_batches import (
     is_same_input,
 )
 from swarmnode.extensions.pipeline.stages.packed_state import (
-    StageState,
     matching_moments,
     matching_tensors,
-    pack_state,
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.stages.tensor_checks import TensorChecks
+from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.checkpoints.checkpoint import optimizer_tensors
 from swarmnode.training.losses import LossOutput
@@ -217,18 +216,18 @@ class StageWorker:
             raise Rejected(Refusal.NOT_FINITE, "the norm of all")
         return norm.item()
 
-    def state(self, optimizer: torch.optim.Optimizer | None = None) -> StageState:
+    def state(self, optimizer: torch.optim.Optimizer | None = None) -> HeldState:
         """Return the trained parameters by global name, with Adam's moments if `optimizer` is given.
 
         Without moments, equal replicas of one stage have equal digests.
         """
         moments = {} if optimizer is None else optimizer_tensors(optimizer, self._parameters)
-        return pack_state({**self._parameters, **moments})
+        return HeldState.of(self.model.part, self.version, {**self._parameters, **moments})
 
     def load_state(
         self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Load our own tensors from among these (`packed_state.unpack_states`); those of other stages are
+        """Load our own tensors from among these (`packed_state.unpack_state`); those of other stages are
         ignored.
 
         `optimizer`: that of `model.trainable().values()`, if its moments are wanted too. Micro-batches in

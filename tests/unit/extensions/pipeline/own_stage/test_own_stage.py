@@ -36,9 +36,9 @@ async def test_after_each_step_a_neighbour_keeps_what_was_learnt_under_the_diges
             for owner, keeper in ((first, second), (second, first)):
                 copy = keeper.states.copy_of(owner.peer_id)
                 assert copy is not None
-                assert (copy.holding.iteration, copy.state.digest) == (steps, digests[owner.peer_id])
+                assert (copy.holding.iteration, copy.holding.digest) == (steps, digests[owner.peer_id])
                 newest = owner.states.holdings()[1]
-                assert (newest.iteration, newest.digest) == (steps, copy.state.digest)
+                assert (newest.iteration, newest.digest) == (steps, copy.holding.digest)
 
 
 async def test_what_a_dead_member_had_learnt_is_taken_from_the_copy_at_its_neighbour(
@@ -304,7 +304,7 @@ async def test_who_leaves_writes_what_it_has_and_leaves_a_copy(whole: WholeModel
         copy = first.states.copy_of(second.peer_id)
         (written,) = second.checkpoints.found()
         assert copy is not None
-        assert copy.state.digest == written.read().state.digest == second.member.digest
+        assert copy.holding.digest == written.read().holding.digest == second.member.digest
 
 
 async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_is_told(
