@@ -2,7 +2,7 @@
 
 step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> replica_vote.py
                                       |
-       the state: into Offer (own_stage.py: others may fetch it), its digest into statuses
+              the state is offered (own_stage.py: others may fetch it)
 
 What is decided, and what a liar can gain, is in replica_vote.py. Here it is done: stay, take over the state
 of those that are right, or go back to the one before the step. What comes from another replica must have the
@@ -52,10 +52,6 @@ def is_whole(model: StageModel, steps: int) -> bool:
 class IterationEnd:
     """The end of an iteration at this member: its stage after the step was compared with its replicas."""
 
-    digest: str
-    """Digest of the weights after the iteration."""
-    agrees: bool
-    """True if our weights were right, by the vote of the replicas."""
     undone: bool = False
     """True if the step does not count: all replicas went back to the state before it."""
     lost_track: bool = False
@@ -89,28 +85,28 @@ class Alignment:
     async def align(self) -> IterationEnd:
         """Compare the weights after the iteration's step, and replace them with those of the majority if they
         differ."""
-        context, steps = self._context, self._context.iteration + 1
-        whole = is_whole(context.worker.model, steps)
+        context = self._context
+        whole = is_whole(context.worker.model, context.iteration + 1)
         packed = await self._packed(whole=whole)
         if whole:
             self._offer(packed)
         vote = await self._compared(packed.holding.digest)
         if not vote.differs and vote.agrees:
             self._before = packed if whole else self._before
-            return IterationEnd(packed.holding.digest, agrees=True)
+            return IterationEnd()
         full = packed if whole else await self._packed(whole=True)
         if not whole:
             # Others want to see it.
             self._offer(full)
         if vote.agrees:
             self._before = full
-            return IterationEnd(packed.holding.digest, agrees=True)
+            return IterationEnd()
         if vote.rivals:
             return await self._settle(vote, packed, full)
         tensors = await self._theirs(vote.ask, {vote.digest}, whole=whole)
         if tensors is None:
-            return IterationEnd(packed.holding.digest, agrees=False, lost_track=True)
-        return await self._adopted(tensors, whole=whole)
+            return IterationEnd(lost_track=True)
+        return await self._adopted(tensors)
 
     async def _settle(self, vote: ReplicaVote, packed: HeldState, full: HeldState) -> IterationEnd:
         """Resolve a vote without a majority. `packed`: the state that was compared. `full`: the same with
@@ -131,22 +127,22 @@ class Alignment:
             if await asyncio.to_thread(_all_near, states, await self._unpacked(before)):
                 if vote.rivals[0].digest == packed.holding.digest:
                     self._before = full
-                    return IterationEnd(packed.holding.digest, agrees=True)
+                    return IterationEnd()
                 logger.info("our weights are those of %s but for rounding: we take theirs", names[0])
-                return await self._adopted(states[0], whole=whole)
+                return await self._adopted(states[0])
         if {side.before for side in vote.rivals} == {before.holding.digest}:
             logger.warning(
                 "step %d is undone: the weights of %s differ, and nothing tells which are right. "
                 "If that goes on, leave one out (pipeline.members)",
                 context.iteration + 1, " and ".join(names),
             )  # fmt: skip
-            return replace(await self._adopted(await self._unpacked(before), whole=whole), undone=True)
+            return replace(await self._adopted(await self._unpacked(before)), undone=True)
         logger.warning(
             "the weights of %s differ and did so before step %d: each keeps its own",
             " and ".join(names), context.iteration + 1,
         )  # fmt: skip
         self._before = full
-        return IterationEnd(packed.holding.digest, agrees=False)
+        return IterationEnd()
 
     async def _theirs(
         self, peers: tuple[str, ...], digests: set[str], *, whole: bool
@@ -164,15 +160,13 @@ class Alignment:
             logger.warning("the weights of %s are not to be had: %s", ", ".join(peers), error)
             return None
 
-    async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> IterationEnd:
+    async def _adopted(self, tensors: Mapping[str, Tensor]) -> IterationEnd:
         """Load this state, continue from it, and offer it to other members."""
         context = self._context
         await context.queue.call(context.worker.load_state, tensors, context.optimizer)
-        self._before = state = await self._packed(whole=True)
-        self._offer(state)
-        return IterationEnd(
-            (state if whole else await self._packed(whole=False)).holding.digest, agrees=False
-        )
+        self._before = await self._packed(whole=True)
+        self._offer(self._before)
+        return IterationEnd()
 
     async def _unpacked(self, state: HeldState) -> dict[str, Tensor]:
         return await asyncio.to_thread(unpack_state, state.data)

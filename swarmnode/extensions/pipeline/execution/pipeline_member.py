@@ -22,10 +22,7 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.extensions.pipeline.execution.alignment import (
-    Alignment,
-    IterationEnd,
-)
+from swarmnode.extensions.pipeline.execution.alignment import Alignment, IterationEnd
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
     Assignment,
@@ -96,7 +93,6 @@ class PipelineMember:
         self._active: ActiveAssignment | None = None
         self._steps = 0
         """Optimizer steps taken by the end of the last assignment."""
-        self._digest = ""
         self._training = False
 
     async def __aenter__(self) -> Self:
@@ -122,12 +118,6 @@ class PipelineMember:
         """Optimizer steps taken. Without an assignment, those at the end of the last one; 0 before the
         first."""
         return self._active.context.iteration if self._active is not None else self._steps
-
-    @property
-    def digest(self) -> str:
-        """Digest of our weights after the last step, as it was reported to others; empty before the first
-        step."""
-        return self._digest
 
     @property
     def lost_track(self) -> bool:
@@ -256,7 +246,7 @@ class PipelineMember:
         whole_s = report.makespan_s + report.closing_s
         report.busy_share = (self._queue.busy_s - busy_s) / whole_s if whole_s > 0 else 0.0
         report.stragglers = active.relay.stragglers - stragglers
-        report.grad_norm, report.agrees = closed.grad_norm, closed.agrees
+        report.grad_norm = closed.grad_norm
         return report
 
     async def wait_step(self, iteration: int) -> None:
@@ -300,10 +290,9 @@ class PipelineMember:
             if not knows:
                 logger.warning("nobody told us how iteration %d ended", active.context.iteration)
                 active.context.queue.post(active.context.worker.take_gradients)
-                active.ended.set_result(IterationEnd("", agrees=True, lost_track=True))
+                active.ended.set_result(IterationEnd(lost_track=True))
                 return
             closed = await active.barrier.close()
-            self._digest = closed.digest
             ended, active.ended = active.ended, asyncio.get_running_loop().create_future()
             ended.set_result(closed)
             if closed.lost_track:

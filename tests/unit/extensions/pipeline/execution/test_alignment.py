@@ -77,12 +77,11 @@ def digest_of(found: Crew, node: int) -> str:
 
 
 def one_state(found: Crew, nodes: list[int]) -> bool:
-    """What they have, say and offer is one."""
+    """What they have and offer is one."""
     digests = {digest_of(found, node) for node in nodes}
-    told = {found.nodes[node].member.digest for node in nodes}
     steps = found.nodes[nodes[0]].member.iteration
     offered = {found.offered[found.peers[node]][steps].holding.digest for node in nodes}
-    return digests == told == offered and len(digests) == 1
+    return digests == offered and len(digests) == 1
 
 
 async def test_a_step_is_packed_once_and_all_is_named_by_its_digest(
@@ -112,7 +111,6 @@ async def test_what_a_member_says_that_it_has_is_what_it_has_after_it_took_over_
         await iterate(found, 1)
         await iterate(found, 2)
         assert one_state(found, [1, 2, 3])
-        assert len({found.nodes[node].member.digest for node in (1, 2, 3)}) == 1
 
 
 async def test_two_that_differ_by_rounding_take_the_weights_of_the_smaller_peer_id(folder: Path) -> None:
@@ -124,7 +122,7 @@ async def test_two_that_differ_by_rounding_take_the_weights_of_the_smaller_peer_
         report = await iterate(found, 1)
         assert report.stepped and one_state(found, [1, 2])
         assert not equal(weights(found, 1), start)
-        assert found.offered[found.peers[second]][1].holding.digest == found.nodes[first].member.digest
+        assert found.offered[found.peers[second]][1].holding.digest == digest_of(found, first)
         await iterate(found, 2)
         assert one_state(found, [1, 2])
 
@@ -153,7 +151,7 @@ async def test_an_undone_step_is_reported_as_none(folder: Path) -> None:
         astray(found, 1, 0.5)
         training = (node.member.train(ListFeed(batches(True), 2)) for node in found.nodes)
         reports = await asyncio.gather(*training)
-        assert [(report.stepped, report.agrees) for report in reports] == [(False, False)] * 2
+        assert [report.stepped for report in reports] == [False] * 2
         assert one_state(found, [0, 1])
 
 
@@ -243,4 +241,4 @@ async def test_a_large_state_has_its_moments_packed_seldom_and_where_replicas_di
         await iterate(found, 3)
         assert found.offered[peer].keys() == {2, 3}
         assert equal(weights(found, 1), second) and equal(weights(found, 2), second)
-        assert found.nodes[1].member.digest == found.nodes[2].member.digest
+        assert found.offered[peer][3] == found.offered[found.peers[2]][3]
