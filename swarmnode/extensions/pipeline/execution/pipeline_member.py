@@ -13,7 +13,7 @@ iterations.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -163,7 +163,7 @@ class PipelineMember:
         where it may not be the one that the pipeline is at. `offer` is called with that of each step. Raises
         ModelError while `train` runs.
         """
-        former = self._end_assignment()
+        self._end_assignment()
         context = StageContext(
             assignment=assignment,
             worker=worker,
@@ -188,8 +188,6 @@ class PipelineMember:
         )
         active.iterations = self._spawn(self._iterate(active))
         self.transport.adopt(PlanMembers(assignment.digest, assignment.peers, assignment.own))
-        # Of the former plan something may be on its way yet; who was left out of it before is a stranger.
-        self._forget_plans(keep={assignment.digest, former})
 
     def unassign(self) -> None:
         """Give up the assignment because the plan has no stage for us. To be called between iterations.
@@ -198,25 +196,20 @@ class PipelineMember:
         `assign`.
         """
         self._end_assignment()
-        self._forget_plans(keep=())
+        self.transport.adopt(None)
 
-    def _end_assignment(self) -> str | None:
-        """End the assignment. Returns the digest of its plan. Raises ModelError while `train` runs."""
+    def _end_assignment(self) -> None:
+        """End the assignment. Raises ModelError while `train` runs."""
         if self._training:
             raise ModelError("an assignment cannot change while an iteration runs", hint="await train first")
         former, self._active = self._active, None
         if former is None:
-            return None
+            return
         self._steps = former.context.iteration
         former.relay.close()
         former.ended.cancel()
         if former.iterations is not None:
             former.iterations.cancel()
-        return former.context.assignment.digest
-
-    def _forget_plans(self, *, keep: Collection[str | None]) -> None:
-        for plan in self.transport.plans.keys() - keep:
-            self.transport.retire(plan)
 
     async def train(self, feed: Feed) -> IterationReport:
         """Run one iteration of a data node until its step is taken. Raises ModelError without an

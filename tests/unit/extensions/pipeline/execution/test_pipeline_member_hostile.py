@@ -205,7 +205,7 @@ async def test_only_the_former_plan_is_remembered(folder: Path) -> None:
         for plan in plans[1:]:
             found.plan = plan
             found.assign()
-        assert set(member.transport.plans) == {digest(plan) for plan in plans[1:]}
+        assert set(member.transport._plans) == {digest(plan) for plan in plans[1:]}
 
 
 async def test_a_member_without_a_stage_lets_go_of_it(folder: Path) -> None:
@@ -216,7 +216,7 @@ async def test_a_member_without_a_stage_lets_go_of_it(folder: Path) -> None:
         )
         node.member.unassign()
         node.member.unassign()
-        assert node.member.transport.plans == {}
+        assert node.member.transport._plans == {}
         assert (node.member._active, node.member.iteration) == (None, 7)  # pyright: ignore
         with pytest.raises(Rejected, match=Refusal.UNKNOWN_WORK):
             node.member.admit(found.peers[3], forward(0, 2))

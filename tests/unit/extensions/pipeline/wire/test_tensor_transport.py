@@ -36,7 +36,7 @@ from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.extensions.pipeline.wire.tensor_transport import MAX_PLANS, TensorTransport
+from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 
@@ -427,24 +427,17 @@ async def test_a_stranger_is_turned_away_unheard():
         assert bob.inbox.taken == []
 
 
-async def test_an_unknown_plan_is_refused_until_it_is_adopted_and_again_when_it_is_retired():
+async def test_an_unknown_plan_is_refused_until_it_is_adopted_and_again_after_two_others():
     message, payload = forward(2, plan=NEXT_PLAN)
     async with members() as (alice, bob):
         assert await alice.send(bob, message, payload) is Refusal.UNKNOWN_PLAN
         peers = (alice.host.peer_id, bob.host.peer_id)
         bob.transport.adopt(PlanMembers(NEXT_PLAN, peers, own=1))
         assert await alice.send(bob, message, payload) is None
-        bob.transport.retire(NEXT_PLAN)
-        message = msgspec.structs.replace(message, attempt=1)
-        assert await alice.send(bob, message, payload) is Refusal.UNKNOWN_PLAN
-
-
-async def test_only_the_latest_plans_are_kept():
-    async with members() as (alice, _):
-        plans = [f"{number:02d}" * 32 for number in range(MAX_PLANS + 1)]
-        for plan in plans:
-            alice.transport.adopt(PlanMembers(plan, (), own=0))
-        assert list(alice.transport.plans) == plans[1:]
+        for attempt, answer in ((1, None), (2, Refusal.UNKNOWN_PLAN)):
+            bob.transport.adopt(PlanMembers(f"0{attempt}" * 32, peers, own=1))
+            message = msgspec.structs.replace(message, attempt=attempt)
+            assert await alice.send(bob, message, payload) is answer
 
 
 async def test_a_member_cannot_speak_for_another_one():
