@@ -166,10 +166,6 @@ class StateService:
     def holdings(self) -> tuple[Holding, ...]:
         return tuple(held.holding for held in (*self._own, *self._earlier, *self._copies.kept.values()))
 
-    def copy_of(self, peer_id: str) -> HeldState | None:
-        """Return the copy of this peer's state that is kept here, if any."""
-        return self._copies.kept.get(peer_id)
-
     async def push_copy(self, peer_id: str, held: HeldState) -> bool:
         """Have a neighbour keep a copy of a published state. Returns False if it does not."""
         timeout_s = min(self._seconds(held.holding.size_bytes), self._limits.copy_timeout_s)

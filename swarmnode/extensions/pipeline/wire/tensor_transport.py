@@ -61,10 +61,6 @@ class TensorTransport:
         """By peer and hash of a message that is being taken."""
         self._done: dict[str, BoundedDict[int, None]] = {}
         """By peer, the hashes of messages that were taken."""
-        self.received = 0
-        """Messages taken since the start."""
-        self.duplicates = 0
-        """Messages that came again since the start."""
 
     async def __aenter__(self) -> Self:
         self._streams.incoming.begin(MemberService.HOPS, ServiceHandler(Message, self._respond, self._knows))
@@ -112,10 +108,8 @@ class TensorTransport:
         check_sender(message, peer_id, self._plans)
         key = peer_id, hash(message)
         if key[1] in self._done.get(peer_id, ()):
-            self.duplicates += 1
             return Reply()
         if (pending := self._answers.get(key)) is not None:
-            self.duplicates += 1
             if (rejected := await asyncio.shield(pending)) is not None:
                 raise rejected
             return Reply()
@@ -137,4 +131,3 @@ class TensorTransport:
         self._inbox.admit(incoming.peer_id, incoming.message)
         async with incoming.payload() as payload:
             await self._inbox.take(incoming.peer_id, incoming.message, payload)
-            self.received += 1

@@ -170,7 +170,8 @@ async def test_what_belongs_to_the_next_iteration_waits_for_it(folder: Path) -> 
         await data.train(ListFeed(batches(True), 2))
         async with asyncio.TaskGroup() as tasks:
             again = tasks.create_task(data.train(ListFeed(batches(True), 2)))
-            await until(lambda: found.nodes[1].member.transport.received >= 6)
+            done = found.nodes[1].member.transport._done  # pyright: ignore[reportPrivateUsage]
+            await until(lambda: sum(map(len, done.values())) >= 6)
             assert found.nodes[1].member.iteration == 0
             held.set()
         assert again.result().retried == 0

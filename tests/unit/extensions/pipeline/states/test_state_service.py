@@ -120,7 +120,7 @@ async def test_a_neighbour_keeps_the_newest_copy_and_gives_it_when_its_owner_is_
         for iteration in (6, 7, 7, 6):
             copy = held(2, 4, iteration)
             owner.publish(copy)
-            if iteration == 6 and keeper.copy_of(hosts[0].peer_id) is not None:
+            if iteration == 6 and keeper._copies.kept.get(hosts[0].peer_id) is not None:
                 assert not await owner.push_copy(hosts[1].peer_id, copy)
             else:
                 assert await owner.push_copy(hosts[1].peer_id, copy)
@@ -145,11 +145,11 @@ async def test_copies_are_bounded_in_number_and_bytes_and_those_of_the_gone_make
         assert not await services[3].push_copy(keeper, one)
         services[0].admit(ids(hosts[2:]), kept_by(hosts[0], dict.fromkeys(hosts[2:], (0, 2))))
         assert await services[3].push_copy(keeper, one)
-        assert services[0].copy_of(hosts[1].peer_id) is None
+        assert services[0]._copies.kept.get(hosts[1].peer_id) is None
         large = held(0, 2, 2, width=400)
         services[3].publish(large)
         assert not await services[3].push_copy(keeper, large)
-        assert services[0].copy_of(hosts[3].peer_id) == one
+        assert services[0]._copies.kept.get(hosts[3].peer_id) == one
         assert services[0].failures == {"no_room": 2}
 
 
@@ -163,8 +163,8 @@ async def test_a_recent_copy_of_a_member_that_others_keep_now_outlives_old_ones_
         assert await services[2].push_copy(keeper, held(0, 2, 20))
         services[0].admit(ids([hosts[0], moved, new]), kept_by(hosts[0], {new: (0, 2)}))
         assert await services[3].push_copy(keeper, held(0, 2, 20))
-        assert services[0].copy_of(moved.peer_id) is not None, "its new keeper may not have one yet"
-        assert services[0].copy_of(gone.peer_id) is None
+        assert services[0]._copies.kept.get(moved.peer_id) is not None, "its new keeper may not have one yet"
+        assert services[0]._copies.kept.get(gone.peer_id) is None
 
 
 async def test_the_ends_come_along_when_they_are_trained() -> None:

@@ -135,4 +135,4 @@ async def test_copies_are_kept_for_those_whom_the_plan_gives_us_only() -> None:
         # Another plan: the former owner lives, its copy is kept elsewhere and makes room.
         keeper.admit(names, LayerHolders(holders.ranges, {names[2]: names[0]}))
         assert await other.push_copy(names[0], held(2, 4, 1))
-        assert keeper.copy_of(names[1]) is None
+        assert keeper._copies.kept.get(names[1]) is None
