@@ -29,7 +29,6 @@ from swarmnode.extensions.pipeline.stages.stage_worker import Activations, Stage
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.model.base_model import read_config
 from swarmnode.model.head import TokenLogprobs
-from swarmnode.training.losses import LossOutput
 from swarmnode.training.packing import MicroBatch
 
 MAX_TOKENS = 1 << 20
@@ -40,7 +39,7 @@ class LocalPipeline:
     """All stages, each with the worker that a member would have."""
 
     def __init__(self, workers: Sequence[StageWorker]) -> None:
-        """`workers` in the order of their stages, the data stage's first; each needs a free slot."""
+        """`workers` in the order of their stages, the data stage's first."""
         self.workers = tuple(workers)
         self._data = workers[0]
         self._waves = 0
@@ -88,8 +87,8 @@ class LocalPipeline:
             hidden_BTD = worker.model.forward(hidden_BTD, batch.layout)
         return batch_logprobs(self._data.model, hidden_BTD, batch)
 
-    def accumulate(self, inputs: LossInputs, objective: Objective) -> LossOutput:
-        """One micro-batch along its path and back: every stage on it adds up its gradients.
+    def accumulate(self, inputs: LossInputs, objective: Objective) -> float:
+        """One micro-batch along its path and back: every stage on it adds up its gradients. Returns the loss.
 
         Raises ModelError for a path that this pipeline does not have, and Rejected as the workers do.
         """
@@ -113,21 +112,19 @@ class LocalPipeline:
         attempt: MicroBatchAttempt,
         inputs: LossInputs,
         objective: Objective,
-    ) -> LossOutput:
-        if not all(worker.reserve(attempt.agent) for worker in workers):
-            raise ModelError("a stage has no free slot")
+    ) -> float:
         item = StageInput(attempt, inputs.batch.input_ids_BT, inputs.tokens, inputs.batch.layout)
         for worker in workers:
             item = replace(item, values=worker.forward(item))
-        found = self._data.loss(
+        gradient_BTD: Tensor | None
+        loss, gradient_BTD = self._data.loss(
             attempt, item.values, lambda hidden_BTD: objective(self._data.model, hidden_BTD, inputs)
         )
-        gradient_BTD: Tensor | None = found.gradient_BTD
         for worker in reversed(workers):
             assert gradient_BTD is not None  # Only the data stage, first of every path, gives none.
             gradient_BTD = worker.backward(attempt, gradient_BTD)
             worker.commit(attempt)
-        return found.output
+        return loss
 
     def _along(self, path: StagePath) -> list[StageWorker]:
         known = len(self.workers)

@@ -2,7 +2,7 @@
 
 step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> replica_vote.py
                                       |
-       the state: into Offer (own_stage.py: others may fetch it), its digest into statuses
+              the state is offered (own_stage.py: others may fetch it)
 
 What is decided, and what a liar can gain, is in replica_vote.py. Here it is done: stay, take over the state
 of those that are right, or go back to the one before the step. What comes from another replica must have the
@@ -26,27 +26,20 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import Gradient
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, is_near
 from swarmnode.extensions.pipeline.stages.packed_state import (
     MOMENTS,
-    StageState,
+    digest_of,
     matching_moments,
     matching_tensors,
     pack_state,
-    unpack_states,
+    unpack_state,
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.states.holdings import HeldState
 
 logger = logging.getLogger(__name__)
 
 SMALL_STATE_BYTES = 64 * 2**20
 """A state of this size is packed whole and copied after every step, a larger one (full training) seldom."""
 RARE_STEPS = 10
-
-OfferState = Callable[[int, StageState], object]
-"""(optimizer steps, state with the optimizer's moments). A second offer for the same number of steps replaces
-the first."""
-
-
-def offer_to_none(steps: int, state: StageState) -> None:
-    """An `OfferState` that does nothing, for a member that no other fetches a state from."""
 
 
 def is_whole(model: StageModel, steps: int) -> bool:
@@ -59,10 +52,6 @@ def is_whole(model: StageModel, steps: int) -> bool:
 class IterationEnd:
     """The end of an iteration at this member: its stage after the step was compared with its replicas."""
 
-    digest: str
-    """Digest of the weights after the iteration."""
-    agrees: bool
-    """True if our weights were right, by the vote of the replicas."""
     undone: bool = False
     """True if the step does not count: all replicas went back to the state before it."""
     lost_track: bool = False
@@ -81,10 +70,12 @@ class Alignment:
         gradient_exchange: GradientExchange,
         reload: Reload | None,
         *,
-        start: StageState | None,
-        offer: OfferState,
+        start: HeldState | None,
+        offer: Callable[[HeldState], object],
     ) -> None:
-        """`start`: the state at the assignment's first iteration, None where it may not be the pipeline's."""
+        """`start`: the state at the assignment's first iteration, None where it may not be the pipeline's.
+        `offer`: called with states that have the optimizer's moments. A second one for the same number of
+        steps replaces the first."""
         self._context = context
         self._gradient_exchange = gradient_exchange
         self._reload = reload
@@ -94,30 +85,30 @@ class Alignment:
     async def align(self) -> IterationEnd:
         """Compare the weights after the iteration's step, and replace them with those of the majority if they
         differ."""
-        context, steps = self._context, self._context.iteration + 1
-        whole = is_whole(context.worker.model, steps)
+        context = self._context
+        whole = is_whole(context.worker.model, context.iteration + 1)
         packed = await self._packed(whole=whole)
         if whole:
-            self._offer(steps, packed)
-        vote = await self._compared(packed.digest)
+            self._offer(packed)
+        vote = await self._compared(packed.holding.digest)
         if not vote.differs and vote.agrees:
             self._before = packed if whole else self._before
-            return IterationEnd(packed.digest, agrees=True)
+            return IterationEnd()
         full = packed if whole else await self._packed(whole=True)
         if not whole:
             # Others want to see it.
-            self._offer(steps, full)
+            self._offer(full)
         if vote.agrees:
             self._before = full
-            return IterationEnd(packed.digest, agrees=True)
+            return IterationEnd()
         if vote.rivals:
             return await self._settle(vote, packed, full)
         tensors = await self._theirs(vote.ask, {vote.digest}, whole=whole)
         if tensors is None:
-            return IterationEnd(packed.digest, agrees=False, lost_track=True)
-        return await self._adopted(tensors, whole=whole)
+            return IterationEnd(lost_track=True)
+        return await self._adopted(tensors)
 
-    async def _settle(self, vote: ReplicaVote, packed: StageState, full: StageState) -> IterationEnd:
+    async def _settle(self, vote: ReplicaVote, packed: HeldState, full: HeldState) -> IterationEnd:
         """Resolve a vote without a majority. `packed`: the state that was compared. `full`: the same with
         Adam's moments."""
         context, before = self._context, self._before
@@ -126,32 +117,32 @@ class Alignment:
         # Who comes over to us meanwhile gives what we have.
         found = [
             await self._unpacked(full)
-            if side.digest == packed.digest
-            else await self._theirs(side.peers, {side.digest, packed.digest}, whole=whole)
+            if side.digest == packed.holding.digest
+            else await self._theirs(side.peers, {side.digest, packed.holding.digest}, whole=whole)
             for side in vote.rivals
         ]
         states = [tensors for tensors in found if tensors is not None]
         if len(states) == len(found):
             states.append(await self._unpacked(full))
             if await asyncio.to_thread(_all_near, states, await self._unpacked(before)):
-                if vote.rivals[0].digest == packed.digest:
+                if vote.rivals[0].digest == packed.holding.digest:
                     self._before = full
-                    return IterationEnd(packed.digest, agrees=True)
+                    return IterationEnd()
                 logger.info("our weights are those of %s but for rounding: we take theirs", names[0])
-                return await self._adopted(states[0], whole=whole)
-        if {side.before for side in vote.rivals} == {before.digest}:
+                return await self._adopted(states[0])
+        if {side.before for side in vote.rivals} == {before.holding.digest}:
             logger.warning(
                 "step %d is undone: the weights of %s differ, and nothing tells which are right. "
                 "If that goes on, leave one out (pipeline.members)",
                 context.iteration + 1, " and ".join(names),
             )  # fmt: skip
-            return replace(await self._adopted(await self._unpacked(before), whole=whole), undone=True)
+            return replace(await self._adopted(await self._unpacked(before)), undone=True)
         logger.warning(
             "the weights of %s differ and did so before step %d: each keeps its own",
             " and ".join(names), context.iteration + 1,
         )  # fmt: skip
         self._before = full
-        return IterationEnd(packed.digest, agrees=False)
+        return IterationEnd()
 
     async def _theirs(
         self, peers: tuple[str, ...], digests: set[str], *, whole: bool
@@ -169,18 +160,18 @@ class Alignment:
             logger.warning("the weights of %s are not to be had: %s", ", ".join(peers), error)
             return None
 
-    async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> IterationEnd:
+    async def _adopted(self, tensors: Mapping[str, Tensor]) -> IterationEnd:
         """Load this state, continue from it, and offer it to other members."""
         context = self._context
         await context.queue.call(context.worker.load_state, tensors, context.optimizer)
-        self._before = state = await self._packed(whole=True)
-        self._offer(context.iteration + 1, state)
-        return IterationEnd((state if whole else await self._packed(whole=False)).digest, agrees=False)
+        self._before = await self._packed(whole=True)
+        self._offer(self._before)
+        return IterationEnd()
 
-    async def _unpacked(self, state: StageState) -> dict[str, Tensor]:
-        return await asyncio.to_thread(unpack_states, [state], max_bytes=len(state.data))
+    async def _unpacked(self, state: HeldState) -> dict[str, Tensor]:
+        return await asyncio.to_thread(unpack_state, state.data)
 
-    async def _packed(self, *, whole: bool) -> StageState:
+    async def _packed(self, *, whole: bool) -> HeldState:
         context = self._context
         return await context.queue.call(context.worker.state, context.optimizer if whole else None)
 
@@ -192,7 +183,7 @@ class Alignment:
                     digest,
                     StageIteration(assignment.digest, assignment.stage, context.iteration),
                     assignment.replicas,
-                    before=self._before.digest if self._before is not None else "",
+                    before=self._before.holding.digest if self._before is not None else "",
                 )
         except (NetworkError, TimeoutError) as error:
             logger.warning("the replicas' weights were not compared: %s", error)
@@ -207,7 +198,7 @@ def _checked(
     parameters = model.trainable()
     own = {name: t for name, t in tensors.items() if (name.partition("/")[2] or name) in parameters}
     compared = own if whole else {name: t for name, t in own.items() if name in parameters}
-    if pack_state(compared).digest not in digests:
+    if digest_of(pack_state(compared)) not in digests:
         raise CheckpointError("a replica gives other weights than it told of", hint="ask another one")
     matching_tensors(own, parameters)
     matching_moments(own, parameters)

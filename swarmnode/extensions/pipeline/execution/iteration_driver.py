@@ -227,10 +227,6 @@ class MicroBatchDriver:
         stages = tuple(self._plan.instance.stage_of[node] for node in hop.path)
         inputs, objective = replace(inputs, path=stages), feed.objective
 
-        def forward() -> Tensor:
-            worker.reserve(attempt.agent)
-            return worker.forward(item)
-
         def backward(gradient_BTD: Tensor) -> None:
             worker.backward(attempt, gradient_BTD)
             worker.commit(attempt)
@@ -239,11 +235,11 @@ class MicroBatchDriver:
         homeward = False
         try:
             async with asyncio.timeout(limit_s):
-                hidden_BTD = await queue.perform("forward", attempt.agent, forward)
+                hidden_BTD = await queue.perform("forward", attempt.agent, lambda: worker.forward(item))
                 arrived = await self._answer_to(in_flight, hop, hidden_BTD)
                 if isinstance(arrived, HopFailure):
                     return arrived
-                found = await queue.perform(
+                loss, gradient_BTD = await queue.perform(
                     "loss",
                     attempt.agent,
                     lambda: worker.loss(
@@ -252,7 +248,7 @@ class MicroBatchDriver:
                 )
                 homeward = True
                 homeward_hop = hop.backward(len(hop.path) - 1)
-                gradient = await self._answer_to(in_flight, homeward_hop, found.gradient_BTD)
+                gradient = await self._answer_to(in_flight, homeward_hop, gradient_BTD)
                 if isinstance(gradient, HopFailure):
                     return gradient
         except Rejected as rejected:
@@ -266,7 +262,7 @@ class MicroBatchDriver:
             await queue.perform("backward", attempt.agent, lambda: backward(gradient))
         except Rejected as rejected:
             logger.warning("our part of micro-batch %d is dropped: %s", hop.micro_batch, rejected)
-        self._report.loss += found.output.loss.item()
+        self._report.loss += loss
         return None
 
     def _limit_s(self, attempt: MicroBatchAttempt) -> float:

@@ -138,9 +138,6 @@ class IterationReport:
     """Share of the whole iteration in which this member's stage computed."""
     grad_norm: float | None = None
     """Norm of this stage's gradient, before clipping. None: no step."""
-    agrees: bool = True
-    """True if the weights here were those of the majority of replicas. If False, they have been replaced by
-    them."""
 
     @property
     def stepped(self) -> bool:

@@ -13,7 +13,7 @@ iterations.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,12 +22,7 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.extensions.pipeline.execution.alignment import (
-    Alignment,
-    IterationEnd,
-    OfferState,
-    offer_to_none,
-)
+from swarmnode.extensions.pipeline.execution.alignment import Alignment, IterationEnd
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
     Assignment,
@@ -43,8 +38,8 @@ from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
-from swarmnode.extensions.pipeline.stages.packed_state import StageState
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.wire.codec import decode
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     Finished,
@@ -98,7 +93,6 @@ class PipelineMember:
         self._active: ActiveAssignment | None = None
         self._steps = 0
         """Optimizer steps taken by the end of the last assignment."""
-        self._digest = ""
         self._training = False
 
     async def __aenter__(self) -> Self:
@@ -124,12 +118,6 @@ class PipelineMember:
         """Optimizer steps taken. Without an assignment, those at the end of the last one; 0 before the
         first."""
         return self._active.context.iteration if self._active is not None else self._steps
-
-    @property
-    def digest(self) -> str:
-        """Digest of our weights after the last step, as it was reported to others; empty before the first
-        step."""
-        return self._digest
 
     @property
     def lost_track(self) -> bool:
@@ -166,16 +154,16 @@ class PipelineMember:
         worker: StageWorker,
         optimizer: torch.optim.Optimizer,
         *,
-        start: StageState | None = None,
-        offer: OfferState = offer_to_none,
+        start: HeldState | None = None,
+        offer: Callable[[HeldState], object] = lambda held: None,
     ) -> None:
         """Work under a new plan, at a new stage, or both. Between iterations; what is left of one is dropped.
 
         `optimizer`: of `worker.model.trainable().values()`. `start`: the stage's state with its moments; None
-        where it may not be the one that the pipeline is at. `offer` is given that of each step. Raises
+        where it may not be the one that the pipeline is at. `offer` is called with that of each step. Raises
         ModelError while `train` runs.
         """
-        former = self._end_assignment()
+        self._end_assignment()
         context = StageContext(
             assignment=assignment,
             worker=worker,
@@ -200,8 +188,6 @@ class PipelineMember:
         )
         active.iterations = self._spawn(self._iterate(active))
         self.transport.adopt(PlanMembers(assignment.digest, assignment.peers, assignment.own))
-        # Of the former plan something may be on its way yet; who was left out of it before is a stranger.
-        self._forget_plans(keep={assignment.digest, former})
 
     def unassign(self) -> None:
         """Give up the assignment because the plan has no stage for us. To be called between iterations.
@@ -210,25 +196,20 @@ class PipelineMember:
         `assign`.
         """
         self._end_assignment()
-        self._forget_plans(keep=())
+        self.transport.adopt(None)
 
-    def _end_assignment(self) -> str | None:
-        """End the assignment. Returns the digest of its plan. Raises ModelError while `train` runs."""
+    def _end_assignment(self) -> None:
+        """End the assignment. Raises ModelError while `train` runs."""
         if self._training:
             raise ModelError("an assignment cannot change while an iteration runs", hint="await train first")
         former, self._active = self._active, None
         if former is None:
-            return None
+            return
         self._steps = former.context.iteration
         former.relay.close()
         former.ended.cancel()
         if former.iterations is not None:
             former.iterations.cancel()
-        return former.context.assignment.digest
-
-    def _forget_plans(self, *, keep: Collection[str | None]) -> None:
-        for plan in self.transport.plans.keys() - keep:
-            self.transport.retire(plan)
 
     async def train(self, feed: Feed) -> IterationReport:
         """Run one iteration of a data node until its step is taken. Raises ModelError without an
@@ -258,7 +239,7 @@ class PipelineMember:
         whole_s = report.makespan_s + report.closing_s
         report.busy_share = (self._queue.busy_s - busy_s) / whole_s if whole_s > 0 else 0.0
         report.stragglers = active.relay.stragglers - stragglers
-        report.grad_norm, report.agrees = closed.grad_norm, closed.agrees
+        report.grad_norm = closed.grad_norm
         return report
 
     async def wait_step(self, iteration: int) -> None:
@@ -302,10 +283,9 @@ class PipelineMember:
             if not knows:
                 logger.warning("nobody told us how iteration %d ended", active.context.iteration)
                 active.context.queue.post(active.context.worker.take_gradients)
-                active.ended.set_result(IterationEnd("", agrees=True, lost_track=True))
+                active.ended.set_result(IterationEnd(lost_track=True))
                 return
             closed = await active.barrier.close()
-            self._digest = closed.digest
             ended, active.ended = active.ended, asyncio.get_running_loop().create_future()
             ended.set_result(closed)
             if closed.lost_track:

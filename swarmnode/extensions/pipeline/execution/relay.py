@@ -226,7 +226,6 @@ class Relay:
         def forward() -> Tensor:
             device = context.worker.model.device
             layout = packed_layout(hop.lengths, device, hop.prompts or None) if hop.lengths else None
-            context.worker.reserve(agent)
             return context.worker.forward(StageInput(relayed.attempt, values, hop.tokens, layout))
 
         try:

@@ -22,7 +22,7 @@ import torch
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, policy_gradient
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.settings.config import TrainingConfig
+from swarmnode.settings.config import Config, TrainingConfig
 from swarmnode.training.losses import LossOutput, StepSize, loss_of
 from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch, TrainingSample, completion_tokens, micro_batches
@@ -43,9 +43,9 @@ class PathSamples:
 class RolloutFeed:
     """A `Feed` of rollouts: micro-batches of groups by path, and the loss that they are trained with.
 
-    >>> feed = RolloutFeed(groups, plan_paths, config, temperature=1.0, ...)   # doctest: +SKIP
-    >>> report = await member.train(feed)                                      # doctest: +SKIP
-    >>> feed.report(weight=report.weight, grad_norm=report.grad_norm)          # doctest: +SKIP
+    >>> feed = RolloutFeed(groups, plan_paths, waves, config, version=3, ...) # doctest: +SKIP
+    >>> report = await member.train(feed)                                     # doctest: +SKIP
+    >>> feed.report(weight=report.weight, grad_norm=report.grad_norm)         # doctest: +SKIP
     """
 
     def __init__(
@@ -53,11 +53,8 @@ class RolloutFeed:
         groups: Iterable[PathSamples],
         paths: Mapping[int, StagePath],
         waves: int,
-        config: TrainingConfig,
+        config: Config,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        max_tokens: int,
         version: int,
         micro_batch_tokens: int,
         device: torch.device,
@@ -67,15 +64,14 @@ class RolloutFeed:
         measured: MeasuredRound | None = None,
     ) -> None:
         """`paths`: of each own agent under the plan, which makes `waves` micro-batches. `choose_path`:
-        chooses the path of a prompt that no member here has sampled for. `max_tokens`: longest completion
-        that the sampler allows. `version`: of the policy. `seed`: for the choice of groups that are left out
-        if not all fit."""
-        self._config = config
+        chooses the path of a prompt that no member here has sampled for. `version`: of the policy. `seed`:
+        for the choice of groups that are left out if not all fit."""
+        self._config, rollout = config.training, config.rollout
         self.objective = policy_gradient(
-            StepSize(sequences=1, tokens=1, max_tokens=max_tokens),
-            config,
-            temperature=temperature,
-            top_p=top_p,
+            StepSize(sequences=1, tokens=1, max_tokens=rollout.max_tokens),
+            config.training,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
             version=version,
             measure=self._measure,
         )

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -223,8 +224,8 @@ class OwnStage:
             Assignment(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration),
             worker,
             held.optimizer,
-            start=state.state if held.is_known else None,
-            offer=lambda steps, packed: self._offer(held, HeldState.of(held.part, steps, packed)),
+            start=state if held.is_known else None,
+            offer=partial(self._offer, held),
         )
         self.decode.hold(StageCaches(held.model, max_bytes=self._settings.cache_bytes))
         self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, node))
@@ -364,11 +365,7 @@ class OwnStage:
         return await self._publish(held, worker)
 
     async def _publish(self, held: _Held, worker: StageWorker) -> HeldState:
-        # Both in the thread of the stage: another step may follow at once.
-        version, packed = await self.member.in_stage_thread(
-            lambda: (worker.version, worker.state(held.optimizer))
-        )
-        return self._offer(held, HeldState.of(held.part, version, packed))
+        return self._offer(held, await self.member.in_stage_thread(lambda: worker.state(held.optimizer)))
 
     def _offer(self, held: _Held, state: HeldState) -> HeldState:
         """Offer a state, which other members may fetch from now on."""

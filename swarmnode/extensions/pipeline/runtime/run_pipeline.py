@@ -31,7 +31,6 @@ from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
     plan_settings,
 )
 from swarmnode.extensions.pipeline.stages.measuring import measure_stage, memory_for_stage
-from swarmnode.extensions.pipeline.stages.packed_state import pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
 from swarmnode.extensions.pipeline.states.holdings import HeldState
@@ -201,7 +200,7 @@ def _earlier(
         else:
             if tensors.tensors:
                 part = StagePart(0, whole.layers, has_ends=True)
-                found.append(HeldState.of(part, tensors.iteration, pack_state(tensors.tensors)))
+                found.append(HeldState.of(part, tensors.iteration, tensors.tensors))
     for checkpoint in checkpoints.found():
         try:
             return (*found, checkpoint.read())

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from swarmnode.model.attention import PackedLayout
-from swarmnode.training.losses import LossOutput
 
 StagePath = tuple[int, ...]
 """Stages in order of visit. The data stage, 0, comes first; the others at most once, in any order."""
@@ -50,16 +49,6 @@ class StageInput:
     """Tokens, or answers, that are learned from: the weight of the micro-batch against others."""
     layout: PackedLayout | None = None
     """Layout of packed sequences. None: rows padded on the right."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossGradient:
-    """The loss of one micro-batch and its gradient, at the data stage."""
-
-    output: LossOutput
-    """Measurements; its loss has no graph any more."""
-    gradient_BTD: Tensor
-    """Gradient with respect to the hidden states that came back."""
 
 
 def is_same_input(one: StageInput, other: StageInput) -> bool:

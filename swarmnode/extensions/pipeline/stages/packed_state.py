@@ -1,6 +1,7 @@
 """The learned state of a stage as bytes: for a checkpoint, for a copy at a neighbour, and for newcomers.
 
-stage_worker.py (StageWorker.state) -> [pack_state] -> disk or a peer -> StageWorker.load_state
+stage_worker.py (StageWorker.state) -> [pack_state] -> disk or a peer -> [unpack_state] ->
+    StageWorker.load_state
 
 Tensors have the names that they have in the whole model, so the states of the stages of one partition are
 the material of any other. The bytes are a safetensors file; those of all stages' adapters together have the
@@ -8,8 +9,7 @@ names of PEFT's adapter file.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -21,47 +21,28 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """Names of Adam's tensors of a parameter. Stored as `exp_avg/<parameter>`, as in checkpoint.py."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageState:
-    """A safetensors file in memory, and its digest."""
+def pack_state(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the tensors as a safetensors file in memory. They are in a fixed order, so equal tensors have
+    equal digests.
 
-    data: bytes
-    digest: str
-    """SHA-256 in hex. Tensors are in a fixed order, so equal tensors have equal digests."""
-
-
-def pack_state(tensors: Mapping[str, Tensor]) -> StageState:
-    """Return the tensors as a safetensors file in memory.
-
-    >>> pack_state({"model.norm.weight": torch.ones(2)}).digest[:8]
+    >>> digest_of(pack_state({"model.norm.weight": torch.ones(2)}))[:8]
     '2188e211'
     """
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    data = b"".join(tensor_pieces(on_cpu))
-    return StageState(data, digest_of(data))
+    return b"".join(tensor_pieces(on_cpu))
 
 
-def unpack_states(states: Iterable[StageState], *, max_bytes: int) -> dict[str, Tensor]:
-    """Return the tensors of several states, each at most `max_bytes` long; of equal names the last counts.
-
-    The states may come from peers. Raises CheckpointError for one that is too large, does not have its digest
-    or is no safetensors file.
-    """
+def unpack_state(data: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a state, which may come from a peer. Raises CheckpointError if it is no
+    safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    found: dict[str, Tensor] = {}
-    for state in states:
-        if len(state.data) > max_bytes:
-            raise CheckpointError(f"a stage's state has {len(state.data)} bytes, the bound is {max_bytes}")
-        if digest_of(state.data) != state.digest:
-            raise CheckpointError("a stage's state does not have its digest", hint="ask another peer")
-        try:
-            found.update(load(state.data))
-        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            # TypeError and RuntimeError: shapes that torch has no number for.
-            raise CheckpointError(f"a stage's state is no safetensors file: {error}") from error
-    return found
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        # TypeError and RuntimeError: shapes that torch has no number for.
+        raise CheckpointError(f"a stage's state is no safetensors file: {error}") from error
 
 
 def matching_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:

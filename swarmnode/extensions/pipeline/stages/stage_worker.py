@@ -2,14 +2,13 @@
 
 relay.py, iteration_driver.py (in the worker thread of stage_queue.py) -> [StageWorker] -> stage_model.py
 
-Pure arithmetic and bookkeeping, for one thread: no sockets, no clock. A micro-batch needs a slot, which its
-agent reserves before it is admitted at any stage of its path; so what is in flight never exceeds the memory
-that was promised, and no micro-batch waits in one slot for another.
+Pure arithmetic and bookkeeping, for one thread: no sockets, no clock. Each agent has one micro-batch here at
+a time. Which agents have a slot, and that each attempt comes once and later ones behind it, is the concern of
+relay.py and iteration_driver.py.
 
-Every answer can be asked for again, and gradients are added once: a message that arrives twice gets what is
-stored, and of several attempts at one micro-batch only the first that is committed counts here. Gradients are
-provisional until `commit`, which says that the answer was taken: an answer that nobody wanted must not count,
-since somebody else's did. What a peer sends is checked completely before anything changes.
+Of several attempts at one micro-batch only the first that is committed counts here. Gradients are provisional
+until `commit`, which says that the answer was taken: an answer that nobody wanted must not count, since
+somebody else's did. What a peer sends is checked completely before anything changes.
 """
 
 import math
@@ -21,23 +20,21 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from swarmnode.errors import ModelError, Rejected
+from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.stages.micro_batches import (
     GradientAccumulator,
     GradientSum,
-    LossGradient,
     MicroBatchAttempt,
     StageInput,
     is_same_input,
 )
 from swarmnode.extensions.pipeline.stages.packed_state import (
-    StageState,
     matching_moments,
     matching_tensors,
-    pack_state,
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.stages.tensor_checks import TensorChecks
+from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.checkpoints.checkpoint import optimizer_tensors
 from swarmnode.training.losses import LossOutput
@@ -49,15 +46,11 @@ forward pass again, a third more work for the memory of one hidden state per mic
 
 @dataclass(slots=True)
 class _Work:
-    """A micro-batch in a slot. After its backward pass only the answers are kept."""
+    """The newest micro-batch of an agent."""
 
     item: StageInput
     output_BTD: Tensor
-    """Output of our own layers, with its graph if activations are kept."""
-    loss: LossGradient | None = None
-    is_back: bool = False
-    answer: Tensor | None = None
-    """The gradient for the sender; None at the start of the path."""
+    """Output of our own layers, with its graph if activations are kept, until its backward pass."""
 
 
 class StageWorker:
@@ -66,8 +59,6 @@ class StageWorker:
     Tensors that go in and out are kept for a while and not copied: nobody may write into them.
 
     >>> worker = StageWorker(stage, slots=3, max_tokens=4096)                            # doctest: +SKIP
-    >>> worker.reserve(agent=0)                                                          # doctest: +SKIP
-    True
     >>> attempt = MicroBatchAttempt(agent=0, iteration=0, wave=0)                        # doctest: +SKIP
     >>> hidden_BTD = worker.forward(StageInput(attempt, received_BTD, tokens=100))       # doctest: +SKIP
     >>> for_sender_BTD = worker.backward(attempt, gradient_BTD)                          # doctest: +SKIP
@@ -94,8 +85,7 @@ class StageWorker:
         self._slots = slots
         self._activations = activations
         self._parameters = model.trainable()
-        self._work: dict[int, _Work | None] = {}
-        self._newest: dict[int, MicroBatchAttempt] = {}
+        self._work: dict[int, _Work] = {}
         self._sum = GradientAccumulator(slots)
 
     @property
@@ -103,54 +93,23 @@ class StageWorker:
         """Micro-batches whose gradients are committed in this iteration."""
         return self._sum.micro_batches
 
-    @property
-    def free_slots(self) -> int:
-        return self._slots - len(self._work)
-
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches between their forward and their backward pass."""
-        return sum(work is not None and not work.is_back for work in self._work.values())
-
-    def reserve(self, agent: int) -> bool:
-        """Reserve a slot for the agent's micro-batches, one at a time. Returns False if all are taken. An
-        agent that has one keeps it."""
-        if agent not in self._work:
-            if not self.free_slots:
-                return False
-            self._work[agent] = None
-        return True
-
     def release(self, agent: int) -> None:
-        """Free the agent's slot. A micro-batch in it is dropped."""
+        """Drop the agent's micro-batch, if it has one here."""
         self._work.pop(agent, None)
-
-    def drop(self, attempt: MicroBatchAttempt) -> None:
-        """Give up a micro-batch and free its slot. Later messages of this attempt are refused."""
-        work = self._work.get(attempt.agent)
-        if work is not None and work.item.attempt == attempt:
-            self.release(attempt.agent)
 
     def forward(self, item: StageInput) -> Tensor:
         """Return the output of our own layers, [B, T, D] without graph. A later attempt of the agent replaces
         its former one.
 
-        A later attempt with exactly the same input is not computed again. Raises Rejected: no_slot,
-        no_memory; unknown_work for another iteration or an attempt behind the agent's newest; not_finite.
+        A later attempt with exactly the same input is not computed again. Raises Rejected: no_memory;
+        unknown_work for another iteration; not_finite.
         """
         attempt = item.attempt
         if attempt.iteration != self.iteration:
             raise Rejected(
                 Refusal.UNKNOWN_WORK, f"iteration {attempt.iteration}, here it is {self.iteration}"
             )
-        if attempt.agent not in self._work:
-            raise Rejected(Refusal.NO_SLOT, f"agent {attempt.agent} has reserved none")
-        former = self._work[attempt.agent]
-        if former is not None and former.item.attempt == attempt:
-            return former.output_BTD.detach()
-        if attempt.agent in self._newest and attempt <= self._newest[attempt.agent]:
-            raise Rejected(Refusal.UNKNOWN_WORK, f"{attempt} comes after {self._newest[attempt.agent]}")
-        item = self._checks.input(item)
+        item, former = self._checks.input(item), self._work.get(attempt.agent)
         if former is not None and is_same_input(former.item, item):
             # The former's input, which the graph of its output begins at.
             item, output_BTD = replace(former.item, attempt=attempt), former.output_BTD
@@ -159,7 +118,6 @@ class StageWorker:
                 output_BTD = self._run(item)
             self._checks.finite(output_BTD, "what the own layers made of it")
         self._work[attempt.agent] = _Work(item, output_BTD)
-        self._newest[attempt.agent] = attempt
         return output_BTD.detach()
 
     def backward(self, attempt: MicroBatchAttempt, gradient_BTD: Tensor) -> Tensor | None:
@@ -170,8 +128,6 @@ class StageWorker:
         the micro-batch, not_finite (our own gradients), no_memory.
         """
         work = self._found(attempt)
-        if work.is_back:
-            return work.answer
         gradient_BTD = self._checks.checked(gradient_BTD, "a gradient that came in")
         output_BTD = work.output_BTD
         inputs = [work.item.values] if work.item.values.requires_grad else []
@@ -182,13 +138,12 @@ class StageWorker:
                     output_BTD = self._run(work.item)
                 own, answers = self._gradients(output_BTD, gradient_BTD, inputs, attempt, "layers")
         except Rejected:
-            self.drop(attempt)
+            self.release(attempt.agent)
             raise
         if not self._sum.holds(attempt, "layers"):
             self._sum.keep(own, attempt, tokens=work.item.tokens)
-        work.output_BTD, work.is_back = work.output_BTD.detach(), True
-        work.answer = answers[0] if answers else None
-        return work.answer
+        work.output_BTD = work.output_BTD.detach()
+        return answers[0] if answers else None
 
     def commit(self, attempt: MicroBatchAttempt) -> None:
         """Count the gradients of this attempt, whose sender has taken the answer, unless another attempt
@@ -201,7 +156,7 @@ class StageWorker:
 
     def loss(
         self, attempt: MicroBatchAttempt, hidden_BTD: Tensor, objective: Callable[[Tensor], LossOutput]
-    ) -> LossGradient:
+    ) -> tuple[float, Tensor]:
         """Return the loss of hidden states that came back from the last stage, and its gradient with respect
         to them. The gradients of norm and head are added.
 
@@ -209,29 +164,24 @@ class StageWorker:
         data stage only, between `forward` and `backward` of the attempt. Raises Rejected: unknown_work; and,
         dropping the micro-batch, not_finite (the gradient of the loss), no_memory.
         """
-        work = self._found(attempt)
-        if work.loss is not None:
-            return work.loss
+        self._found(attempt)
         hidden_BTD = self._checks.checked(hidden_BTD, "what came back").requires_grad_()
         try:
             with self._checks.within_memory(), torch.enable_grad():
-                output = objective(hidden_BTD)
-                own, answers = self._gradients(output.loss, None, [hidden_BTD], attempt, "head")
+                loss = objective(hidden_BTD).loss
+                own, answers = self._gradients(loss, None, [hidden_BTD], attempt, "head")
         except Rejected:
-            self.drop(attempt)
+            self.release(attempt.agent)
             raise
         if not self._sum.holds(attempt, "head"):
             self._sum.add(own, attempt, "head", tokens=0)
-        detached = LossOutput(output.loss.detach(), output.clipped, output.kl, output.entropy)
-        work.loss = LossGradient(detached, answers[0])
-        return work.loss
+        return loss.item(), answers[0]
 
     def take_gradients(self) -> GradientSum:
         """Close the iteration and return its sums; its later messages are refused. Micro-batches in flight
-        are dropped, slots stay reserved."""
-        self._forget_work()
+        are dropped."""
+        self._work.clear()
         taken, self._sum = self._sum.sums(), GradientAccumulator(self._slots)
-        self._newest.clear()
         self.iteration += 1
         return taken
 
@@ -242,11 +192,8 @@ class StageWorker:
         `max_norm`.
 
         None: no gradient, no step (Adam would move on momentum alone). Gradients may come from peers: raises
-        Rejected for wrong_shape (of names too) and not_finite, before anything has changed. Raises ModelError
-        while micro-batches are in flight, whose activations belong to the former weights.
+        Rejected for wrong_shape (of names too) and not_finite, before anything has changed.
         """
-        if self.in_flight:
-            raise ModelError("a step while micro-batches are in flight", hint="take_gradients first")
         self.version = self.iteration
         if not gradients:
             return None
@@ -269,18 +216,18 @@ class StageWorker:
             raise Rejected(Refusal.NOT_FINITE, "the norm of all")
         return norm.item()
 
-    def state(self, optimizer: torch.optim.Optimizer | None = None) -> StageState:
+    def state(self, optimizer: torch.optim.Optimizer | None = None) -> HeldState:
         """Return the trained parameters by global name, with Adam's moments if `optimizer` is given.
 
         Without moments, equal replicas of one stage have equal digests.
         """
         moments = {} if optimizer is None else optimizer_tensors(optimizer, self._parameters)
-        return pack_state({**self._parameters, **moments})
+        return HeldState.of(self.model.part, self.version, {**self._parameters, **moments})
 
     def load_state(
         self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Load our own tensors from among these (`packed_state.unpack_states`); those of other stages are
+        """Load our own tensors from among these (`packed_state.unpack_state`); those of other stages are
         ignored.
 
         `optimizer`: that of `model.trainable().values()`, if its moments are wanted too. Micro-batches in
@@ -289,7 +236,7 @@ class StageWorker:
         """
         own = matching_tensors(tensors, self._parameters)
         moments = {} if optimizer is None else matching_moments(tensors, self._parameters)
-        self._forget_work()
+        self._work.clear()
         self._sum = GradientAccumulator(self._slots)
         with torch.no_grad():
             for name, tensor in own.items():
@@ -297,9 +244,6 @@ class StageWorker:
         if optimizer is not None:
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": moments, "param_groups": groups})
-
-    def _forget_work(self) -> None:
-        self._work = dict.fromkeys(self._work)
 
     def _run(self, item: StageInput) -> Tensor:
         starts = not item.values.is_floating_point()

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 from torch import Tensor
 
-from swarmnode.extensions.pipeline.stages.packed_state import StageState
+from swarmnode.extensions.pipeline.stages.packed_state import digest_of, pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.wire.hop_messages import Count, Digest
 
@@ -54,14 +54,15 @@ class HeldState:
     """A holding with its bytes."""
 
     holding: Holding
-    state: StageState
+    data: bytes
 
     @classmethod
-    def of(cls, part: StagePart, iteration: int, state: StageState) -> "HeldState":
+    def of(cls, part: StagePart, iteration: int, tensors: Mapping[str, Tensor]) -> "HeldState":
+        data = pack_state(tensors)
         holding = Holding(
-            part.first_layer, part.end_layer, part.has_ends, iteration, len(state.data), state.digest
+            part.first_layer, part.end_layer, part.has_ends, iteration, len(data), digest_of(data)
         )
-        return cls(holding, state)
+        return cls(holding, data)
 
 
 class HolderCredibility(IntEnum):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, StorageError
-from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, StageState, digest_of
+from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, digest_of
 from swarmnode.extensions.pipeline.stages.stage_model import PEFT_PREFIX
 from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, Holding, layer_of
 from swarmnode.machine.storage import discard, whole_folder, write_synced
@@ -74,7 +74,7 @@ class StageCheckpoint:
             raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {error}") from error
         if len(data) != holding.size_bytes or digest_of(data) != holding.digest:
             raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {STATE} has changed")
-        return HeldState(holding, StageState(data, holding.digest))
+        return HeldState(holding, data)
 
 
 class StageCheckpoints:
@@ -97,7 +97,7 @@ class StageCheckpoints:
         record = msgspec.json.encode(StageRecord(STAGE_FORMAT, self.model, holding))
         try:
             with whole_folder(target) as aside:
-                write_synced(aside / STATE, [held.state.data])
+                write_synced(aside / STATE, [held.data])
                 write_synced(aside / RECORD, [record])
         except OSError as error:
             raise StorageError(

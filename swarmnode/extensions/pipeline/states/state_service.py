@@ -26,11 +26,10 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError, Rejected
 from swarmnode.extensions.pipeline.stages.packed_state import (
-    StageState,
     digest_of,
     matching_moments,
     matching_tensors,
-    unpack_states,
+    unpack_state,
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.states.holdings import (
@@ -94,7 +93,7 @@ class StateService:
     async with StateService(streams) as states:
         states.admit(assignment.peers, LayerHolders({peer: (0, 8), ...}, {peer: keeper, ...}))
         states.settle()
-        states.publish(HeldState.of(part, worker.iteration, worker.state(optimizer)))
+        states.publish(worker.state(optimizer))
     """
 
     def __init__(self, streams: MemberStreams, limits: StateLimits | None = None) -> None:
@@ -167,10 +166,6 @@ class StateService:
     def holdings(self) -> tuple[Holding, ...]:
         return tuple(held.holding for held in (*self._own, *self._earlier, *self._copies.kept.values()))
 
-    def copy_of(self, peer_id: str) -> HeldState | None:
-        """Return the copy of this peer's state that is kept here, if any."""
-        return self._copies.kept.get(peer_id)
-
     async def push_copy(self, peer_id: str, held: HeldState) -> bool:
         """Have a neighbour keep a copy of a published state. Returns False if it does not."""
         timeout_s = min(self._seconds(held.holding.size_bytes), self._limits.copy_timeout_s)
@@ -181,8 +176,8 @@ class StateService:
             logger.debug("%s does not keep our state: %s", peer_id, error)
             return False
 
-    async def fetch(self, offer: Offer) -> StageState:
-        """Return the bytes of an offered state from the first holder that gives them. Raises CheckpointError
+    async def fetch(self, offer: Offer) -> HeldState:
+        """Return an offered state from the first holder that gives it. Raises CheckpointError
         if none does."""
         holding = offer.holding
         if holding.size_bytes > self._limits.max_state_bytes:
@@ -197,7 +192,7 @@ class StateService:
                 await self._continue(peer_id, holding, data)
                 if len(data) == holding.size_bytes:
                     if await asyncio.to_thread(digest_of, data) == holding.digest:
-                        return StageState(bytes(data), holding.digest)
+                        return HeldState(holding, bytes(data))
                     self.failures["bad_digest"] += 1
                     data = bytearray()
         raise CheckpointError(
@@ -259,8 +254,8 @@ class StateService:
         tensors: dict[str, Tensor] = {}
         for offer in chosen:
             try:
-                state = self._at_hand(offer.holding.digest) or await self.fetch(offer)
-                found = await asyncio.to_thread(_opened, state, offer.holding, part, wanted)
+                held = self._at_hand(offer.holding.digest) or await self.fetch(offer)
+                found = await asyncio.to_thread(_opened, held.data, offer.holding, part, wanted)
             except CheckpointError as error:
                 logger.warning("looking for layers elsewhere: %s", error.message)
                 return {}, offer
@@ -310,10 +305,10 @@ class StateService:
             return Reply(Holdings(self.holdings()[:MAX_HOLDINGS]))
         if isinstance(question, OfferCopy):
             return Reply(await self._keep(incoming.peer_id, question.holding))
-        state = self._at_hand(question.digest)
-        if state is None or question.offset > len(state.data):
+        held = self._at_hand(question.digest)
+        if held is None or question.offset > len(held.data):
             raise Rejected(Refusal.UNKNOWN_STATE, question.digest)
-        return Reply(len(state.data), memoryview(state.data)[question.offset :])
+        return Reply(len(held.data), memoryview(held.data)[question.offset :])
 
     async def _keep(self, peer_id: str, holding: Holding) -> bool:
         """Fetch an offered copy if it is ours to keep, newer than the one at hand, and there is room for
@@ -329,16 +324,15 @@ class StateService:
                 self.failures["no_room"] += 1
                 return False
             try:
-                state = await self.fetch(Offer(holding, (peer_id,)))
+                self._copies.kept[peer_id] = await self.fetch(Offer(holding, (peer_id,)))
             except CheckpointError:
                 return False
-            self._copies.kept[peer_id] = HeldState(holding, state)
             return True
 
-    def _at_hand(self, digest: str) -> StageState | None:
+    def _at_hand(self, digest: str) -> HeldState | None:
         left = () if self._left is None else (self._left,)
         held = (*self._own, *left, *self._earlier, *self._copies.kept.values())
-        return next((one.state for one in held if one.state.digest == digest), None)
+        return next((one for one in held if one.holding.digest == digest), None)
 
     def _seconds(self, size_bytes: int) -> float:
         return self._limits.answer_timeout_s + size_bytes / self._limits.least_bytes_per_s
@@ -349,13 +343,13 @@ def _place(holding: Holding) -> tuple[int, int, int]:
 
 
 def _opened(
-    state: StageState, holding: Holding, part: StagePart, wanted: Mapping[str, Tensor] | None
+    data: bytes, holding: Holding, part: StagePart, wanted: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     """Return the tensors of a state that belong to this part and to the layers that its holder reported.
     Raises CheckpointError if some are missing or do not fit."""
     first = max(holding.first_layer, part.first_layer)
     said = StagePart(first, max(first, min(holding.end_layer, part.end_layer)), holding.has_ends)
-    found = of_part(of_part(unpack_states([state], max_bytes=len(state.data)), said), part)
+    found = of_part(of_part(unpack_state(data), said), part)
     strange = {str(tensor.dtype) for tensor in found.values()} - {str(dtype) for dtype in DTYPES}
     if strange:
         raise CheckpointError(f"a stage's state holds {', '.join(sorted(strange))}")

@@ -29,10 +29,6 @@ class ByteBudget:
         self._used: Counter[str] = Counter()
         self._waiting: list[_Waiter] = []
 
-    @property
-    def used_bytes(self) -> int:
-        return self._used.total()
-
     @asynccontextmanager
     async def held(self, peer_id: str, size_bytes: int) -> AsyncGenerator[None, None]:
         """Wait for this amount of memory, and release it at the end. Raises Rejected: too_large."""

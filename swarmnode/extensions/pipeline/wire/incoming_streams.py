@@ -174,11 +174,6 @@ class IncomingStreams:
         self.refused: Counter[Refusal] = Counter()
         """Messages of others that were refused, by reason."""
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of memory that senders hold here at the moment."""
-        return self._budget.used_bytes
-
     def begin(self, service: MemberService, handler: ServiceHandler) -> None:
         """Answer messages to this service from now on."""
         self._handlers[service] = handler

@@ -10,8 +10,7 @@ undamaged: the same message again is answered, not taken a second time.
 """
 
 import asyncio
-from collections.abc import Mapping
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Protocol, Self
 
 from swarmnode.bounded_dict import BoundedDict
@@ -24,8 +23,8 @@ from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_s
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
 
-MAX_PLANS = 4
-"""Plans at once: the running one, the next one, and former ones whose messages may still be under way."""
+KEPT_PLANS = 2
+"""Plans at once: the running one, and the former one, of which something may be on its way yet."""
 
 MAX_REMEMBERED = 4096
 """Messages of one member that are remembered as done: several iterations."""
@@ -57,15 +56,11 @@ class TensorTransport:
     def __init__(self, streams: MemberStreams, inbox: MessageHandler) -> None:
         self._streams = streams
         self._inbox = inbox
-        self._plans: dict[str, PlanMembers] = {}
+        self._plans = BoundedDict[str, PlanMembers](KEPT_PLANS)
         self._answers: dict[tuple[str, int], asyncio.Future[Rejected | None]] = {}
         """By peer and hash of a message that is being taken."""
         self._done: dict[str, BoundedDict[int, None]] = {}
         """By peer, the hashes of messages that were taken."""
-        self.received = 0
-        """Messages taken since the start."""
-        self.duplicates = 0
-        """Messages that came again since the start."""
 
     async def __aenter__(self) -> Self:
         self._streams.incoming.begin(MemberService.HOPS, ServiceHandler(Message, self._respond, self._knows))
@@ -77,22 +72,14 @@ class TensorTransport:
         self._plans.clear()
         await self._streams.incoming.end(MemberService.HOPS)
 
-    @property
-    def plans(self) -> Mapping[str, PlanMembers]:
-        """The running plans, by digest."""
-        return MappingProxyType(self._plans)
-
-    def adopt(self, members: PlanMembers) -> None:
-        """Accept messages of a plan from now on. The MAX_PLANS latest plans stay accepted."""
-        self._plans.pop(members.plan, None)
-        self._plans[members.plan] = members
-        while len(self._plans) > MAX_PLANS:
-            self.retire(next(iter(self._plans)))
-
-    def retire(self, plan: str) -> None:
-        """Refuse messages of a plan from now on. Unknown plans are ignored."""
-        retired = self._plans.pop(plan, None)
-        for peer_id in retired.peers if retired is not None else ():
+    def adopt(self, members: PlanMembers | None) -> None:
+        """Accept messages of this plan and of the one before it from now on. None: of no plan."""
+        former = {peer_id for plan in self._plans.values() for peer_id in plan.peers}
+        if members is None:
+            self._plans.clear()
+        else:
+            self._plans[members.plan] = members
+        for peer_id in former:
             if not self._knows(peer_id):
                 self._streams.forget(peer_id)
                 self._done.pop(peer_id, None)
@@ -121,10 +108,8 @@ class TensorTransport:
         check_sender(message, peer_id, self._plans)
         key = peer_id, hash(message)
         if key[1] in self._done.get(peer_id, ()):
-            self.duplicates += 1
             return Reply()
         if (pending := self._answers.get(key)) is not None:
-            self.duplicates += 1
             if (rejected := await asyncio.shield(pending)) is not None:
                 raise rejected
             return Reply()
@@ -146,4 +131,3 @@ class TensorTransport:
         self._inbox.admit(incoming.peer_id, incoming.message)
         async with incoming.payload() as payload:
             await self._inbox.take(incoming.peer_id, incoming.message, payload)
-            self.received += 1

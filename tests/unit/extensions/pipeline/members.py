@@ -25,9 +25,10 @@ from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_stage
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, StagePath
-from swarmnode.extensions.pipeline.stages.packed_state import StageState, unpack_states
+from swarmnode.extensions.pipeline.stages.packed_state import unpack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
+from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
@@ -154,7 +155,7 @@ class Crew:
         self.together = together
         self.network = network
         self.lost: list[tuple[int, str, str]] = []
-        self.offered: dict[str, dict[int, StageState]] = {node.host.peer_id: {} for node in nodes}
+        self.offered: dict[str, dict[int, HeldState]] = {node.host.peer_id: {} for node in nodes}
         """By peer and steps, what a member says that it holds."""
 
     @property
@@ -166,15 +167,21 @@ class Crew:
             if self.plan.instance.stage_of[own] >= 0:
                 assignment = Assignment(self.plan, digest(self.plan), self.peers, own, iteration)
                 start = node.worker.state(node.optimizer)
-                offer = self.offered[node.host.peer_id].__setitem__
-                node.member.assign(assignment, node.worker, node.optimizer, start=start, offer=offer)
+                offered = self.offered[node.host.peer_id]
+                node.member.assign(
+                    assignment,
+                    node.worker,
+                    node.optimizer,
+                    start=start,
+                    offer=lambda held, offered=offered: offered.update({held.holding.iteration: held}),
+                )
 
     async def reload(self, peers: tuple[str, ...], stage: int, steps: int) -> dict[str, torch.Tensor]:
         """What one of these members offers."""
         states = [self.offered[peer][steps] for peer in peers if steps in self.offered[peer]]
         if not states:
             raise CheckpointError("nobody gives it")
-        return unpack_states(states[:1], max_bytes=2**26)
+        return unpack_state(states[0].data)
 
     def kill(self, node: int) -> None:
         """Its host is gone from one moment to the next."""

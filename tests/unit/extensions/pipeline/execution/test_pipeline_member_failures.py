@@ -125,7 +125,6 @@ async def test_a_stage_is_left_out_where_no_replica_has_room(folder: Path) -> No
         await all_step(found, [2, 3], 1)
         nothing_is_lost(report)
         assert report.skipped[1] >= 1
-        assert found.nodes[2].worker.free_slots >= 0
 
 
 async def test_who_finds_all_slots_reserved_waits_for_those_that_have_them_to_pass(

@@ -21,7 +21,7 @@ from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.model.policy import Policy
 from swarmnode.registry import SEAMS
-from swarmnode.settings.config import TrainingConfig
+from swarmnode.settings.config import Config, RolloutConfig, TrainingConfig
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import loss_of
 from swarmnode.training.packing import TrainingSample, completion_tokens
@@ -76,8 +76,6 @@ def feed_of(
 ) -> RolloutFeed:
     given: dict[str, Any] = {
         "waves": 8,
-        "temperature": TEMPERATURE,
-        "max_tokens": MAX_TOKENS,
         "version": VERSION,
         "micro_batch_tokens": 16,
         "device": CPU,
@@ -86,7 +84,9 @@ def feed_of(
         "choose_path": lambda prompt: WHOLE,
         **changes,
     }
-    return RolloutFeed(groups, dict(enumerate(paths)), given.pop("waves"), config or config_of(), **given)
+    rollout = RolloutConfig(temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
+    settings = Config(rollout=rollout, training=config or config_of())
+    return RolloutFeed(groups, dict(enumerate(paths)), given.pop("waves"), settings, **given)
 
 
 def drive(pipeline: LocalPipeline, feed: RolloutFeed, paths: Sequence[StagePath], waves: int = 8) -> int:

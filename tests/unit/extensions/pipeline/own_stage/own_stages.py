@@ -112,7 +112,9 @@ class Home:
         for one in ready:
             await one.member.wait_step(steps)
             await one.own_stage.stepped()
-            digests[one.peer_id] = one.member.digest
+            held = one.own_stage._held  # pyright: ignore[reportPrivateUsage]
+            assert held is not None and held.newest is not None
+            digests[one.peer_id] = held.newest.holding.digest
         for one in ready:
             await one.own_stage.hand_on()
         return digests

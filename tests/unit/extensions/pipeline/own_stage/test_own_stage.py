@@ -34,11 +34,11 @@ async def test_after_each_step_a_neighbour_keeps_what_was_learnt_under_the_diges
         for steps in (1, 2):
             digests = await found.step(first)
             for owner, keeper in ((first, second), (second, first)):
-                copy = keeper.states.copy_of(owner.peer_id)
+                copy = keeper.states._copies.kept.get(owner.peer_id)
                 assert copy is not None
-                assert (copy.holding.iteration, copy.state.digest) == (steps, digests[owner.peer_id])
+                assert (copy.holding.iteration, copy.holding.digest) == (steps, digests[owner.peer_id])
                 newest = owner.states.holdings()[1]
-                assert (newest.iteration, newest.digest) == (steps, copy.state.digest)
+                assert (newest.iteration, newest.digest) == (steps, copy.holding.digest)
 
 
 async def test_what_a_dead_member_had_learnt_is_taken_from_the_copy_at_its_neighbour(
@@ -102,7 +102,7 @@ async def test_under_a_new_plan_the_new_neighbour_has_a_copy_before_any_step(
         await found.step(first)
         await found.assign([[first], [third]], [2, LAYERS], iteration=1)
         await first.own_stage.hand_on()
-        copy = third.states.copy_of(first.peer_id)
+        copy = third.states._copies.kept.get(first.peer_id)
         assert copy is not None and copy.holding.iteration == 1
 
 
@@ -118,7 +118,7 @@ async def test_a_neighbour_that_takes_its_place_later_is_offered_the_copy_again(
             handing_on = tasks.create_task(first.own_stage.hand_on())
             await second.own_stage.take(agreed)
             await handing_on
-        assert second.states.copy_of(first.peer_id) is not None
+        assert second.states._copies.kept.get(first.peer_id) is not None
 
 
 async def test_a_state_of_another_division_of_layers_is_taken_apart_and_put_together(
@@ -301,10 +301,11 @@ async def test_who_leaves_writes_what_it_has_and_leaves_a_copy(whole: WholeModel
         await second.member.wait_step(1)
         await second.own_stage.stepped()
         await second.own_stage.leave(hand_over=True)
-        copy = first.states.copy_of(second.peer_id)
+        copy = first.states._copies.kept.get(second.peer_id)
         (written,) = second.checkpoints.found()
         assert copy is not None
-        assert copy.state.digest == written.read().state.digest == second.member.digest
+        assert copy == written.read()
+        assert copy.holding in second.states.holdings()
 
 
 async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_is_told(

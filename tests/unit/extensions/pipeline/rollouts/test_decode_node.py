@@ -311,9 +311,9 @@ async def test_a_tensor_that_never_comes_gives_its_memory_back() -> None:
     async with members() as (hosts, nodes):
         stream = await hosts[0].open_stream(hosts[1].peer_id, PROTOCOL)
         await raw_wire.write(stream, MemberService.GENERATION, step(), b"abc")
-        await eventually(lambda: nodes[1]._streams.incoming.reserved_bytes > 0)
+        await eventually(lambda: nodes[1]._streams.incoming._budget._used.total() > 0)
         await eventually(lambda: refused(nodes[1])["too_slow"] == 1)
-        assert nodes[1]._streams.incoming.reserved_bytes == 0
+        assert nodes[1]._streams.incoming._budget._used.total() == 0
 
 
 async def test_streams_of_a_member_are_bounded() -> None:

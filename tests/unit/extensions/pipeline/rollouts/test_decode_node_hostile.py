@@ -113,4 +113,4 @@ async def test_memory_of_who_gave_up_waiting_is_nobodys(newcomer: bool) -> None:
     done = await asyncio.gather(holder, waiter, return_exceptions=True)
     assert done[0] is None
     assert isinstance(done[1], asyncio.CancelledError)
-    assert (budget.used_bytes, len(budget._waiting)) == (0, 0)
+    assert (budget._used.total(), len(budget._waiting)) == (0, 0)

@@ -17,7 +17,7 @@ from swarmnode.extensions.pipeline.execution.member_records import Feed, Iterati
 from swarmnode.extensions.pipeline.runtime.data_node import IterationPlan
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
-from swarmnode.extensions.pipeline.stages.packed_state import unpack_states
+from swarmnode.extensions.pipeline.stages.packed_state import unpack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
 from swarmnode.extensions.pipeline.states.holdings import Assembled
@@ -52,7 +52,6 @@ SETTINGS = [
 PATHS: Mapping[int, StagePath] = {2: (0, 1), 3: (0, 1)}
 """By agent: others start elsewhere."""
 WAVES = 8
-MOST_BYTES = 2**26
 EOS = 257
 Start = Callable[..., PipelineLearner]
 
@@ -112,11 +111,10 @@ class LocalDrive:
         self.stopped = True
 
     def tensors(self) -> dict[str, Tensor]:
-        states = [
-            worker.state(optimizer)
-            for worker, optimizer in zip(self.local.workers, self.optimizers, strict=True)
-        ]
-        return unpack_states(states, max_bytes=MOST_BYTES)
+        found: dict[str, Tensor] = {}
+        for worker, optimizer in zip(self.local.workers, self.optimizers, strict=True):
+            found |= unpack_state(worker.state(optimizer).data)
+        return found
 
     def load(self, tensors: dict[str, Tensor], iteration: int) -> None:
         for worker, optimizer in zip(self.local.workers, self.optimizers, strict=True):

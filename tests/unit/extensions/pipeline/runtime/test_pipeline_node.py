@@ -167,7 +167,7 @@ async def test_generation_does_not_wait_for_a_member_that_the_others_have_given_
 
 def copies_of(member: Member, members: Sequence[Member]) -> bool:
     """Whether another one keeps a copy of what this one has learnt by now."""
-    kept = [other.node.own_stage.states.copy_of(member.peer_id) for other in members]
+    kept = [other.node.own_stage.states._copies.kept.get(member.peer_id) for other in members]
     return any(copy is not None and copy.holding.iteration == member.iteration for copy in kept)
 
 

@@ -19,7 +19,6 @@ from swarmnode.extensions.pipeline.runtime.pipeline_settings import (
     waves_of,
 )
 from swarmnode.extensions.pipeline.runtime.run_pipeline import _earlier, _put_aside
-from swarmnode.extensions.pipeline.stages.packed_state import pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
 from swarmnode.extensions.pipeline.states.holdings import HeldState
@@ -156,8 +155,8 @@ class Earlier:
         self.stages = StageCheckpoints(folder / "stages", whole.fingerprint)
 
     def stage(self, step: int) -> HeldState:
-        state = pack_state({"base_model.model.model.layers.1.w": torch.full((2,), float(step))})
-        held = HeldState.of(StagePart(1, 2), step, state)
+        tensors = {"base_model.model.model.layers.1.w": torch.full((2,), float(step))}
+        held = HeldState.of(StagePart(1, 2), step, tensors)
         self.stages.write(held)
         return held
 

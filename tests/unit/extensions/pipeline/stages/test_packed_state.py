@@ -3,7 +3,12 @@
 import pytest
 
 from swarmnode.errors import CheckpointError
-from swarmnode.extensions.pipeline.stages.packed_state import StageState, digest_of, unpack_states
+from swarmnode.extensions.pipeline.stages.packed_state import unpack_state
+
+
+def test_bytes_that_are_no_safetensors_file_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="is no safetensors file"):
+        unpack_state(b"\xff" * 100)
 
 
 @pytest.mark.parametrize("shape", ["[0,9223372036854775808]", "[0,4611686018427387904,4611686018427387904]"])
@@ -11,4 +16,4 @@ def test_a_shape_that_torch_has_no_number_for_is_refused_as_any_other_damage(sha
     header = f'{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,0]}}}}'.encode()
     data = len(header).to_bytes(8, "little") + header
     with pytest.raises(CheckpointError, match="is no safetensors file"):
-        unpack_states([StageState(data, digest_of(data))], max_bytes=1 << 20)
+        unpack_state(data)

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, cross_entropy
-from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, pack_state, unpack_states
+from swarmnode.extensions.pipeline.stages.packed_state import MOMENTS, unpack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.states.holdings import Assembled, HeldState, of_part
@@ -69,7 +69,7 @@ class Trained:
 
     def states(self) -> list[HeldState]:
         workers = zip(self.pipeline.workers, self.optimizers, strict=True)
-        return [HeldState.of(w.model.part, w.iteration, w.state(o)) for w, o in workers]
+        return [worker.state(optimizer) for worker, optimizer in workers]
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         for worker, optimizer in zip(self.pipeline.workers, self.optimizers, strict=True):
@@ -124,7 +124,8 @@ def after(folder: Path, trained: Trained) -> dict[str, Tensor]:
 
 
 def assembled(held: Sequence[HeldState]) -> Assembled:
-    return Assembled(unpack_states([one.state for one in held], max_bytes=1 << 24), held[0].holding.iteration)
+    tensors = {name: t for one in held for name, t in unpack_state(one.data).items()}
+    return Assembled(tensors, held[0].holding.iteration)
 
 
 def member_folders(root: Path, trained: Trained, keep: int = 3) -> list[StageCheckpoints]:
@@ -250,7 +251,7 @@ def test_with_full_training_the_ends_come_from_the_stage_that_has_them(folder: P
 
 def held(first: int, end: int, step: int) -> HeldState:
     tensors = {f"model.layers.{n}.weight": torch.full((2,), 10.0 * step + n) for n in range(first, end)}
-    return HeldState.of(StagePart(first, end), step, pack_state(tensors))
+    return HeldState.of(StagePart(first, end), step, tensors)
 
 
 def test_the_last_steps_stay_and_the_others_go(tmp_path: Path) -> None:
@@ -292,7 +293,7 @@ def test_what_a_crash_left_and_other_models_checkpoints_are_not_seen(tmp_path: P
 def test_a_step_taken_again_replaces_the_former(tmp_path: Path) -> None:
     store = StageCheckpoints(tmp_path, MODEL)
     store.write(held(0, 2, 1))
-    again = HeldState.of(StagePart(0, 2), 1, pack_state({"model.layers.0.weight": torch.ones(1)}))
+    again = HeldState.of(StagePart(0, 2), 1, {"model.layers.0.weight": torch.ones(1)})
     store.write(again)
     assert [one.read() for one in store.found()] == [again]
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError
-from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.states.holdings import (
     HeldState,
@@ -48,7 +47,7 @@ def held(first: int, end: int, iteration: int = 0, *, ends: bool = False, width:
     found = tensors(first, end, iteration, width)
     if ends:
         found["model.norm.weight"] = torch.ones(3)
-    return HeldState.of(StagePart(first, end, has_ends=ends), iteration, pack_state(found))
+    return HeldState.of(StagePart(first, end, has_ends=ends), iteration, found)
 
 
 @asynccontextmanager
@@ -121,7 +120,7 @@ async def test_a_neighbour_keeps_the_newest_copy_and_gives_it_when_its_owner_is_
         for iteration in (6, 7, 7, 6):
             copy = held(2, 4, iteration)
             owner.publish(copy)
-            if iteration == 6 and keeper.copy_of(hosts[0].peer_id) is not None:
+            if iteration == 6 and keeper._copies.kept.get(hosts[0].peer_id) is not None:
                 assert not await owner.push_copy(hosts[1].peer_id, copy)
             else:
                 assert await owner.push_copy(hosts[1].peer_id, copy)
@@ -146,11 +145,11 @@ async def test_copies_are_bounded_in_number_and_bytes_and_those_of_the_gone_make
         assert not await services[3].push_copy(keeper, one)
         services[0].admit(ids(hosts[2:]), kept_by(hosts[0], dict.fromkeys(hosts[2:], (0, 2))))
         assert await services[3].push_copy(keeper, one)
-        assert services[0].copy_of(hosts[1].peer_id) is None
+        assert services[0]._copies.kept.get(hosts[1].peer_id) is None
         large = held(0, 2, 2, width=400)
         services[3].publish(large)
         assert not await services[3].push_copy(keeper, large)
-        assert services[0].copy_of(hosts[3].peer_id) == one
+        assert services[0]._copies.kept.get(hosts[3].peer_id) == one
         assert services[0].failures == {"no_room": 2}
 
 
@@ -164,8 +163,8 @@ async def test_a_recent_copy_of_a_member_that_others_keep_now_outlives_old_ones_
         assert await services[2].push_copy(keeper, held(0, 2, 20))
         services[0].admit(ids([hosts[0], moved, new]), kept_by(hosts[0], {new: (0, 2)}))
         assert await services[3].push_copy(keeper, held(0, 2, 20))
-        assert services[0].copy_of(moved.peer_id) is not None, "its new keeper may not have one yet"
-        assert services[0].copy_of(gone.peer_id) is None
+        assert services[0]._copies.kept.get(moved.peer_id) is not None, "its new keeper may not have one yet"
+        assert services[0]._copies.kept.get(gone.peer_id) is None
 
 
 async def test_the_ends_come_along_when_they_are_trained() -> None:
@@ -200,7 +199,7 @@ async def serve(host: MemoryHost, offered: HeldState, play: Play) -> None:
 
 
 async def give(stream: ByteStream, data: bytes, size_bytes: int | None = None) -> None:
-    await raw_wire.say(stream, size_bytes or len(data), body_bytes=min(len(data), len(LARGE.state.data)))
+    await raw_wire.say(stream, size_bytes or len(data), body_bytes=min(len(data), len(LARGE.data)))
     await stream.send(data)
     await stream.discard()
 
@@ -213,15 +212,15 @@ async def test_what_one_holder_began_another_finishes() -> None:
     asked: list[int] = []
 
     async def dies_half_way(stream: ByteStream, question: Any) -> None:
-        await raw_wire.say(stream, len(LARGE.state.data), body_bytes=len(LARGE.state.data))
-        await stream.send(LARGE.state.data[: 2 * CHUNK_BYTES])
+        await raw_wire.say(stream, len(LARGE.data), body_bytes=len(LARGE.data))
+        await stream.send(LARGE.data[: 2 * CHUNK_BYTES])
         while not stream._incoming.closed and stream._outgoing._held_bytes:  # type: ignore[attr-defined]
             await stream._outgoing.change()  # type: ignore[attr-defined]
 
     async def goes_on(stream: ByteStream, question: Any) -> None:
         asked.append(question.offset)
-        rest = LARGE.state.data[question.offset :]
-        await raw_wire.say(stream, len(LARGE.state.data), body_bytes=len(rest))
+        rest = LARGE.data[question.offset :]
+        await raw_wire.say(stream, len(LARGE.data), body_bytes=len(rest))
         await stream.send(rest)
         await stream.discard()
 
@@ -229,13 +228,13 @@ async def test_what_one_holder_began_another_finishes() -> None:
         await serve(hosts[1], LARGE, dies_half_way)
         await serve(hosts[2], LARGE, goes_on)
         offer = Offer(LARGE.holding, (hosts[1].peer_id, hosts[2].peer_id))
-        assert await services[0].fetch(offer) == LARGE.state
+        assert await services[0].fetch(offer) == LARGE
         assert services[0].failures == {"unreachable": 1}
     assert asked == [2 * CHUNK_BYTES]
 
 
 async def test_a_holder_that_hands_out_other_bytes_is_not_believed() -> None:
-    wrong = bytearray(LARGE.state.data)
+    wrong = bytearray(LARGE.data)
     wrong[-1] ^= 1
 
     async def lies(stream: ByteStream, question: Any) -> None:
@@ -245,7 +244,7 @@ async def test_a_holder_that_hands_out_other_bytes_is_not_believed() -> None:
         services[1].publish(LARGE)
         await serve(hosts[2], LARGE, lies)
         offer = Offer(LARGE.holding, (hosts[2].peer_id, hosts[1].peer_id))
-        assert await services[0].fetch(offer) == LARGE.state
+        assert await services[0].fetch(offer) == LARGE
         assert services[0].failures == {"bad_digest": 1}
         with pytest.raises(CheckpointError, match="nobody of 1 gave the state of layers 0 to 1"):
             await services[0].fetch(Offer(LARGE.holding, (hosts[2].peer_id,)))
@@ -255,7 +254,7 @@ async def test_a_wrong_beginning_does_not_spoil_what_others_hold() -> None:
     """It hangs up after a false half; the honest one's rest does not fit it and is asked for again, whole."""
 
     async def lies(stream: ByteStream, question: Any) -> None:
-        await raw_wire.say(stream, len(LARGE.state.data), body_bytes=len(LARGE.state.data))
+        await raw_wire.say(stream, len(LARGE.data), body_bytes=len(LARGE.data))
         await stream.send(bytes(CHUNK_BYTES))
         while stream._outgoing._held_bytes:  # type: ignore[attr-defined]
             await stream._outgoing.change()  # type: ignore[attr-defined]
@@ -264,21 +263,21 @@ async def test_a_wrong_beginning_does_not_spoil_what_others_hold() -> None:
         services[1].publish(LARGE)
         await serve(hosts[2], LARGE, lies)
         offer = Offer(LARGE.holding, (hosts[2].peer_id, hosts[1].peer_id))
-        assert await services[0].fetch(offer) == LARGE.state
+        assert await services[0].fetch(offer) == LARGE
         assert services[0].failures == {"unreachable": 2, "bad_digest": 1}
 
 
 @pytest.mark.parametrize("claimed", [0, 2**40, -1])
 async def test_a_holder_that_sends_too_much_or_claims_it_is_not_read(claimed: int) -> None:
     async def floods(stream: ByteStream, question: Any) -> None:
-        size = len(LARGE.state.data) + claimed if claimed >= 0 else claimed
-        await give(stream, LARGE.state.data + bytes(64 * CHUNK_BYTES), size)
+        size = len(LARGE.data) + claimed if claimed >= 0 else claimed
+        await give(stream, LARGE.data + bytes(64 * CHUNK_BYTES), size)
 
     async with members(2, honest=1) as (services, hosts):
         await serve(hosts[1], LARGE, floods)
         fetch = services[0].fetch(Offer(LARGE.holding, (hosts[1].peer_id,)))
         if claimed == 0:
-            assert await fetch == LARGE.state
+            assert await fetch == LARGE
         else:
             with pytest.raises(CheckpointError):
                 await fetch
@@ -309,7 +308,7 @@ async def test_bytes_that_are_no_state_are_looked_for_elsewhere() -> None:
     """Their digest is right: the liar chose it itself. Reaching farthest, it is asked first."""
     noise = b"no safetensors file"
     digest = hashlib.sha256(noise).hexdigest()
-    wrong = HeldState(Holding(0, 4, False, 5, len(noise), digest), StageState(noise, digest))
+    wrong = HeldState(Holding(0, 4, False, 5, len(noise), digest), noise)
     async with members(3) as (services, hosts):
         services[1].publish(held(0, 2, 5))
         services[2].publish(wrong)

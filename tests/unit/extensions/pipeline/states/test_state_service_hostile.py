@@ -1,14 +1,12 @@
 """Members that say they hold what they should not: whom a newcomer believes, and whose copies are kept."""
 
-import hashlib
-
 import msgspec
 import pytest
 import torch
 from safetensors.torch import save
 
 from swarmnode.errors import CheckpointError
-from swarmnode.extensions.pipeline.stages.packed_state import StageState, pack_state
+from swarmnode.extensions.pipeline.stages.packed_state import digest_of
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.states.holdings import (
     HeldState,
@@ -89,11 +87,11 @@ async def test_a_digest_that_is_no_text_is_a_malformed_answer() -> None:
 
 
 async def test_a_state_without_all_its_layers_or_of_other_shapes_is_looked_for_elsewhere() -> None:
-    lacking = HeldState.of(StagePart(0, 4), 5, pack_state(tensors(0, 1, 5)))
-    other = HeldState.of(StagePart(0, 3), 5, pack_state(tensors(0, 3, 5, width=4)))
+    lacking = HeldState.of(StagePart(0, 4), 5, tensors(0, 1, 5))
+    other = HeldState.of(StagePart(0, 3), 5, tensors(0, 3, 5, width=4))
     narrow = {name: t.to(torch.float8_e4m3fn) for name, t in tensors(0, 2, 5).items()}
     data = save(narrow)
-    tiny = HeldState.of(StagePart(0, 5), 5, StageState(data, hashlib.sha256(data).hexdigest()))
+    tiny = HeldState(Holding(0, 5, False, 5, len(data), digest_of(data)), data)
     async with members(5) as (services, hosts):
         for service, state in zip(services[1:], (lacking, other, held(0, 2, 5), tiny), strict=True):
             service.publish(state)
@@ -104,7 +102,7 @@ async def test_a_state_without_all_its_layers_or_of_other_shapes_is_looked_for_e
 async def test_layers_that_a_holder_did_not_speak_of_are_not_taken_from_it() -> None:
     poison = tensors(0, 2, 5) | {name: t * 0 - 1 for name, t in tensors(2, 4, 5).items()}
     async with members(3) as (services, hosts):
-        services[1].publish(HeldState.of(StagePart(0, 2), 5, pack_state(poison)))
+        services[1].publish(HeldState.of(StagePart(0, 2), 5, poison))
         services[2].publish(held(2, 4, 5))
         found = await services[0].assemble(ids(hosts), StagePart(0, 4), at_most=5)
     same(found.tensors, tensors(0, 4, 5))
@@ -137,4 +135,4 @@ async def test_copies_are_kept_for_those_whom_the_plan_gives_us_only() -> None:
         # Another plan: the former owner lives, its copy is kept elsewhere and makes room.
         keeper.admit(names, LayerHolders(holders.ranges, {names[2]: names[0]}))
         assert await other.push_copy(names[0], held(2, 4, 1))
-        assert keeper.copy_of(names[1]) is None
+        assert keeper._copies.kept.get(names[1]) is None

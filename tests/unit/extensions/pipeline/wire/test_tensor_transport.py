@@ -36,7 +36,7 @@ from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
 from swarmnode.extensions.pipeline.wire.services import MemberService
-from swarmnode.extensions.pipeline.wire.tensor_transport import MAX_PLANS, TensorTransport
+from swarmnode.extensions.pipeline.wire.tensor_transport import TensorTransport
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 
@@ -83,7 +83,7 @@ class Member:
 
     @property
     def reserved_bytes(self) -> int:
-        return self.streams.incoming.reserved_bytes
+        return self.streams.incoming._budget._used.total()
 
     async def send(
         self, to: "Member", message: Message, payload: Payload = NO_PAYLOAD, *, timeout_s: float = 5.0
@@ -247,7 +247,6 @@ async def test_the_same_attempt_again_is_done_but_not_taken_again():
         for _ in range(3):
             assert await alice.send(bob, message, payload) is None
         assert len(bob.inbox.taken) == 1
-        assert bob.transport.duplicates == 2
         again = msgspec.structs.replace(message, attempt=1)
         assert await alice.send(bob, again, payload) is None
         assert len(bob.inbox.taken) == 2
@@ -258,7 +257,8 @@ async def test_the_same_attempt_twice_at_once_is_taken_once():
     async with members() as (alice, bob):
         bob.inbox.hold = asyncio.Event()
         sending = [asyncio.ensure_future(alice.send(bob, message, payload)) for _ in range(2)]
-        await eventually(lambda: bob.transport.duplicates == 1)
+        serving = bob.streams.incoming._serving
+        await eventually(lambda: [stream.waits for stream in serving.values()] == [False, False])
         bob.inbox.hold.set()
         assert await asyncio.gather(*sending) == [None, None]
         assert len(bob.inbox.taken) == 1
@@ -427,24 +427,17 @@ async def test_a_stranger_is_turned_away_unheard():
         assert bob.inbox.taken == []
 
 
-async def test_an_unknown_plan_is_refused_until_it_is_adopted_and_again_when_it_is_retired():
+async def test_an_unknown_plan_is_refused_until_it_is_adopted_and_again_after_two_others():
     message, payload = forward(2, plan=NEXT_PLAN)
     async with members() as (alice, bob):
         assert await alice.send(bob, message, payload) is Refusal.UNKNOWN_PLAN
         peers = (alice.host.peer_id, bob.host.peer_id)
         bob.transport.adopt(PlanMembers(NEXT_PLAN, peers, own=1))
         assert await alice.send(bob, message, payload) is None
-        bob.transport.retire(NEXT_PLAN)
-        message = msgspec.structs.replace(message, attempt=1)
-        assert await alice.send(bob, message, payload) is Refusal.UNKNOWN_PLAN
-
-
-async def test_only_the_latest_plans_are_kept():
-    async with members() as (alice, _):
-        plans = [f"{number:02d}" * 32 for number in range(MAX_PLANS + 1)]
-        for plan in plans:
-            alice.transport.adopt(PlanMembers(plan, (), own=0))
-        assert list(alice.transport.plans) == plans[1:]
+        for attempt, answer in ((1, None), (2, Refusal.UNKNOWN_PLAN)):
+            bob.transport.adopt(PlanMembers(f"0{attempt}" * 32, peers, own=1))
+            message = msgspec.structs.replace(message, attempt=attempt)
+            assert await alice.send(bob, message, payload) is answer
 
 
 async def test_a_member_cannot_speak_for_another_one():
@@ -568,12 +561,12 @@ async def test_memory_is_given_in_the_order_of_asking_and_a_full_member_holds_up
         tasks.create_task(hold(budget, "carol", 50, done[3]))  # waits for the total
         tasks.create_task(hold(budget, "dave", 20, done[4]))  # would fit, but came after carol
         await asyncio.sleep(0.01)
-        assert budget.used_bytes == 60 + 15
+        assert budget._used.total() == 60 + 15
         done[0].set()
-        await eventually(lambda: budget.used_bytes == 1 + 15 + 50 + 20)
+        await eventually(lambda: budget._used.total() == 1 + 15 + 50 + 20)
         for event in done:
             event.set()
-    assert budget.used_bytes == 0
+    assert budget._used.total() == 0
 
 
 async def test_who_stops_waiting_for_memory_leaves_no_trace():
@@ -585,6 +578,6 @@ async def test_who_stops_waiting_for_memory_leaves_no_trace():
         await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.sleep(0.01)
-        assert budget.used_bytes == 100
+        assert budget._used.total() == 100
         done.set()
-    assert budget.used_bytes == 0
+    assert budget._used.total() == 0
