@@ -4,9 +4,12 @@ whole_model.py -> [measure_stage], hardware -> [memory_for_stage] -> MemberCosts
 """
 
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from swarmnode.extensions.pipeline.plans.member_costs import LEAST_TOKEN_S, MAX_TOKEN_S, StageTiming
 from swarmnode.extensions.pipeline.stages.loading import load_stage
@@ -19,6 +22,9 @@ MEASURED_LAYERS = (1, 2)
 
 REPEATS = 3
 """Passes of which the median is taken, after one that is not counted."""
+
+Kept = TypeVar("Kept")
+"""The result of a forward pass that its backward pass needs."""
 
 FREE_SHARE = 0.75
 """Share of the free memory that a stage may take by default. The rest is for the owner of the machine."""
@@ -50,19 +56,42 @@ def _timing(whole: WholeModel, settings: StageSettings, layers: int, tokens: int
     part = StagePart(0, layers)
     model = load_stage(whole.folder, part, settings, cut=whole.cut, weights=whole.weights)
     parameters = list(model.trainable().values())
-    passes: list[tuple[float, float]] = []
-    for _ in range(1 + REPEATS):
-        start_s = time.perf_counter()
-        hidden_BTD = torch.randn(1, tokens, model.hidden_size, dtype=settings.dtype, device=settings.device)
+
+    def forward(count: int) -> tuple[Tensor, Tensor]:
+        hidden_BTD = torch.randn(1, count, model.hidden_size, dtype=settings.dtype, device=settings.device)
         hidden_BTD.requires_grad_()
         output_BTD = model.forward(hidden_BTD)
         _wait(model.device)
-        middle_s = time.perf_counter()
+        return hidden_BTD, output_BTD
+
+    def backward(kept: tuple[Tensor, Tensor]) -> None:
+        hidden_BTD, output_BTD = kept
         ones_BTD = torch.ones_like(output_BTD)
         torch.autograd.grad(output_BTD, [hidden_BTD, *parameters], ones_BTD, allow_unused=True)
         _wait(model.device)
-        passes.append((middle_s - start_s, time.perf_counter() - middle_s))
-    seconds = (median(each) / tokens for each in zip(*passes[1:], strict=True))
+
+    return time_stage(layers, lambda: forward(tokens), backward, tokens)
+
+
+def time_stage(
+    layers: int,
+    forward: Callable[[], Kept],
+    backward: Callable[[Kept], object],
+    tokens: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StageTiming:
+    """Return the time of a token of a micro-batch. `forward` takes a micro-batch of this size and returns
+    what `backward` needs; both return when the device is done."""
+    backward(forward())
+    marks: list[tuple[float, float]] = []
+    for _ in range(REPEATS):
+        start_s = clock()
+        kept = forward()
+        middle_s = clock()
+        backward(kept)
+        marks.append((middle_s - start_s, clock() - middle_s))
+    seconds = (median(passes) / tokens for passes in zip(*marks, strict=True))
     return StageTiming(layers, *(min(max(each, LEAST_TOKEN_S), MAX_TOKEN_S) for each in seconds))
 
 

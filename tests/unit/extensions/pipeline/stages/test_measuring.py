@@ -1,13 +1,11 @@
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from swarmnode.extensions.demonstration.tiny import build_quick_tiny
-from swarmnode.extensions.pipeline.stages.measuring import measure_stage, memory_for_stage
-from swarmnode.extensions.pipeline.stages.stage_model import StageModel, StageSettings
+from swarmnode.extensions.pipeline.stages.measuring import measure_stage, memory_for_stage, time_stage
+from swarmnode.extensions.pipeline.stages.stage_model import StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import open_model
 from swarmnode.machine.hardware import GIB
 
@@ -25,32 +23,24 @@ def test_memory_that_is_set_is_taken_at_its_word() -> None:
     assert 0 < memory_for_stage(None, torch.device("cpu")) < 2**50
 
 
-def test_a_slow_first_call_and_one_hiccup_are_not_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = open_model(str(build_quick_tiny(tmp_path)), torch.float32)
+def test_a_slow_first_call_and_one_hiccup_are_not_counted() -> None:
     now_s, calls = [0.0], [0]
-    forward, grad = StageModel.forward, torch.autograd.grad
 
-    def slow_forward(*arguments: Any) -> Any:
+    def forward() -> int:
         calls[0] += 1
         now_s[0] += 50.0 if calls[0] in (1, 3) else 1.0
-        return forward(*arguments)
+        return 128
 
-    def slow_grad(*arguments: Any, **named: Any) -> Any:
+    def backward(tokens: int) -> None:
         now_s[0] += 2.0
-        return grad(*arguments, **named)
 
-    monkeypatch.setattr(StageModel, "forward", slow_forward)
-    monkeypatch.setattr(torch.autograd, "grad", slow_grad)
-    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
-    timing = measure_stage(whole, StageSettings("lora"), micro_batch_tokens=100)[0]
-    assert (timing.forward_s, timing.backward_s) == (pytest.approx(0.01), pytest.approx(0.02))
+    timing = time_stage(4, forward, backward, 100, clock=lambda: now_s[0])
+    assert (timing.layers, timing.forward_s, timing.backward_s) == (
+        4,
+        pytest.approx(0.01),
+        pytest.approx(0.02),
+    )
 
 
-def test_a_clock_that_sees_nothing_gives_a_time_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = open_model(str(build_quick_tiny(tmp_path)), torch.float32)
-    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
-    assert measure_stage(whole, StageSettings("lora"), micro_batch_tokens=8)[0].forward_s > 0
+def test_a_clock_that_sees_nothing_gives_a_time_all_the_same() -> None:
+    assert time_stage(1, lambda: 8, lambda _: None, 8, clock=lambda: 0.0).forward_s > 0
