@@ -6,7 +6,6 @@ A question may come before we are as far: it waits, within bounds, until there i
 our stage are answered, and only about the iteration that runs, the one before and the next.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from swarmnode.extensions.pipeline.replication.replica_questions import (
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaWeights
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.waiting import ChangeSignal
 
 KEPT_EXCHANGES = 2
 """Exchanges that are kept: the running one, and the one before for replicas that come late."""
@@ -61,7 +61,7 @@ class ReplicaAnswers:
     def __init__(self) -> None:
         self.scope: AnswerScope | None = None
         self._own = BoundedDict[StageIteration, OwnAnswers](KEPT_EXCHANGES)
-        self._changed = asyncio.Event()
+        self._changed = ChangeSignal()
         self._waiting: Counter[str] = Counter()
 
     def of(self, stage_iteration: StageIteration) -> OwnAnswers:
@@ -71,8 +71,7 @@ class ReplicaAnswers:
 
     def tell(self) -> None:
         """Wake the questions that wait for an answer."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.tell()
 
     async def answer(self, incoming: Incoming[Question]) -> Reply:
         """Answer a question, waiting until it can be. Raises Rejected."""
