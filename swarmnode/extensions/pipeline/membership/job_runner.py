@@ -79,8 +79,6 @@ class JobRunner:
             async with asyncio.timeout(settings.assignment_s):
                 await self.on_agreed(job)
             follower.taken(job)
-            place = job.place_of(self._members.own)
-            logger.info("epoch %d from iteration %d: %s", job.epoch, job.iteration, place)
 
     def _give_up_waiting(self) -> None:
         """Pass over a convener that lives but has not finished a change of plan in time."""

@@ -200,7 +200,9 @@ class OwnStage:
             self.member.unassign()
             self.decode.adopt(None)
             self._held = self._next = self._worker = None
-            logger.info("no stage for us under plan %s: we stand by", agreed.digest[:8])
+            logger.info(
+                "epoch %d: no stage for us under plan %s: we stand by", agreed.epoch, agreed.digest[:8]
+            )
             return
         held = await self._holding(part)
         worker = StageWorker(
@@ -231,10 +233,11 @@ class OwnStage:
         self.ready.set()
         self._is_news.set()
         logger.info(
-            "stage %d of %d (layers %d to %d) with %d others, iteration %d, plan %s: %.2f s planned",
-            agreed.plan.instance.stage_of[node], len(agreed.plan.instance.stages), part.first_layer,
-            part.end_layer - 1, len(agreed.peers) - 1, agreed.iteration, agreed.digest[:8],
-            agreed.makespan_s,
+            "epoch %d: stage %d of %d (layers %d to %d) with %d others, iteration %d, plan %s: "
+            "%.2f s planned",
+            agreed.epoch, agreed.plan.instance.stage_of[node], len(agreed.plan.instance.stages),
+            part.first_layer, part.end_layer - 1, len(agreed.peers) - 1, agreed.iteration,
+            agreed.digest[:8], agreed.makespan_s,
         )  # fmt: skip
 
     async def stepped(self) -> None:

@@ -107,14 +107,6 @@ class AgreedPlan:
         stage = self.stage_of(peer_id)
         return None if stage is None else self.partition.stages[stage]
 
-    def place_of(self, peer_id: str) -> str:
-        """Return the assignment of a member in words, for people."""
-        stage, part = self.stage_of(peer_id), self.planned_stage_of(peer_id)
-        if stage is None or part is None:
-            return "no stage for us"
-        stages, count = len(self.partition.stages), len(self.members)
-        return f"stage {stage} of {stages}, layers {part.first} to {part.end - 1}, {count} members"
-
     @property
     def as_former(self) -> FormerStages:
         """The stages and their holders under this plan, as the next plan starts from them."""
