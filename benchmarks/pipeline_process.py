@@ -30,9 +30,10 @@ import torch
 from pipeline_emulated import EmulatedLinks, EmulatedQueue, LinkSpeed, PacedStreams, shrunk
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from swarmnode.extensions.pipeline.execution.member_records import Assignment, IterationReport, MemberSettings
+from swarmnode.extensions.pipeline.execution.member_records import IterationReport, MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
+from swarmnode.extensions.pipeline.plans.assignment import Assignment
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest

@@ -29,15 +29,14 @@ from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.exchange.peers.swarm_health import SwarmHealth
 from swarmnode.exchange.validation.header_check import open_header
-from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import Paths
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host, Message
 from swarmnode.network.multiaddr import scope_of
 from swarmnode.node.building.assemble import ANYWHERE, build_discovery, build_host, check_network
-from swarmnode.node.building.node_process import IdentityLock, remove_running, stop_on_signals
+from swarmnode.node.building.node_process import remove_running, stop_on_signals
 from swarmnode.node.building.policies import Seat, check_status_port, choose_port, plain_error
-from swarmnode.node.building.run import forget_earlier_runs, leave_note
+from swarmnode.node.building.run import forget_earlier_runs, leave_note, take_identity
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard
 from swarmnode.node.showing.node_source import NodeSource
@@ -185,11 +184,10 @@ def run_seed(config: Config, paths: Paths, tell: Callable[[str], None]) -> None:
     """Run until stopped (SIGINT, SIGTERM). `tell` is given the address that others join with, once."""
     with ExitStack() as stack:
         stack.enter_context(Screen(paths.logs / LOG_FILE))
-        stack.enter_context(IdentityLock(paths.identity))
+        key = take_identity(stack, paths)
         forget_earlier_runs(paths)
         check_network(config.network)
         check_status_port(config.node)
-        key = load_or_create(paths.identity)
         logger.info("this seed is %s, peer id %s", key.name, key.peer_id)
         asyncio.run(_serve(Seat(0, config, paths, key, 0, {}), tell))
 

@@ -1,6 +1,6 @@
 """The records that a pipeline member works from, and its report of an iteration.
 
-membership.py -> [Assignment] -> pipeline_member.py (relay.py, iteration_driver.py, step_barrier.py) ->
+own_stage.py (Assignment) -> pipeline_member.py (relay.py, iteration_driver.py, step_barrier.py) ->
     [IterationReport] -> node
 text_feed.py, rollout_feed.py -> [Feed] -> iteration_driver.py
 """
@@ -13,39 +13,8 @@ from typing import Protocol
 from torch import Tensor
 
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective
-from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A member's position in a plan, from an iteration on."""
-
-    plan: Plan
-    digest: str
-    """Digest of the plan (plan.digest)."""
-    peers: tuple[str, ...]
-    """The peer id of each node of the plan's instance."""
-    own: int
-    """The number of our node."""
-    iteration: int
-    """The first iteration that runs under this plan: optimizer steps taken before it."""
-
-    @property
-    def stage(self) -> int:
-        return self.plan.instance.stage_of[self.own]
-
-    @property
-    def replicas(self) -> tuple[str, ...]:
-        """Peer ids of the members of our stage, our own among them."""
-        return tuple(self.peers[node] for node in self.plan.instance.stages[self.stage])
-
-    @property
-    def data_nodes(self) -> frozenset[int]:
-        """Nodes that start micro-batches under this plan."""
-        return frozenset(path[0] for path in self.plan.paths)
-
 
 CLOSE_TIMEOUT_S = 60.0
 """Longest wait for others at the end of an iteration; who comes later is left out of it."""

@@ -25,7 +25,6 @@ from swarmnode.extensions.pipeline.execution.active_assignment import ActiveAssi
 from swarmnode.extensions.pipeline.execution.alignment import Alignment, IterationEnd
 from swarmnode.extensions.pipeline.execution.iteration_driver import MicroBatchDriver
 from swarmnode.extensions.pipeline.execution.member_records import (
-    Assignment,
     Feed,
     IterationReport,
     MemberSettings,
@@ -36,6 +35,7 @@ from swarmnode.extensions.pipeline.execution.relay import Relay
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.execution.step_barrier import StepBarrier
+from swarmnode.extensions.pipeline.plans.assignment import Assignment
 from swarmnode.extensions.pipeline.replication.gradient_exchange import GradientExchange
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
+from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
+from swarmnode.extensions.pipeline.plans.assignment import Assignment
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.wire.hop_messages import Hop

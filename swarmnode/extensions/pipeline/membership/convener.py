@@ -35,6 +35,7 @@ from swarmnode.extensions.pipeline.plans.member_costs import is_fresh
 from swarmnode.extensions.pipeline.plans.observations import useless_members
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
+from swarmnode.extensions.pipeline.wire.waiting import loop_s
 
 logger = logging.getLogger(__name__)
 
@@ -101,21 +102,21 @@ class Convener:
 
     def start(self) -> None:
         """Begin to listen for members, which must last a while before it can be our turn."""
-        self._started_at_s = _now_s()
+        self._started_at_s = loop_s()
 
     @property
     def is_resigned(self) -> bool:
-        return _now_s() < self._resigned_until_s
+        return loop_s() < self._resigned_until_s
 
     def turn(self) -> str:
         """Return the peer id of the member that has the turn to convene."""
-        return self._members.convener(_now_s(), resigned=self.is_resigned)
+        return self._members.convener(loop_s(), resigned=self.is_resigned)
 
     async def run(self) -> bool:
         """Convene if it is our turn and a plan is due. Returns False if not."""
         others = [
             peer
-            for peer in self._members.usable(_now_s())
+            for peer in self._members.usable(loop_s())
             if is_fresh(self._members[peer].presence.costs.member, self._wall_s())
         ]
         if not self._is_due(others):
@@ -131,7 +132,7 @@ class Convener:
         return True
 
     def _is_due(self, others: list[str]) -> bool:
-        now_s, settings = _now_s(), self._members.settings
+        now_s, settings = loop_s(), self._members.settings
         if self.turn() != self._members.own or self.is_resigned:
             return False
         if now_s < self._started_at_s + settings.settle_s:
@@ -191,7 +192,7 @@ class Convener:
         for peer in [peer for peer in others if peer not in told or told[peer].plan != digest]:
             why = await self._what_became_of(peer, plan)
             if why:
-                self._members.bar(peer, why, _now_s())
+                self._members.bar(peer, why, loop_s())
                 barred = True
         return barred or self._is_in_force(self._statuses(others))
 
@@ -239,16 +240,16 @@ class Convener:
         """Wait for the better proposal that members report. Fail those that report one for too long: they
         keep us from planning."""
         follower, settings = self._follower, self._members.settings
-        ends_at_s = _now_s() + settings.confirm_s
+        ends_at_s = loop_s() + settings.confirm_s
         while outcome.outbid:
             if (follower.epoch, follower.by) != (epoch, self._members.own):
                 self._outbid = OutbidReports()
                 return
-            if _now_s() >= ends_at_s:
+            if loop_s() >= ends_at_s:
                 break
             await asyncio.sleep(min(settings.poll_s, settings.confirm_s))
         in_force = follower.in_force.epoch if follower.in_force else 0
-        for peer, for_s in self._outbid.told(outcome.outbid, in_force, _now_s()).items():
+        for peer, for_s in self._outbid.told(outcome.outbid, in_force, loop_s()).items():
             # So long a member may honestly take the dead for the living.
             if for_s > settings.silence_s + settings.answer_s:
                 why = outcome.outbid[peer]
@@ -274,7 +275,7 @@ class Convener:
                 logger.debug("%s does not say where it stands: %s", peer, error)
 
     def _conclude(self, outcome: RoundOutcome, sessions: frozenset[tuple[str, int]]) -> None:
-        now_s, settings = _now_s(), self._members.settings
+        now_s, settings = loop_s(), self._members.settings
         if outcome.resign:
             self._resigned_until_s = now_s + RESIGNED_FOR * settings.barred_s
             logger.error(
@@ -295,7 +296,3 @@ class Convener:
 
     def _sessions(self, others: list[str]) -> frozenset[tuple[str, int]]:
         return frozenset((peer, self._members[peer].presence.session) for peer in others)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

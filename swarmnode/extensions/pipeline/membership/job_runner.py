@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from swarmnode.errors import SwarmnodeError
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
-from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal
 from swarmnode.extensions.pipeline.membership.membership_messages import ProposalProgress
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanInputs, compute_plan
+from swarmnode.extensions.pipeline.wire.waiting import ChangeSignal, loop_s
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class JobRunner:
         follower, settings = self._follower, self._members.settings
         while True:
             self._give_up_waiting()
-            job = follower.job(_now_s(), self._members.living())
+            job = follower.job(loop_s(), self._members.living())
             if job is None:
                 await self._news.pause(settings.poll_s)
                 continue
@@ -79,19 +79,13 @@ class JobRunner:
             async with asyncio.timeout(settings.assignment_s):
                 await self.on_agreed(job)
             follower.taken(job)
-            place = job.place_of(self._members.own)
-            logger.info("epoch %d from iteration %d: %s", job.epoch, job.iteration, place)
 
     def _give_up_waiting(self) -> None:
         """Pass over a convener that lives but has not finished a change of plan in time."""
         settings, follower, since_s = self._members.settings, self._follower, self._follower.stopped_since_s
         longest_s = settings.iteration_s + 2 * (settings.assignment_s + settings.catch_up_s)
-        if since_s is not None and _now_s() - since_s > longest_s:
+        if since_s is not None and loop_s() - since_s > longest_s:
             why = f"it left changes of plan half-way for {longest_s:.0f} s"
-            self._members.pass_over(follower.by, why, _now_s())
+            self._members.pass_over(follower.by, why, loop_s())
             follower.failed(follower.epoch, f"{follower.by}: {why}")
             self._news.tell()
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -7,6 +7,7 @@ Tables are bounded: the dead make room for the living, strangers are refused onc
 """
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 from swarmnode.bounded_dict import BoundedDict
@@ -158,14 +159,16 @@ class KnownMembers:
             raise Rejected(Refusal.OTHER_TERMS, f"{wrong}. Make them equal to take part")
         return author, presence
 
-    def introduce(self, sealed: bytes, *, sender: str | None, wall_s: float, now_s: float) -> bool:
-        """Add a presence to the table. Returns True if it is that of a newcomer or of a restarted member.
-
-        `sender`: the peer that brings it as its own; None if any peer may bring it. Raises Rejected.
-        """
+    def introduce(self, sealed: bytes, *, sender: str, wall_s: float, now_s: float) -> bool:
+        """Add the presence that `sender` brings as its own to the table. Returns True if it is that of a
+        newcomer or of a restarted member. Raises Rejected."""
         author, presence = self.open(sealed, wall_s=wall_s)
-        if sender not in (None, author):
+        if sender != author:
             raise Rejected(Refusal.NOT_OWN, f"{sender} brings the presence of {author} as its own")
+        return self._add(author, presence, sealed, now_s)
+
+    def _add(self, author: str, presence: Presence, sealed: bytes, now_s: float) -> bool:
+        """Add an opened presence, as `introduce`. Raises Rejected: old_news, full."""
         if author == self.own:
             return False
         before = self._known.get(author)
@@ -202,13 +205,10 @@ class KnownMembers:
             raise Rejected(Refusal.NOT_IN_IT, "the proposal leaves out whom it is sent to or by")
         if any(stage >= len(proposal.ends) for stage in proposal.stage_of.values()):
             raise Rejected(Refusal.MALFORMED, "a stage without layers")
-        for sealed in proposal.presences:
-            try:
-                self.introduce(sealed, sender=None, wall_s=wall_s, now_s=now_s)
-            except Rejected as error:
-                # We know newer of a third one, or have no room for it: that is not the convener's doing.
-                if error.reason not in (Refusal.OLD_NEWS, Refusal.FULL):
-                    raise
+        for (author, presence), sealed in zip(found.items(), proposal.presences, strict=True):
+            # We know newer of a third one, or have no room for it: that is not the convener's doing.
+            with suppress(Rejected):
+                self._add(author, presence, sealed, now_s)
         return tuple(presence.costs for presence in found.values())
 
     def heard(self, peer_id: str, status: Status, now_s: float) -> bool:

@@ -15,6 +15,7 @@ from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
 from swarmnode.extensions.pipeline.membership.membership_messages import Ping, Request, Status, Suspect
 from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
+from swarmnode.extensions.pipeline.wire.waiting import ChangeSignal, loop_s
 
 logger = logging.getLogger(__name__)
 
@@ -23,29 +24,6 @@ LOOKS_PER_PING = 4
 
 AskWithin = Callable[[str, Request, float], Awaitable[Status]]
 """Sends a member a request with a deadline in seconds. Raises MemberRefused, NetworkError."""
-
-
-class ChangeSignal:
-    """Wakes all waiting tasks at a change. No change between two waits is missed by a task that looks at the
-    state first."""
-
-    def __init__(self) -> None:
-        self._changed = asyncio.Event()
-
-    def tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def wait(self) -> None:
-        await self._changed.wait()
-
-    async def pause(self, seconds: float) -> None:
-        """Wait until something changes, at most for this time."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
 
 
 class LivenessMonitor:
@@ -84,8 +62,8 @@ class LivenessMonitor:
         settings = self._members.settings
         asking = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
         while True:
-            await of_each(self._members.due(_now_s()), lambda peer: self._ping(peer, asking))
-            for peer in self._members.silent(_now_s()):
+            await of_each(self._members.due(loop_s()), lambda peer: self._ping(peer, asking))
+            for peer in self._members.silent(loop_s()):
                 self._gone(peer, f"silent for {settings.silence_s:.0f} s")
             await self._news.pause(settings.ping_s / LOOKS_PER_PING)
 
@@ -103,7 +81,7 @@ class LivenessMonitor:
                 await self._ask(peer, Ping(self._status()), self._members.settings.answer_s)
             except PeerUnreachable as error:
                 # Nobody listens there: no need to wait as long as for somebody who is slow.
-                if self._members.unreachable(peer, _now_s()):
+                if self._members.unreachable(peer, loop_s()):
                     self.suspect(peer, str(error))
             except (NetworkError, MemberRefused) as error:
                 logger.debug("no answer to a ping: %s", error)
@@ -126,11 +104,7 @@ class LivenessMonitor:
             logger.debug("%s does not answer: %s", peer, error)
 
     def _gone(self, peer: str, why: str) -> bool:
-        gone = self._members.lost(peer, why, _now_s())
+        gone = self._members.lost(peer, why, loop_s())
         if gone:
             self._news.tell()
         return gone
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -23,7 +23,7 @@ from swarmnode.extensions.pipeline.membership.convener import Convener
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.job_runner import JobRunner, OnAgreed
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers, MembershipSettings
-from swarmnode.extensions.pipeline.membership.liveness import ChangeSignal, LivenessMonitor
+from swarmnode.extensions.pipeline.membership.liveness import LivenessMonitor
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     Begin,
     Hold,
@@ -48,6 +48,7 @@ from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
 from swarmnode.extensions.pipeline.wire.services import MemberService
+from swarmnode.extensions.pipeline.wire.waiting import ChangeSignal, loop_s
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host, Subscription
 
@@ -181,7 +182,7 @@ class Membership:
 
     def stepped(self, iteration: int) -> None:
         """Record that our weights are at this iteration. To be called by every member."""
-        self._follower.stepped(iteration, self._now_s())
+        self._follower.stepped(iteration, loop_s())
         self._news.tell()
 
     def lost(self, peer_id: str, why: str) -> None:
@@ -221,7 +222,7 @@ class Membership:
     async def _listen(self, heard: Subscription) -> None:
         async for message in heard:
             try:
-                self._members.allow(message.sender, self._now_s())
+                self._members.allow(message.sender, loop_s())
                 if message.oversized:
                     raise Rejected(Refusal.TOO_LARGE, "a gossip message over the bound of the network")
                 self._introduce(message.data, message.sender)
@@ -233,7 +234,7 @@ class Membership:
         try:
             if not self._running:
                 raise Rejected(Refusal.LEFT, f"no part in pipeline {self._settings.name} any more")
-            self._members.allow(peer_id, self._now_s())
+            self._members.allow(peer_id, loop_s())
             self._take(peer_id, incoming.message)
         except Rejected as error:
             self._refuse(peer_id, error)
@@ -242,7 +243,7 @@ class Membership:
 
     def _take(self, sender: str, request: Request) -> None:
         """Carry out a request of a member, possibly our own. Raises Rejected."""
-        now_s, follower = self._now_s(), self._follower
+        now_s, follower = loop_s(), self._follower
         if isinstance(request, Introduce):
             self._introduce(request.presence, sender)
         elif sender != self._host.peer_id and sender not in self._members:
@@ -269,7 +270,7 @@ class Membership:
         self._news.tell()
 
     def _introduce(self, sealed: bytes, sender: str) -> None:
-        news = self._members.introduce(sealed, sender=sender, wall_s=self._wall_s(), now_s=self._now_s())
+        news = self._members.introduce(sealed, sender=sender, wall_s=self._wall_s(), now_s=loop_s())
         if news:
             self._news.tell()
 
@@ -310,8 +311,8 @@ class Membership:
 
     async def _ask_within(self, peer_id: str, request: Request, timeout_s: float) -> Status:
         status = await ask(self._streams, peer_id, request, self._own.sealed, timeout_s=timeout_s)
-        self._members.heard(peer_id, status, self._now_s())
-        self._follower.hear(peer_id, status, self._now_s())
+        self._members.heard(peer_id, status, loop_s())
+        self._follower.hear(peer_id, status, loop_s())
         return status
 
     # What goes on all the time.
@@ -336,6 +337,3 @@ class Membership:
         if follower.progress in (ProposalProgress.HELD, ProposalProgress.READY):
             return f"{follower.by} is changing it, epoch {follower.epoch}"
         return "the others go by a newer one" if self._is_outdated() else "we are spare in the present one"
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.extensions.pipeline.execution.alignment import RARE_STEPS, SMALL_STATE_BYTES
-from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
+from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.own_stage.collected_state import majority_state, stage_state, whole_state
-from swarmnode.extensions.pipeline.own_stage.plan_views import holders_of, part_of, scope_of
+from swarmnode.extensions.pipeline.own_stage.plan_views import holders_of, part_of
+from swarmnode.extensions.pipeline.plans.assignment import Assignment
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
@@ -191,22 +192,27 @@ class OwnStage:
         self.ready.clear()
         # Rollouts that are under way do not wait for what goes by the former plan.
         self.decode.hold(None)
-        self._gradient_exchange.admit(agreed.peers, scope_of(agreed, self._peer_id))
+        part, node = part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
+        assignment = None
+        if node is not None:
+            assignment = Assignment(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration)
+        self._gradient_exchange.admit(agreed.peers, assignment)
         before = None if agreed.before is None else LayerHolders(agreed.before.ranges)
         self.states.admit(agreed.members, holders_of(agreed), former=before)
         self.agreed = agreed
         self.plans += 1
-        part, node = part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
-        if part is None or node is None:
+        if part is None or assignment is None:
             self.member.unassign()
             self.decode.adopt(None)
             self._held = self._next = self._worker = None
-            logger.info("no stage for us under plan %s: we stand by", agreed.digest[:8])
+            logger.info(
+                "epoch %d: no stage for us under plan %s: we stand by", agreed.epoch, agreed.digest[:8]
+            )
             return
         held = await self._holding(part)
         worker = StageWorker(
             held.model,
-            slots=agreed.plan.instance.memory[node],
+            slots=agreed.plan.instance.memory[assignment.own],
             max_tokens=self._settings.max_tokens,
             activations=self._settings.activations,
             iteration=agreed.iteration,
@@ -221,21 +227,22 @@ class OwnStage:
         self._held, self._next, self._worker = held, None, worker
         state = await self._publish(held, worker)
         self.member.assign(
-            Assignment(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration),
+            assignment,
             worker,
             held.optimizer,
             start=state if held.is_known else None,
             offer=partial(self._offer, held),
         )
         self.decode.hold(StageCaches(held.model, max_bytes=self._settings.cache_bytes))
-        self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, node))
+        self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, assignment.own))
         self.ready.set()
         self._is_news.set()
         logger.info(
-            "stage %d of %d (layers %d to %d) with %d others, iteration %d, plan %s: %.2f s planned",
-            agreed.plan.instance.stage_of[node], len(agreed.plan.instance.stages), part.first_layer,
-            part.end_layer - 1, len(agreed.peers) - 1, agreed.iteration, agreed.digest[:8],
-            agreed.makespan_s,
+            "epoch %d: stage %d of %d (layers %d to %d) with %d others, iteration %d, plan %s: "
+            "%.2f s planned",
+            agreed.epoch, assignment.stage, len(agreed.plan.instance.stages),
+            part.first_layer, part.end_layer - 1, len(agreed.peers) - 1, agreed.iteration,
+            agreed.digest[:8], agreed.makespan_s,
         )  # fmt: skip
 
     async def stepped(self) -> None:

@@ -1,11 +1,10 @@
 """Translates a plan into the records that the holder of a stage works with.
 
-planning.py (AgreedPlan) -> [plan_views] -> own_stage.py -> replica_exchange.py, state_service.py
+planning.py (AgreedPlan) -> [plan_views] -> own_stage.py -> stage_model.py, state_service.py
 """
 
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.plans.recovery import neighbours
-from swarmnode.extensions.pipeline.replication.replica_answers import AnswerScope
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.states.holdings import LayerHolders
 
@@ -14,15 +13,6 @@ def part_of(agreed: AgreedPlan, peer_id: str) -> StagePart | None:
     """Return the layers of a member; None if it has none."""
     part, stage = agreed.planned_stage_of(peer_id), agreed.stage_of(peer_id)
     return None if part is None else StagePart(part.first, part.end, has_ends=stage == 0)
-
-
-def scope_of(agreed: AgreedPlan, peer_id: str) -> AnswerScope | None:
-    """Return the bounds of questions that the replicas of a member's stage may ask it; None if it has no
-    stage."""
-    stage, part = agreed.stage_of(peer_id), agreed.planned_stage_of(peer_id)
-    if stage is None or part is None:
-        return None
-    return AnswerScope(agreed.digest, stage, frozenset(part.peers), agreed.iteration)
 
 
 def holders_of(agreed: AgreedPlan) -> LayerHolders:

@@ -15,7 +15,7 @@ layer_cuts.py holds the search.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from swarmnode.errors import ConfigError, ModelError
@@ -64,12 +64,10 @@ class Partition:
     stages: tuple[PlannedStage, ...]
     path_length: int
     """Stages that a micro-batch visits, stage 0 included."""
-    spare: tuple[str, ...]
-    """Members that are not needed, or fit no stage. refilling.py finds a stage for those that help."""
 
     @property
     def stage_of(self) -> dict[str, int]:
-        """The stage of each peer id; the spare are absent."""
+        """The stage of each peer id. Members that are not needed, or fit no stage, are absent."""
         return {peer: stage for stage, part in enumerate(self.stages) for peer in part.peers}
 
 
@@ -115,11 +113,17 @@ def partition(
     cut = best_cut(_sums(settings, stages), peers)
     if cut is None:
         raise _refusal(_sums(settings, stages), peers, settings)
-    return _finish(settings, peers, stages, cut)
+    return _as_partition(settings, cut)
 
 
-def planned_stage(settings: PlanSettings, first: int, end: int, peers: Iterable[str]) -> PlannedStage:
-    """Return the stage of these layers, held by these peers."""
+def partition_of(settings: PlanSettings, ends: Sequence[int], groups: Sequence[Iterable[str]]) -> Partition:
+    """Return the partition whose stages end before these layers and are held by these groups of peers."""
+    bounds = zip((0, *ends[:-1]), ends, groups, strict=True)
+    stages = tuple(_planned_stage(settings, first, end, group) for first, end, group in bounds)
+    return Partition(stages, path_length(len(stages), settings.skip))
+
+
+def _planned_stage(settings: PlanSettings, first: int, end: int, peers: Iterable[str]) -> PlannedStage:
     model = settings.model
     costs = [*[model.layer] * (end - first), *([model.ends] if first == 0 else [])]
     return PlannedStage(
@@ -139,24 +143,15 @@ def _best_count(
     counts, skip = range(2, most + 1), settings.skip
     exact = [c for c in counts if abs(1 - path_length(c, skip) / c - skip) <= SKIP_TOLERANCE]
     for choice in (exact, [count for count in counts if count not in exact]):
-        cuts = [(count, best_cut(_sums(settings, count), peers)) for count in choice]
-        found = [_finish(settings, peers, count, cut) for count, cut in cuts if cut]
+        cuts = [best_cut(_sums(settings, count), peers) for count in choice]
+        found = [_as_partition(settings, cut) for cut in cuts if cut]
         if found:
             return min(found, key=lambda each: (price(each), len(each.stages)))
     raise _refusal(_sums(settings, most), peers, settings)
 
 
-def _finish(
-    settings: PlanSettings, peers: tuple[GridMember, ...], stages: int, cut: LayerDivision
-) -> Partition:
-    bounds = zip((0, *cut.ends[:-1]), cut.ends, strict=True)
-    parts = tuple(
-        planned_stage(settings, first, end, (peer.peer_id for peer in group))
-        for (first, end), group in zip(bounds, cut.groups, strict=True)
-    )
-    busy = {peer for group in cut.groups for peer in group}
-    spare = tuple(sorted(peer.peer_id for peer in peers if peer not in busy))
-    return Partition(parts, path_length(stages, settings.skip), spare)
+def _as_partition(settings: PlanSettings, cut: LayerDivision) -> Partition:
+    return partition_of(settings, cut.ends, [[peer.peer_id for peer in group] for group in cut.groups])
 
 
 def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], settings: PlanSettings) -> ModelError:

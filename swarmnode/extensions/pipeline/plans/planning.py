@@ -19,7 +19,7 @@ import msgspec
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, MemberCosts, corrected_costs
 from swarmnode.extensions.pipeline.plans.observations import counted_observations, useless_members
-from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage, partition, planned_stage
+from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage, partition, partition_of
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.plans.planning_costs import PlanningCosts
 from swarmnode.extensions.pipeline.plans.refilling import refill_stages
@@ -73,6 +73,8 @@ class AgreedPlan:
     digest."""
     partition: Partition
     """Stages by layers, with their replicas."""
+    spare: tuple[str, ...]
+    """Members that fit no stage, would slow it down, or do nothing; sorted."""
     plan: Plan
     digest: str
     """Name of the plan in messages, from paths, layers and epoch: the same plan made again has another
@@ -87,11 +89,6 @@ class AgreedPlan:
     def peers(self) -> tuple[str, ...]:
         """The peer id of each node."""
         return self.plan.instance.names
-
-    @property
-    def spare(self) -> tuple[str, ...]:
-        """Members that fit no stage, would slow it down, or do nothing; sorted."""
-        return self.partition.spare
 
     @property
     def members(self) -> frozenset[str]:
@@ -109,14 +106,6 @@ class AgreedPlan:
         """Return the planned stage of a member, with its layers; None if it has none."""
         stage = self.stage_of(peer_id)
         return None if stage is None else self.partition.stages[stage]
-
-    def place_of(self, peer_id: str) -> str:
-        """Return the assignment of a member in words, for people."""
-        stage, part = self.stage_of(peer_id), self.planned_stage_of(peer_id)
-        if stage is None or part is None:
-            return "no stage for us"
-        stages, count = len(self.partition.stages), len(self.members)
-        return f"stage {stage} of {stages}, layers {part.first} to {part.end - 1}, {count} members"
 
     @property
     def as_former(self) -> FormerStages:
@@ -224,7 +213,8 @@ def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
     """Return the plan of one member that holds every layer, until others come back. Raises ModelError if it
     cannot."""
     settings = inputs.settings
-    part = planned_stage(settings, 0, settings.model.layers, [member.peer_id])
+    parts = partition_of(settings, [settings.model.layers], [[member.peer_id]])
+    part = parts.stages[0]
     missing = part.held_bytes + part.slot_bytes - member.free_bytes
     if missing > 0:
         raise ModelError(
@@ -236,20 +226,19 @@ def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
         raise ModelError(
             f"{member.peer_id} is the only member left and holds no data", hint="add one that does"
         )
-    parts = Partition((part,), 1, ())
     instance, _ = PlanningCosts({member.peer_id: member}, {}, settings).measured(parts)
     return _agreed(inputs, parts, first_plan(instance))
 
 
 def _agreed(inputs: PlanInputs, parts: Partition, plan: Plan) -> AgreedPlan:
-    spare = {said.member.peer_id for said in inputs.announcements} - parts.stage_of.keys()
-    parts = replace(parts, spare=tuple(sorted(spare)))
+    spare = tuple(sorted({said.member.peer_id for said in inputs.announcements} - parts.stage_of.keys()))
     layers = [part.end for part in parts.stages]
-    named = msgspec.json.encode((inputs.epoch, layers, parts.spare, digest(plan)))
+    named = msgspec.json.encode((inputs.epoch, layers, spare, digest(plan)))
     return AgreedPlan(
         epoch=inputs.epoch,
         iteration=0,
         partition=parts,
+        spare=spare,
         plan=plan,
         digest=hashlib.sha256(named).hexdigest(),
         makespan_s=simulate(plan).makespan_s,

@@ -17,7 +17,7 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     backward_s,
     forward_s,
 )
-from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage, path_length, planned_stage
+from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
@@ -26,10 +26,6 @@ from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
 SLOW_LINK = 2.0
 """Factor by which a link that was not measured is taken to be worse than the worst measured one."""
-
-
-Groups = list[list[str]]
-"""Peer ids of each stage's replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +78,6 @@ class PlanningCosts:
         except ConfigError:
             return inf, 0
         return Simulator(instance).run(paths).makespan_s / len(paths), len(paths)
-
-    def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
-        """Return the partition with these stages and replicas. Members in no group are spare."""
-        stages = tuple(
-            planned_stage(self.settings, first, end, group)
-            for first, end, group in zip((0, *ends), ends, groups, strict=False)
-        )
-        placed = {peer for group in groups for peer in group}
-        spare = tuple(sorted(peer for peer in self.costs if peer not in placed))
-        return Partition(stages, path_length(len(ends), self.settings.skip), spare)
 
 
 def _placement_table(members: Sequence[MemberCosts], parts: Partition, tokens: int) -> PlacementTable:

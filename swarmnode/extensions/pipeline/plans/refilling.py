@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from swarmnode.extensions.pipeline.plans.member_costs import forward_s
-from swarmnode.extensions.pipeline.plans.partition import Partition
-from swarmnode.extensions.pipeline.plans.planning_costs import Groups, PlanningCosts
+from swarmnode.extensions.pipeline.plans.partition import Partition, partition_of
+from swarmnode.extensions.pipeline.plans.planning_costs import PlanningCosts
 
 HARM = 1.1
 """Factor of slowdown from which a newcomer stays spare: it would slow every micro-batch by it in any
@@ -23,6 +23,9 @@ stage."""
 LACK = 0.5
 """Weight of a missing data node, as a share of the time of a micro-batch. One missing of two halves the
 tokens of a step: to have them back, a micro-batch may take half as long again."""
+
+Groups = list[list[str]]
+"""Peer ids of each stage's replicas."""
 
 
 def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
@@ -42,7 +45,7 @@ def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[s
     for peer in newcomers:
         map_.join(peer)
     map_.mend()
-    found = scene.parts(ends, map_.groups)
+    found = partition_of(scene.settings, ends, map_.groups)
     return found if scene.price(found)[0] < inf else None
 
 
@@ -53,7 +56,7 @@ class _Map:
         self._scene = scene
         self._ends = tuple(ends)
         self.groups: Groups = [[] for _ in ends]
-        self.parts = scene.parts(ends, self.groups)
+        self.parts = partition_of(scene.settings, ends, self.groups)
 
     def stays(self, peer: str, stage: int | None) -> bool:
         """Leave a member in its former stage. Returns False if it had none or can no longer hold it."""
@@ -123,7 +126,7 @@ class _Map:
         return prices
 
     def _price(self, groups: Groups) -> tuple[float, int]:
-        return self._scene.price(self._scene.parts(self._ends, groups))
+        return self._scene.price(partition_of(self._scene.settings, self._ends, groups))
 
     def _lacks_data(self, groups: Groups) -> bool:
         """Return True if stage 0 has fewer data nodes than the other stages have replicas on average."""

@@ -6,7 +6,6 @@ A question may come before we are as far: it waits, within bounds, until there i
 our stage are answered, and only about the iteration that runs, the one before and the next.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.plans.assignment import Assignment
 from swarmnode.extensions.pipeline.replication.contributions import Contribution
 from swarmnode.extensions.pipeline.replication.gradient_exchange import StageIteration
 from swarmnode.extensions.pipeline.replication.replica_questions import (
@@ -25,6 +25,7 @@ from swarmnode.extensions.pipeline.replication.replica_questions import (
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaWeights
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
+from swarmnode.extensions.pipeline.wire.waiting import ChangeSignal
 
 KEPT_EXCHANGES = 2
 """Exchanges that are kept: the running one, and the one before for replicas that come late."""
@@ -33,17 +34,6 @@ MAX_WAITING = 3
 """Questions of one replica that may wait for us: it goes from one step of the exchange to the next."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerScope:
-    """Our stage under a plan: the bounds of questions that others may ask us."""
-
-    plan: str
-    stage: int
-    replicas: frozenset[str]
-    iteration: int
-    """The first iteration under the plan."""
 
 
 @dataclass(slots=True)
@@ -59,9 +49,10 @@ class ReplicaAnswers:
     """Answers questions by `answer`."""
 
     def __init__(self) -> None:
-        self.scope: AnswerScope | None = None
+        self.assignment: Assignment | None = None
+        """Our part in the plan: only replicas of its stage may ask about it."""
         self._own = BoundedDict[StageIteration, OwnAnswers](KEPT_EXCHANGES)
-        self._changed = asyncio.Event()
+        self._changed = ChangeSignal()
         self._waiting: Counter[str] = Counter()
 
     def of(self, stage_iteration: StageIteration) -> OwnAnswers:
@@ -71,13 +62,12 @@ class ReplicaAnswers:
 
     def tell(self) -> None:
         """Wake the questions that wait for an answer."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.tell()
 
     async def answer(self, incoming: Incoming[Question]) -> Reply:
         """Answer a question, waiting until it can be. Raises Rejected."""
         peer_id, question = incoming.peer_id, incoming.message
-        self._check_scope(peer_id, question.stage_iteration)
+        self._check_asker(peer_id, question.stage_iteration)
 
         def own() -> OwnAnswers:
             return self._own.get(question.stage_iteration) or OwnAnswers()
@@ -105,14 +95,14 @@ class ReplicaAnswers:
             self._waiting += Counter()  # forgets the peers at zero
         return found
 
-    def _check_scope(self, peer_id: str, stage_iteration: StageIteration) -> None:
+    def _check_asker(self, peer_id: str, stage_iteration: StageIteration) -> None:
         """Raises Rejected for a question outside of the plan, before anything is waited for. Nothing is known
         of a plan that we have yet to take up."""
-        scope = self.scope
-        if scope is None or scope.plan != stage_iteration.plan:
+        ours = self.assignment
+        if ours is None or ours.digest != stage_iteration.plan:
             return
-        if stage_iteration.stage != scope.stage or peer_id not in scope.replicas:
+        if stage_iteration.stage != ours.stage or peer_id not in ours.replicas:
             raise Rejected(Refusal.NOT_A_MEMBER, "of this stage")
-        begun = (each.iteration for each in self._own if each.plan == scope.plan)
-        if stage_iteration.iteration > max(begun, default=scope.iteration) + 1:
+        begun = (each.iteration for each in self._own if each.plan == ours.digest)
+        if stage_iteration.iteration > max(begun, default=ours.iteration) + 1:
             raise Rejected(Refusal.TOO_EARLY, f"for iteration {stage_iteration.iteration}")

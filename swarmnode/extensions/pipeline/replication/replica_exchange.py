@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from swarmnode.errors import NetworkError, Rejected
+from swarmnode.extensions.pipeline.plans.assignment import Assignment
 from swarmnode.extensions.pipeline.replication.contribution_tally import combined
 from swarmnode.extensions.pipeline.replication.contributions import (
     Contribution,
@@ -46,7 +47,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     GradientExchangeSettings,
     StageIteration,
 )
-from swarmnode.extensions.pipeline.replication.replica_answers import AnswerScope, ReplicaAnswers
+from swarmnode.extensions.pipeline.replication.replica_answers import ReplicaAnswers
 from swarmnode.extensions.pipeline.replication.replica_questions import (
     AskDigest,
     AskGradients,
@@ -96,11 +97,11 @@ class ReplicaExchange:
     ) -> None:
         await self._streams.incoming.end(MemberService.GRADIENTS)
 
-    def admit(self, peers: Collection[str], scope: AnswerScope | None = None) -> None:
-        """Answer these members from now on, and no others. `scope`: the questions that they may ask under the
-        plan."""
+    def admit(self, peers: Collection[str], assignment: Assignment | None = None) -> None:
+        """Answer these members from now on, and no others. `assignment`: ours under the plan, which bounds
+        what they may ask."""
         self._members = frozenset(peers)
-        self._answers.scope = scope
+        self._answers.assignment = assignment
 
     async def combine(
         self,

@@ -18,6 +18,7 @@ from typing import Self
 from swarmnode.errors import PipelineError, SwarmnodeError
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
+from swarmnode.extensions.pipeline.wire.waiting import wait_at_most
 from swarmnode.node.building.policies import plain_error
 
 logger = logging.getLogger(__name__)
@@ -138,8 +139,4 @@ class MembershipSupervisor:
             "our part in the pipeline failed, coming back in %.1f s (%d of %d)",
             pause_s, self._failures, MAX_FAILURES, exc_info=error,
         )  # fmt: skip
-        try:
-            async with asyncio.timeout(pause_s):
-                await self._ending.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(pause_s, self._ending)

@@ -33,6 +33,7 @@ from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
+from swarmnode.extensions.pipeline.wire.waiting import wait_at_most
 from swarmnode.node.showing.board import StatusBoard, Watcher
 from swarmnode.node.showing.node_status import NodeStatus, Phase, Summary, summary_of
 from swarmnode.node.workers import supervise
@@ -227,11 +228,7 @@ class PipelineNode:
         else:
             layers = f"layers {part.first_layer} to {part.end_layer - 1}"
             self._board.enter("serving", f"{layers}, iteration {self.member.iteration}")
-        try:
-            async with asyncio.timeout(TICK_S):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(TICK_S, self._stopping)
 
     # What happens to it
 

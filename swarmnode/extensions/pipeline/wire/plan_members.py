@@ -1,6 +1,6 @@
 """Members of the running plans, and the check that a message comes from the right one.
 
-Assignment (member_records.py) -> [PlanMembers, check_sender] -> tensor_transport.py
+Assignment (assignment.py) -> [PlanMembers, check_sender] -> tensor_transport.py
 """
 
 from collections.abc import Mapping

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from swarmnode.errors import CheckpointError
-from swarmnode.extensions.pipeline.execution.member_records import Assignment, MemberSettings
+from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective, cross_entropy
+from swarmnode.extensions.pipeline.plans.assignment import Assignment
 from swarmnode.extensions.pipeline.replication.contribution_tally import sum_in_order
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,

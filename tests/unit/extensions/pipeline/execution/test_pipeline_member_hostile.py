@@ -13,7 +13,7 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.extensions.pipeline.execution.hop_checks import check_hop
-from swarmnode.extensions.pipeline.execution.member_records import Assignment
+from swarmnode.extensions.pipeline.plans.assignment import Assignment
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker

@@ -92,7 +92,7 @@ class Home:
         before = self._before.as_former if self._before is not None else None
         spare = tuple(sorted(one.peer_id for one in self.living if one not in members))
         agreed = AgreedPlan(
-            self._epoch, iteration, Partition(parts, len(parts), spare), plan, name, 1.0, before
+            self._epoch, iteration, Partition(parts, len(parts)), spare, plan, name, 1.0, before
         )
         self._before = agreed
         return agreed

@@ -172,7 +172,6 @@ PARTS = Partition(
         PlannedStage(2, 6, 3 * GB + GB // 4, GB // 4, ("b",)),
     ),
     path_length=2,
-    spare=(),
 )
 LINKS = {
     ("a", "b"): LinkCosts(0.1, 1e5),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from swarmnode.extensions.pipeline.plans.assignment import Assignment
 from swarmnode.extensions.pipeline.replication.contributions import Contribution, Head, contribute
 from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     Combined,
@@ -21,13 +22,13 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     GradientExchangeSettings,
     StageIteration,
 )
-from swarmnode.extensions.pipeline.replication.replica_answers import AnswerScope
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.replication.replica_questions import (
     AskGradients,
     HeldContributions,
     Question,
 )
+from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.frames import CHUNK_BYTES, encode, framed
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
@@ -38,6 +39,7 @@ from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from tests.contracts.hosts import p2pd_hosts
 from tests.unit.extensions.pipeline import raw_wire
+from tests.unit.extensions.pipeline.members import instance_of
 
 PLAN = "ab" * 32
 SHAPES = {"a": (3, 5), "b": (7,), "c": (2, 2, 2)}
@@ -100,6 +102,12 @@ def same(results: Sequence[Combined]) -> dict[str, Tensor]:
 
 def peers(*numbers: int) -> tuple[str, ...]:
     return tuple(KEYS[number].peer_id for number in numbers)
+
+
+def stage_of_two() -> Assignment:
+    """What peer 0 has to do under `PLAN`, from iteration 4 on: hold stage 1 together with peer 1."""
+    plan = Plan(instance_of([[2], [0, 1]], path_length=2), ())
+    return Assignment(plan, PLAN, peers(0, 1, 2), own=0, iteration=4)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
@@ -410,7 +418,7 @@ async def test_strangers_and_other_stages_are_told_nothing() -> None:
         results = await together(*(combine(x, gradients(n), 2) for n, x in enumerate(exchanges)))
         stream = await hosts[2].open_stream(KEYS[0].peer_id, PROTOCOL)
         await stream.discard()
-        exchanges[0].admit(peers(0, 1, 2), AnswerScope(PLAN, 1, frozenset(peers(0, 1)), 4))
+        exchanges[0].admit(peers(0, 1, 2), stage_of_two())
         nosy = ReplicaExchange(MemberStreams(hosts[2]))
         found = await combine(nosy, gradients(2), 3)
     same(results)

@@ -11,7 +11,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
     ContributionFault,
     StageIteration,
 )
-from swarmnode.extensions.pipeline.replication.replica_answers import MAX_WAITING, AnswerScope
+from swarmnode.extensions.pipeline.replication.replica_answers import MAX_WAITING
 from swarmnode.extensions.pipeline.replication.replica_questions import AskDigest
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.services import MemberService
@@ -23,6 +23,7 @@ from tests.unit.extensions.pipeline.replication.test_replica_exchange import (
     gradients,
     peers,
     replicas,
+    stage_of_two,
 )
 
 
@@ -39,8 +40,7 @@ def test_whoever_claims_many_times_the_others_tokens_is_left_out(claimed: int, c
 
 async def test_only_replicas_ask_and_not_for_what_is_far_away() -> None:
     async with replicas(3) as (exchanges, hosts):
-        scope = AnswerScope(PLAN, 1, frozenset(peers(0, 1)), 4)
-        exchanges[0].admit(peers(0, 1, 2), scope)
+        exchanges[0].admit(peers(0, 1, 2), stage_of_two())
 
         async def ask(asker: int, iteration: int, plan: str = PLAN) -> None:
             stream = await hosts[asker].open_stream(hosts[0].peer_id, PROTOCOL)
