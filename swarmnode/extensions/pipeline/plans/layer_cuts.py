@@ -9,7 +9,7 @@ largest downwards and best fit, so the result is exact for given members of stag
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -124,9 +124,9 @@ def feasible(sums: LayerSums, peers: tuple[GridMember, ...], end: int, limit: in
     none."""
     for group in _first_groups(sums, peers, end, limit):
         rest = tuple(peer for peer in peers if peer not in group)
-        found = _others(sums, rest, LayerDivision((end,), (group,)), limit)
+        found = _others(sums, rest, end, limit)
         if found is not None:
-            return found
+            return LayerDivision((end, *found.ends), (group, *found.groups))
     return None
 
 
@@ -144,18 +144,14 @@ def _first_groups(
             yield tuple(order[: taken + 1])
 
 
-def _others(
-    sums: LayerSums, peers: tuple[GridMember, ...], begun: LayerDivision, limit: int
-) -> LayerDivision | None:
-    """Complete a cut that has stage 0: divide the other layers into stages 1.. with the fewest of `peers`
-    (largest memory first)."""
+def _others(sums: LayerSums, peers: tuple[GridMember, ...], start: int, limit: int) -> LayerDivision | None:
+    """Divide layers[start:] into stages 1.. with the fewest of `peers` (largest memory first)."""
     speeds = [0, *accumulate(peer.speed for peer in peers)]
-    # By the layers placed: members used, and the cut so far.
-    cuts = {begun.ends[0]: (0, begun)}
+    used: list[dict[int, tuple[int, int]]] = [{start: (0, start)}]
     for stage in range(1, sums.stages):
         stages_left = sums.stages - 1 - stage
-        longer: dict[int, tuple[int, LayerDivision]] = {}
-        for first, (taken, cut) in cuts.items():
+        ends: dict[int, tuple[int, int]] = {}
+        for first, (taken, _) in used[-1].items():
             if taken == len(peers):
                 continue
             last = min(first + sums.most, sums.layers - stages_left * sums.least)
@@ -167,11 +163,28 @@ def _others(
                 count = max(taken + 1, bisect_left(speeds, wanted))
                 if count > len(peers) or need > peers[count - 1].free_bytes:
                     continue
-                if end not in longer or count < longer[end][0]:
-                    grown = LayerDivision((*cut.ends, end), (*cut.groups, peers[taken:count]))
-                    longer[end] = (count, grown)
-        cuts = longer
-    return cuts[sums.layers][1] if sums.layers in cuts else None
+                if end not in ends or count < ends[end][0]:
+                    ends[end] = (count, first)
+        used.append(ends)
+    return _trace(used, peers, sums.layers)
+
+
+def _trace(
+    used: Sequence[dict[int, tuple[int, int]]], peers: tuple[GridMember, ...], layers: int
+) -> LayerDivision | None:
+    """Read the cut back from the table: {end: (members used, start of the stage)} for each stage."""
+    if layers not in used[-1]:
+        return None
+    ends: list[int] = []
+    groups: list[tuple[GridMember, ...]] = []
+    end = layers
+    for stage in range(len(used) - 1, 0, -1):
+        count, first = used[stage][end]
+        before = used[stage - 1][first][0]
+        ends.append(end)
+        groups.append(peers[before:count])
+        end = first
+    return LayerDivision(tuple(reversed(ends)), tuple(reversed(groups)))
 
 
 def _speed_for(load: int, limit: int) -> int:
