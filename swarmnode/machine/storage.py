@@ -126,8 +126,8 @@ def resolve_paths(home: Path | None = None, environ: Mapping[str, str] | None = 
 
 
 def builtin_folder(name: str) -> Path:
-    """Returns the folder `rewards` or `configs`: inside the wheel, or at the repository's root in an editable
-    install."""
+    """Returns the folder `rewards`, `configs` or `docker` (in a wheel, swarmnode.service alone): inside the
+    wheel, or at the repository's root in an editable install."""
     package = Path(__file__).parents[1]
     packed = package / "_builtin" / name
     return packed if packed.is_dir() else package.parent / name

@@ -1,6 +1,7 @@
 """`swarmnode service install`: has the system start a node at boot, with the settings given.
 
 command line -> [install] -> service_texts.py -> a unit of the user's systemd, or text to copy
+                          -> docker/swarmnode.service, the text of `system`
 """
 
 import os
@@ -18,15 +19,12 @@ from swarmnode.cli.join import join, options_given
 from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError, StorageError, SwarmnodeError
 from swarmnode.extensions.limits.service_texts import TEXTS, Started
-from swarmnode.machine.storage import replace_file
+from swarmnode.machine.storage import builtin_folder, replace_file
 from swarmnode.settings.config_layers import load_settings
 
 app = typer.Typer(help="Have the system start a node at boot.", no_args_is_help=True)
 
 SYSTEMCTL_TIMEOUT_S = 30.0
-
-PACKAGED = Started(("/opt/swarmnode/bin/swarmnode", "join"), "/var/lib/swarmnode")
-"""The command of docker/swarmnode.service."""
 
 LINGER = "`loginctl enable-linger` keeps it running while nobody is logged in"
 
@@ -55,9 +53,10 @@ def install(
     swarmnode service install -- --hours 22-7 --max-disk 20
     swarmnode service install --for launchd --print
     """
-    if kind not in TEXTS:
-        raise ConfigError(f"--for {kind}: no such system", hint=f"there are {', '.join(TEXTS)}")
-    text = TEXTS[kind](_packaged(arguments) if kind == "system" else started_with(arguments or ()))
+    kinds = ("user", "system", "launchd", "windows")
+    if kind not in kinds:
+        raise ConfigError(f"--for {kind}: no such system", hint=f"there are {', '.join(kinds)}")
+    text = _packaged(arguments) if kind == "system" else TEXTS[kind](started_with(arguments or ()))
     if print_:
         tell(json, {"for": kind, "text": text}, [text.rstrip("\n")])
         return
@@ -95,12 +94,12 @@ def started_with(arguments: Sequence[str]) -> Started:
     return Started(command, os.getcwd(), memory_gb)
 
 
-def _packaged(arguments: Sequence[str] | None) -> Started:
+def _packaged(arguments: Sequence[str] | None) -> str:
     if arguments:
         raise ConfigError(
             "a unit for all of a machine has its settings in the environment", hint="see --print"
         )
-    return PACKAGED
+    return (builtin_folder("docker") / "swarmnode.service").read_text()
 
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:

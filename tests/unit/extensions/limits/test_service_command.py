@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError, SwarmnodeError
-from swarmnode.extensions.limits.service_texts import Started, unit_word, user_unit
+from swarmnode.extensions.limits.service_texts import ATTEMPTS, POLICY, Started, unit_word, user_unit
 
 ROOT = Path(__file__).parents[4]
 
@@ -45,7 +45,9 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_unit_of_the_images_folder_is_what_the_command_prints() -> None:
-    assert run("--for", "system", "--print") == (ROOT / "docker" / "swarmnode.service").read_text()
+    packaged = (ROOT / "docker" / "swarmnode.service").read_text()
+    assert run("--for", "system", "--print") == packaged
+    assert POLICY in packaged and ATTEMPTS in packaged, "the unit of a user starts and stops it otherwise"
 
 
 def test_a_service_is_written_enabled_and_started_with_the_settings_given(systemctl: Path) -> None:
