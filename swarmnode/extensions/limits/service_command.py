@@ -1,7 +1,7 @@
 """`swarmnode service install`: has the system start a node at boot, with the settings given.
 
-command line -> [install] -> service_texts.py -> a unit of the user's systemd, or text to copy
-                          -> docker/swarmnode.service, the text of `system`
+command line -> [install] -> service_texts.py -> a unit of the user's systemd
+                          -> docker/swarmnode.service, to copy
 """
 
 import os
@@ -18,7 +18,7 @@ from typer.main import get_command
 from swarmnode.cli.join import join, options_given
 from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError, StorageError, SwarmnodeError
-from swarmnode.extensions.limits.service_texts import TEXTS, Started
+from swarmnode.extensions.limits.service_texts import Started, user_unit
 from swarmnode.machine.storage import builtin_folder, replace_file
 from swarmnode.settings.config_layers import load_settings
 
@@ -42,7 +42,7 @@ def install(
     ] = None,
     kind: Annotated[
         str,
-        typer.Option("--for", metavar="SYSTEM", help="user (systemd), system (systemd), launchd, windows."),
+        typer.Option("--for", metavar="SYSTEM", help="user (systemd) or system (systemd)."),
     ] = "user",
     print_: Annotated[bool, typer.Option("--print", help="Print the text and change nothing.")] = False,
     json: Json = False,
@@ -51,12 +51,11 @@ def install(
 
     \b
     swarmnode service install -- --hours 22-7 --max-disk 20
-    swarmnode service install --for launchd --print
+    swarmnode service install --for system --print
     """
-    kinds = ("user", "system", "launchd", "windows")
-    if kind not in kinds:
-        raise ConfigError(f"--for {kind}: no such system", hint=f"there are {', '.join(kinds)}")
-    text = _packaged(arguments) if kind == "system" else TEXTS[kind](started_with(arguments or ()))
+    if kind not in ("user", "system"):
+        raise ConfigError(f"--for {kind}: no such system", hint="there are user, system")
+    text = _packaged(arguments) if kind == "system" else user_unit(started_with(arguments or ()))
     if print_:
         tell(json, {"for": kind, "text": text}, [text.rstrip("\n")])
         return

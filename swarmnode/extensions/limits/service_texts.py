@@ -1,13 +1,9 @@
-"""The texts that have a system start a node: a unit of systemd, an agent of launchd, a task of Windows.
+"""The text that has a user's systemd start a node.
 
-service_command.py -> [TEXTS] -> ~/.config/systemd/user/swarmnode.service | stdout
+service_command.py -> [user_unit] -> ~/.config/systemd/user/swarmnode.service | stdout
 """
 
-import plistlib
-import subprocess
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,40 +29,6 @@ def user_unit(started: Started) -> str:
     )
 
 
-def launch_agent(started: Started) -> str:
-    """Returns a property list for ~/Library/LaunchAgents."""
-    return plistlib.dumps(
-        {
-            "Label": "swarmnode",
-            "ProgramArguments": list(started.command),
-            "WorkingDirectory": started.folder,
-            "EnvironmentVariables": {"OMP_NUM_THREADS": "1"},
-            "RunAtLoad": True,
-            "KeepAlive": {"SuccessfulExit": False},
-            "ThrottleInterval": 60,
-            "ExitTimeOut": 60,
-            "ProcessType": "Background",
-        }
-    ).decode()
-
-
-def windows_task(started: Started) -> str:
-    """Returns a task for Windows' scheduler that starts a node in WSL2 when its user logs on."""
-    words = escape(subprocess.list2cmdline(("--cd", started.folder, "--exec", *started.command)))
-    return (
-        '<?xml version="1.0" encoding="UTF-16"?>\n'
-        '<Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">\n'
-        "  <Triggers><LogonTrigger><Enabled>true</Enabled></LogonTrigger></Triggers>\n"
-        "  <Settings>\n"
-        "    <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>\n"
-        "    <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>\n"
-        "    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>\n"
-        "  </Settings>\n"
-        f"  <Actions><Exec><Command>wsl.exe</Command><Arguments>{words}</Arguments></Exec></Actions>\n"
-        "</Task>\n"
-    )
-
-
 def unit_word(word: str) -> str:
     """Returns a word of a command as a unit has it.
 
@@ -82,13 +44,6 @@ def unit_word(word: str) -> str:
         word = word.replace(plain, escaped)
     return f'"{word}"'
 
-
-TEXTS: Mapping[str, Callable[[Started], str]] = {
-    "user": user_unit,
-    "launchd": launch_agent,
-    "windows": windows_task,
-}
-"""By the word that `swarmnode service install --for` takes."""
 
 DESCRIPTION = "Description=swarmnode, a member of a reinforcement-learning swarm\n"
 
