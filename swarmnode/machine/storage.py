@@ -220,6 +220,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def folder_bytes(folder: Path) -> int:
+    """Returns the bytes that a folder takes on the disk."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            # A running node may be deleting it.
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
 def make_folder(folder: Path) -> None:
     """Creates a folder and those above it, so that their names outlive a power cut as well."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]

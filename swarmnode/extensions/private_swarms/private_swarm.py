@@ -67,21 +67,16 @@ class PrivateSwarm:
             manifest is None or manifest.publishers is None or peer_id in manifest.publishers
         )
 
-    def refresh(self) -> bool:
-        """Reads the file again if a command has changed it. Returns True if so."""
+    def refresh(self) -> None:
+        """Reads the file again if a command has changed it."""
         changed_at = _changed_at(self._path)
         if changed_at == self._changed_at:
-            return False
+            return
         self._changed_at = changed_at
         try:
-            record = load(self._path)
+            self._set(load(self._path))
         except NetworkError as error:
             logger.error("%s; going on with what was read at the start", error)
-            return False
-        if record == self.record:
-            return False
-        self._set(record)
-        return True
 
     def news_for(self, peer_id: str, held: SwarmKey, version: int) -> SwarmUpdate | None:
         """Returns the update for a peer that has proved this key. None: it gets no answer at all."""
