@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Container
 from pathlib import Path
 from typing import Annotated
 
@@ -56,12 +55,8 @@ class PrivateSwarm:
     def removed(self) -> frozenset[str]:
         return self._removed
 
-    @property
-    def may_publish(self) -> Container[str]:
-        """Container of the peer ids whose groups are accepted by the current list."""
-        return _Publishers(self)
-
-    def publishes(self, peer_id: str) -> bool:
+    def __contains__(self, peer_id: object) -> bool:
+        """Returns True if the current list accepts groups of this peer."""
         manifest = self._manifest
         return peer_id not in self._removed and (
             manifest is None or manifest.publishers is None or peer_id in manifest.publishers
@@ -110,16 +105,6 @@ class PrivateSwarm:
         self.record = record
         self._manifest = record.manifest
         self._removed = frozenset(self._manifest.removed if self._manifest else ())
-
-
-class _Publishers(Container[str]):
-    """A live view of the publishers in the list, which may change while the exchange looks at it."""
-
-    def __init__(self, swarm: PrivateSwarm) -> None:
-        self._swarm = swarm
-
-    def __contains__(self, peer_id: object) -> bool:
-        return isinstance(peer_id, str) and self._swarm.publishes(peer_id)
 
 
 # ---- who was met ----
