@@ -126,9 +126,9 @@ def sdist_problem(names: Sequence[str]) -> str | None:
 
 
 def wheel_problem(names: Sequence[str]) -> str | None:
-    """Which built-in rewards and configurations of the repository a wheel lacks, or what else is in it."""
-    for folder in ("rewards", "configs"):
-        for path in (ROOT / folder).rglob("*"):
+    """Which rewards, configurations and units of the repository a wheel lacks, or what else is in it."""
+    for packed in ("rewards", "configs", "docker/swarmnode.service"):
+        for path in (ROOT / packed, *(ROOT / packed).rglob("*")):
             inside = f"swarmnode/_builtin/{path.relative_to(ROOT).as_posix()}"
             if path.is_file() and "__pycache__" not in path.parts and inside not in names:
                 return f"{inside} is missing"

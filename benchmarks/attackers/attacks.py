@@ -380,7 +380,6 @@ async def page_flood(stage: Stage) -> bool | None:
     """Clients of the page at port `about` that say nothing, half a request, nonsense or far too much."""
     begun = (
         b"",
-        b"GET /events HTTP/1.1\r\n" + HOST + b"\r\n",
         b"GET /state HTTP/1.1\r\n" + HOST + b"\r\n",
         b"POST /control HTTP/1.1\r\n" + HOST + b"Content-Length: 900\r\n\r\n{",
         b"\x16\x03\x01\x00\xff" * 100,

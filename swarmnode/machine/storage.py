@@ -126,8 +126,8 @@ def resolve_paths(home: Path | None = None, environ: Mapping[str, str] | None = 
 
 
 def builtin_folder(name: str) -> Path:
-    """Returns the folder `rewards` or `configs`: inside the wheel, or at the repository's root in an editable
-    install."""
+    """Returns the folder `rewards`, `configs` or `docker` (in a wheel, swarmnode.service alone): inside the
+    wheel, or at the repository's root in an editable install."""
     package = Path(__file__).parents[1]
     packed = package / "_builtin" / name
     return packed if packed.is_dir() else package.parent / name
@@ -218,6 +218,17 @@ def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file, whatever its size."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Returns the bytes that a folder takes on the disk."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            # A running node may be deleting it.
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
 
 
 def make_folder(folder: Path) -> None:

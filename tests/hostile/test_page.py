@@ -21,7 +21,6 @@ def test_a_flood_of_clients_holds_up_neither_rounds_nor_the_page(start: Callable
     where = ("127.0.0.1", node.running().http_port)
     begun = (
         b"",
-        b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         b"GET /state HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50,
         b"POST /control HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 900\r\n\r\n{",
         b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000,

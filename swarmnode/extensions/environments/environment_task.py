@@ -6,11 +6,11 @@ environment_maker.py -> [environment_around] -> EnvironmentTask -> episodes.py, 
 """
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.chat import Message, Said, Turn, messages_of, prompt_of, turns_of
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.extensions.environments.conversation_scores import final_answers, score_turns
@@ -56,8 +56,8 @@ class EnvironmentTask:
     parts: EnvironmentParts
     version: str
     live: LiveEpisodes = field(default_factory=LiveEpisodes)
-    scored: OrderedDict[EpisodeKey, Mapping[str, float | None]] = field(
-        default_factory=OrderedDict[EpisodeKey, Mapping[str, float | None]]
+    scored: BoundedDict[EpisodeKey, Mapping[str, float | None]] = field(
+        default_factory=lambda: BoundedDict[EpisodeKey, Mapping[str, float | None]](MAX_SCORED)
     )
     """Scores of finished episodes, for judging them again."""
 
@@ -122,8 +122,6 @@ class EnvironmentTask:
             scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
             close(episode)
             self.scored[place] = scores[-1]
-            if len(self.scored) > MAX_SCORED:
-                self.scored.popitem(last=False)
         if self.live.of_one_example:
             self.live.end_all()
         return scores

@@ -5,10 +5,8 @@ environment_task.py -> put -> [LiveEpisodes] -> take -> the next turn, or the sc
 
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from swarmnode.chat import Message, Turn
 from swarmnode.extensions.environments.episodes import Episode, close
@@ -43,9 +41,8 @@ class LiveEpisodes:
     of_one_example: bool = False
     """True if the first episode of another example ends all of the one before: nobody comes back to a
     stranger's."""
-    _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict[int, _Waiting])
-    _at: dict[EpisodeKey, list[int]] = field(default_factory=dict[EpisodeKey, list[int]])
-    _serial: int = 0
+    _waiting: list[_Waiting] = field(default_factory=list[_Waiting])
+    """Those that have waited longest come first."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -53,33 +50,23 @@ class LiveEpisodes:
     def put(self, place: EpisodeKey, observed: tuple[Message, ...], episode: Episode) -> None:
         """Keeps an episode. `observed`: its last answer."""
         now = self.clock()
-        if self.of_one_example and any(one.place[0] != place[0] for one in islice(self._waiting.values(), 1)):
+        if self.of_one_example and self._waiting and self._waiting[0].place[0] != place[0]:
             self.end_all()
-        self._serial += 1
-        self._waiting[self._serial] = _Waiting(place, observed, episode, now)
-        self._at.setdefault(place, []).append(self._serial)
-        while len(self._waiting) > MAX_LIVE or next(iter(self._waiting.values())).since < now - MAX_WAIT_S:
-            close(self._pop(next(iter(self._waiting))).episode)
+        self._waiting.append(_Waiting(place, observed, episode, now))
+        while len(self._waiting) > MAX_LIVE or self._waiting[0].since < now - MAX_WAIT_S:
+            close(self._waiting.pop(0).episode)
 
     def take(self, place: EpisodeKey, observed: tuple[Message, ...] = ()) -> Episode | None:
         """Returns an episode at this point with this last answer, or with any if the answer is not known."""
-        for serial in self._at.get(place, ()):
-            if not observed or self._waiting[serial].observed == observed:
-                return self._pop(serial).episode
+        for number, one in enumerate(self._waiting):
+            if one.place == place and (not observed or one.observed == observed):
+                return self._waiting.pop(number).episode
         return None
 
     def end_all(self) -> None:
         """Lets go of every episode."""
         while self._waiting:
-            close(self._pop(next(iter(self._waiting))).episode)
-
-    def _pop(self, serial: int) -> _Waiting:
-        waiting = self._waiting.pop(serial)
-        serials = self._at[waiting.place]
-        serials.remove(serial)
-        if not serials:
-            del self._at[waiting.place]
-        return waiting
+            close(self._waiting.pop(0).episode)
 
 
 def place_of(key: object, turns: Sequence[Turn]) -> EpisodeKey:

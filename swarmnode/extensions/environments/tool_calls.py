@@ -63,9 +63,10 @@ def read_turn(said: str, tools: Mapping[str, Mapping[str, Any]]) -> SaidTurn:
         ]
         if len(found) > MAX_CALLS:
             calls.append(_broken(f"more than {MAX_CALLS} calls in one turn"))
-        return SaidTurn((before + _TAGGED.sub("", rest)).strip(), _checked(calls, tools))
+        checked = tuple(_checked(call, tools) for call in calls)
+        return SaidTurn((before + _TAGGED.sub("", rest)).strip(), checked)
     call = _bare(text) or _line(text, tools)
-    return SaidTurn(said if call is None else before, () if call is None else _checked([call], tools))
+    return SaidTurn(said if call is None else before, () if call is None else (_checked(call, tools),))
 
 
 def _bare(text: str) -> ToolCall | None:
@@ -126,11 +127,7 @@ def _separated(text: str, known: Mapping[str, Any]) -> dict[str, Any]:
     return {name: read_as(known.get(name, {}), part) for name, part in zip(names, parts, strict=True)}
 
 
-def _checked(calls: list[ToolCall], tools: Mapping[str, Mapping[str, Any]]) -> tuple[ToolCall, ...]:
-    return tuple(_with_problem(call, tools) for call in calls)
-
-
-def _with_problem(call: ToolCall, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall:
+def _checked(call: ToolCall, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall:
     if call.problem is not None:
         return call
     if call.name not in tools:

@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 from swarmnode.cli.output import Json, table, tell
 from swarmnode.cli.settings import Home, Policy
 from swarmnode.errors import IdentityInUse, StorageError
-from swarmnode.machine.storage import Paths, resolve_paths
+from swarmnode.machine.storage import Paths, folder_bytes, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
 from swarmnode.node.showing.figures import age
 from swarmnode.training.checkpoints.run_folders import TrainingRun, no_such_run, runs_in
@@ -87,7 +87,7 @@ def _described(number: int, run: TrainingRun) -> dict[str, Any]:
         "reward_last": None if state is None else state.counters.reward_last,
         "evaluated_round": None if state is None else state.counters.evaluated_round,
         "written_at": run.written_at,
-        "size_bytes": size_bytes(run.folder),
+        "size_bytes": folder_bytes(run.folder),
     }
 
 
@@ -106,13 +106,3 @@ def remove_run(root: Path, name: str) -> TrainingRun:
             f"cannot remove {run.folder}: {error.strerror}", hint="check who owns that folder"
         ) from error
     return run
-
-
-def size_bytes(folder: Path) -> int:
-    """Returns the bytes that a folder takes on the disk."""
-    total = 0
-    for file in folder.rglob("*"):
-        # A running node may be deleting its oldest checkpoint.
-        with suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
-    return total

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,7 +44,7 @@ class JudgementCache:
         self._clock = clock
         self._busy_s = busy_s
         self._lock = threading.Lock()
-        self._file: sqlite3.Connection | None = None
+        """One thread at a time: they would keep each other from the file for longer than BUSY_S."""
         self._without_until = -math.inf
 
     def get(self, key: bytes) -> bytes | None:
@@ -59,10 +60,9 @@ class JudgementCache:
         """Keeps an answer and deletes the oldest ones."""
 
         def keep(file: sqlite3.Connection) -> None:
-            with file:
-                file.execute("INSERT OR IGNORE INTO judgements (key, said) VALUES (?, ?)", (key, said))
-                (newest,) = file.execute("SELECT COALESCE(MAX(number), 0) FROM judgements").fetchone()
-                file.execute("DELETE FROM judgements WHERE number <= ?", (newest - self._most,))
+            file.execute("INSERT OR IGNORE INTO judgements (key, said) VALUES (?, ?)", (key, said))
+            (newest,) = file.execute("SELECT COALESCE(MAX(number), 0) FROM judgements").fetchone()
+            file.execute("DELETE FROM judgements WHERE number <= ?", (newest - self._most,))
 
         self._with_file(keep)
 
@@ -72,23 +72,16 @@ class JudgementCache:
             if self._clock() < self._without_until:
                 return None
             try:
-                return work(self._opened())
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with closing(sqlite3.connect(self._path, timeout=self._busy_s)) as file, file:
+                    file.execute(_TABLE)
+                    return work(file)
             except (sqlite3.Error, OSError) as error:
                 self._do_without(error)
         return None
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(self._path, timeout=self._busy_s, check_same_thread=False)
-            self._file.execute(_TABLE)
-        return self._file
 
     def _do_without(self, error: Exception) -> None:
         first = self._without_until == -math.inf
         level = logging.WARNING if first else logging.DEBUG
         logger.log(level, "what judges say is not kept for now: %s: %s", self._path, error)
         self._without_until = self._clock() + AGAIN_S
-        if self._file is not None:
-            self._file.close()
-            self._file = None

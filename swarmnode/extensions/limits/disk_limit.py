@@ -4,13 +4,10 @@ machine_guard.py -> [make_room] -> checkpoint_store.py: CheckpointStore.prune, k
 """
 
 import logging
-import os
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from swarmnode.machine.memory_plan import size_text
-from swarmnode.machine.storage import Paths
+from swarmnode.machine.storage import Paths, folder_bytes
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.showing.kept_rollouts import FILE
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
@@ -43,7 +40,7 @@ def make_room(paths: Paths, most_bytes: float, running: str) -> str:
 def home_bytes(paths: Paths) -> int:
     """Returns the bytes that a home takes on the disk."""
     folders = {paths.config, paths.data, paths.state, paths.cache}
-    return sum(_file_bytes(name) for folder in folders for name in _files(folder))
+    return sum(map(folder_bytes, folders))
 
 
 def _only_what_it_needs(run: TrainingRun) -> None:
@@ -54,15 +51,3 @@ def _only_what_it_needs(run: TrainingRun) -> None:
 def _nothing_shown(run: TrainingRun) -> None:
     with suppress(OSError):
         (run.folder / FILE).unlink(missing_ok=True)
-
-
-def _files(folder: Path) -> Iterator[str]:
-    for place, _, names in os.walk(folder):
-        yield from (os.path.join(place, name) for name in names)
-
-
-def _file_bytes(name: str) -> int:
-    """A running node may be deleting it."""
-    with suppress(OSError):
-        return os.lstat(name).st_size
-    return 0

@@ -1,6 +1,7 @@
 """`swarmnode service install`: has the system start a node at boot, with the settings given.
 
-command line -> [install] -> service_texts.py -> a unit of the user's systemd, or text to copy
+command line -> [install] -> service_texts.py -> a unit of the user's systemd
+                          -> docker/swarmnode.service, to copy
 """
 
 import os
@@ -17,16 +18,13 @@ from typer.main import get_command
 from swarmnode.cli.join import join, options_given
 from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError, StorageError, SwarmnodeError
-from swarmnode.extensions.limits.service_texts import TEXTS, Started
-from swarmnode.machine.storage import replace_file
+from swarmnode.extensions.limits.service_texts import Started, user_unit
+from swarmnode.machine.storage import builtin_folder, replace_file
 from swarmnode.settings.config_layers import load_settings
 
 app = typer.Typer(help="Have the system start a node at boot.", no_args_is_help=True)
 
 SYSTEMCTL_TIMEOUT_S = 30.0
-
-PACKAGED = Started(("/opt/swarmnode/bin/swarmnode", "join"), "/var/lib/swarmnode")
-"""The command of docker/swarmnode.service."""
 
 LINGER = "`loginctl enable-linger` keeps it running while nobody is logged in"
 
@@ -44,7 +42,7 @@ def install(
     ] = None,
     kind: Annotated[
         str,
-        typer.Option("--for", metavar="SYSTEM", help="user (systemd), system (systemd), launchd, windows."),
+        typer.Option("--for", metavar="SYSTEM", help="user (systemd) or system (systemd)."),
     ] = "user",
     print_: Annotated[bool, typer.Option("--print", help="Print the text and change nothing.")] = False,
     json: Json = False,
@@ -53,11 +51,11 @@ def install(
 
     \b
     swarmnode service install -- --hours 22-7 --max-disk 20
-    swarmnode service install --for launchd --print
+    swarmnode service install --for system --print
     """
-    if kind not in TEXTS:
-        raise ConfigError(f"--for {kind}: no such system", hint=f"there are {', '.join(TEXTS)}")
-    text = TEXTS[kind](_packaged(arguments) if kind == "system" else started_with(arguments or ()))
+    if kind not in ("user", "system"):
+        raise ConfigError(f"--for {kind}: no such system", hint="there are user, system")
+    text = _packaged(arguments) if kind == "system" else user_unit(started_with(arguments or ()))
     if print_:
         tell(json, {"for": kind, "text": text}, [text.rstrip("\n")])
         return
@@ -95,12 +93,12 @@ def started_with(arguments: Sequence[str]) -> Started:
     return Started(command, os.getcwd(), memory_gb)
 
 
-def _packaged(arguments: Sequence[str] | None) -> Started:
+def _packaged(arguments: Sequence[str] | None) -> str:
     if arguments:
         raise ConfigError(
             "a unit for all of a machine has its settings in the environment", hint="see --print"
         )
-    return PACKAGED
+    return (builtin_folder("docker") / "swarmnode.service").read_text()
 
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:

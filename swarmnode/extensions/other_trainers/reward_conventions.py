@@ -59,8 +59,7 @@ def _on_trl(make: Callable[[Any], tuple[Any, Judged]], function: Any) -> Any:
         **columns: Sequence[Any],
     ) -> Any:
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
-        results: Any = judge(list(prompts), list(completions), rows)
-        return _gathered(cast(list[Any], results)) if _waits(results) else results
+        return judge(list(prompts), list(completions), rows)
 
     signature = inspect.signature(reward)
     update_wrapper(reward, inner)
@@ -70,25 +69,26 @@ def _on_trl(make: Callable[[Any], tuple[Any, Judged]], function: Any) -> Any:
 
 
 def _verl(function: Any) -> tuple[Any, Judged]:
-    def one(text: str, row: Columns) -> Any:
+    def one(prompt: Any, said: Any, row: Columns) -> Any:
         model = row.get("reward_model")
         nested: Any = cast(Columns, model).get("ground_truth") if isinstance(model, Mapping) else None
         given = {
             "data_source": row.get("data_source", ""),
-            "solution_str": text,
+            "solution_str": final_answer(said),
             "ground_truth": _first(row.get("ground_truth"), nested, row.get("answer")),
             "extra_info": row.get("extra_info", dict(row)),
         }
-        return _score(function(**accepted(function, given)))
+        return function(**accepted(function, given))
 
-    def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> list[Any]:
-        return [one(final_answer(text), row) for text, row in zip(said, rows, strict=True)]
-
-    return function, judge
+    return function, _each(one)
 
 
 def _slime(function: Any) -> tuple[Any, Judged]:
+    def called(samples: Any) -> Any:
+        return function(SimpleNamespace(), samples)
+
     whole = argument_names(function)[1:2] == ["samples"]
+    judge_samples = called if whole else _each(called)
 
     def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> Any:
         texts = map(final_answer, said)
@@ -98,9 +98,7 @@ def _slime(function: Any) -> tuple[Any, Judged]:
             )
             for at, (prompt, text, row) in enumerate(zip(prompts, texts, rows, strict=True))
         ]
-        if whole:
-            return function(SimpleNamespace(), samples)
-        return [_score(function(SimpleNamespace(), sample)) for sample in samples]
+        return judge_samples(samples)
 
     return function, judge
 
@@ -108,13 +106,10 @@ def _slime(function: Any) -> tuple[Any, Judged]:
 def _nanochat(found: Any) -> tuple[Any, Judged]:
     function = _reward_of(found)
 
-    def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> list[Any]:
-        return [
-            _score(function({**row, "messages": _solved(prompt, row)}, final_answer(text)))
-            for prompt, text, row in zip(prompts, said, rows, strict=True)
-        ]
+    def one(prompt: Any, said: Any, row: Columns) -> Any:
+        return function({**row, "messages": _solved(prompt, row)}, final_answer(said))
 
-    return function, judge
+    return function, _each(one)
 
 
 def _reward_of(found: Any) -> Any:
@@ -144,16 +139,21 @@ def _verifiers(function: Any) -> tuple[Any, Judged]:
             "info": row.get("info", {}),
             "task": row.get("task", ""),
         }
-        return _score(function(**accepted(function, {**row, **given, "state": {**row, **given}})))
+        return function(**accepted(function, {**row, **given, "state": {**row, **given}}))
 
-    def judge(prompts: list[Any], said: list[Any], rows: list[Columns]) -> list[Any]:
-        return [one(*parts) for parts in zip(prompts, said, rows, strict=True)]
-
-    return function, judge
+    return function, _each(one)
 
 
-def _waits(results: object) -> bool:
-    return isinstance(results, list) and any(map(inspect.isawaitable, cast(list[Any], results)))
+def _each(one: Judged) -> Judged:
+    """Returns how a group is judged with a function that judges each answer by itself. One that does not wait
+    is called here, in the thread of who asks: rewards with an alarm of their own need the main one."""
+
+    def judge(*columns: Sequence[Any]) -> Any:
+        results = [one(*parts) for parts in zip(*columns, strict=True)]
+        waits = any(map(inspect.isawaitable, results))
+        return _gathered(results) if waits else list(map(_number, results))
+
+    return judge
 
 
 async def _gathered(results: list[Any]) -> list[Any]:
@@ -161,10 +161,6 @@ async def _gathered(results: list[Any]) -> list[Any]:
         return _number(await result if inspect.isawaitable(result) else result)
 
     return await asyncio.gather(*map(value, results))
-
-
-def _score(result: object) -> Any:
-    return result if inspect.isawaitable(result) else _number(result)
 
 
 def _number(result: object) -> Any:

@@ -12,7 +12,6 @@ from typing import Self
 from swarmnode.errors import PortInUse
 from swarmnode.extensions.page.access import AccessGuard
 from swarmnode.extensions.page.bounded_server import BoundedListener, bounded_server, listen_on
-from swarmnode.extensions.page.event_stream import OpenStreams
 from swarmnode.extensions.page.routes import application
 from swarmnode.node.showing.node_source import NodeSource
 
@@ -31,7 +30,6 @@ class PageServer:
         self._where = (source.config.node.http, source.config.node.http_port)
         self.token = secrets.token_urlsafe(32)
         """The secret of this start."""
-        self._streams = OpenStreams()
 
     @property
     def port(self) -> int:
@@ -46,7 +44,7 @@ class PageServer:
     def __enter__(self) -> Self:
         self._socket = self._listen()
         guard = AccessGuard(
-            application(self._source, self.token, self._streams),
+            application(self._source, self.token),
             bound=self._where[0],
             own_name=socket.gethostname(),
             password=self._source.config.node.http_password.get_secret_value(),
@@ -62,7 +60,7 @@ class PageServer:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._streams.closing = self._server.should_exit = True
+        self._server.should_exit = True
         self._thread.join()
         self._socket.close()
 

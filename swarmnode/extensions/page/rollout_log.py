@@ -145,7 +145,9 @@ def _messages(prompt: Prompt) -> dict[str, Any]:
     return {"messages": [[legible(one["role"]), legible(one["content"])] for one in messages]}
 
 
-class _OfRound(msgspec.Struct):
+class RolloutLine(msgspec.Struct):
+    """The part of a line of the file that tells lines apart."""
+
     round: int
 
 
@@ -155,5 +157,5 @@ def _read(path: Path) -> list[tuple[int, bytes]]:
     with suppress(FileNotFoundError):
         for line in path.read_bytes().splitlines():
             with suppress(msgspec.DecodeError):
-                found.append((msgspec.json.decode(line, type=_OfRound).round, line))
+                found.append((msgspec.json.decode(line, type=RolloutLine).round, line))
     return found

@@ -10,13 +10,10 @@ from typing import Any
 import msgspec
 
 from swarmnode.extensions.page.growing_file import GrowingFile
+from swarmnode.extensions.page.rollout_log import RolloutLine
 from swarmnode.identity.memorable_name import memorable_name
 
 MOST_OF_A_ROUND = 16
-
-
-class _Line(msgspec.Struct):
-    round: int
 
 
 class RolloutReader:
@@ -52,7 +49,7 @@ class RolloutReader:
             self._places.clear()
         for place, line in self._file.new_lines():
             try:
-                number = msgspec.json.decode(line, type=_Line).round
+                number = msgspec.json.decode(line, type=RolloutLine).round
             except msgspec.DecodeError:
                 continue
             self._places.setdefault(number, []).append((place, len(line)))

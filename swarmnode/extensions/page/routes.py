@@ -4,9 +4,9 @@ access.py -> [application] -> overview.py, reward_history.py, rollout_reader.py,
 
 GET /          the page                      GET /healthz   200 while the node lives
 GET /state     what the page shows, as JSON  GET /status    NodeStatus as JSON
-GET /events    the same, whenever it changes GET /metrics   the same numbers for Prometheus
-GET /rewards   the curves                    POST /control  {"request": "pause", "for_s": 7200}
-GET /rollouts  those of a round              GET /settings  with origins
+GET /rewards   the curves                    GET /metrics   the same numbers for Prometheus
+GET /rollouts  those of a round              POST /control  {"request": "pause", "for_s": 7200}
+GET /settings  with origins
 """
 
 import time
@@ -21,7 +21,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from swarmnode.extensions.page.access import MOST_BODY_BYTES
-from swarmnode.extensions.page.event_stream import EVERY_S, EventStream, OpenStreams
 from swarmnode.extensions.page.overview import overview
 from swarmnode.extensions.page.prometheus_metrics import metrics_of
 from swarmnode.extensions.page.reward_history import RewardHistory
@@ -29,6 +28,9 @@ from swarmnode.extensions.page.rollout_reader import RolloutReader
 from swarmnode.node.run_control import LONGEST_PAUSE_S, Request
 from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.used_settings import used_settings
+
+STATE_FOR_S = 1.0
+"""Seconds for which a state is told to all who ask: many who look on cost one look at the node."""
 
 STATIC = {
     "/": ("index.html", "text/html"),
@@ -49,12 +51,12 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PageRoutes:
     """The answers of one page."""
 
-    def __init__(self, source: NodeSource, token: str, streams: OpenStreams) -> None:
-        self._source, self._token, self._streams = source, token, streams
+    def __init__(self, source: NodeSource, token: str) -> None:
+        self._source, self._token = source, token
         status = source.status()
         self._history = RewardHistory(source.paths.logs, status.run, status.peer_id)
         self._rollouts = RolloutReader(source.rollouts)
-        self._made, self._made_s = b"", float("-inf")
+        self._made, self._made_s = Response(), float("-inf")
 
     def routes(self) -> list[Route]:
         """Returns all of them."""
@@ -65,7 +67,6 @@ class PageRoutes:
             Route("/status", self._status),
             Route("/metrics", self._metrics),
             Route("/state", self._state),
-            Route("/events", self._events),
             Route("/rewards", self._rewards),
             Route("/rollouts", self._rollouts_of),
             Route("/settings", self._settings),
@@ -83,22 +84,11 @@ class PageRoutes:
         return Response(metrics_of(self._source.status()), media_type=kind)
 
     async def _state(self, request: HttpRequest) -> Response:
-        self._history.read()
-        return _json({**overview(self._source, self._history), "token": self._token})
-
-    async def _events(self, request: HttpRequest) -> Response:
-        if self._streams.full:
-            return PlainTextResponse("too many look on; ask /state\n", 503, {"Retry-After": "10"})
-        self._history.read()
-        return EventStream(self._newest, self._streams)
-
-    def _newest(self) -> bytes:
-        """Returns the state, made once for all who look on."""
         now_s = time.monotonic()
-        if now_s >= self._made_s + EVERY_S:
+        if now_s >= self._made_s + STATE_FOR_S:
             self._history.read()
             self._made_s = now_s
-            self._made = msgspec.json.encode(overview(self._source, self._history))
+            self._made = _json({**overview(self._source, self._history), "token": self._token})
         return self._made
 
     async def _rewards(self, request: HttpRequest) -> Response:
@@ -120,14 +110,15 @@ class PageRoutes:
                 return PlainTextResponse("too long\n", 413)
         try:
             asked = msgspec.json.decode(content, type=ControlRequest)
+            self._made_s = float("-inf")  # Who pressed a button sees at once what it did.
             return _json({"answer": self._source.control.ask(asked.request, asked.for_s)})
         except (msgspec.DecodeError, ValueError) as error:
             return PlainTextResponse(f"{error}\n", 400)
 
 
-def application(source: NodeSource, token: str, streams: OpenStreams) -> Starlette:
+def application(source: NodeSource, token: str) -> Starlette:
     """Returns the application of a page. `token`: the secret of this start, which /state tells."""
-    return Starlette(routes=PageRoutes(source, token, streams).routes())
+    return Starlette(routes=PageRoutes(source, token).routes())
 
 
 async def _healthz(request: HttpRequest) -> Response:

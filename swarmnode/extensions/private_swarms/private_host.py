@@ -91,8 +91,9 @@ class PrivateHost:
 
     @property
     def may_publish(self) -> Container[str]:
-        """Container of the peer ids whose groups are accepted by the founder's current list."""
-        return self._swarm.may_publish
+        """Container of the peer ids whose groups are accepted by the founder's current list, which may change
+        while the exchange looks at it."""
+        return self._swarm
 
     async def addresses(self) -> tuple[str, ...]:
         return await self._inner.addresses()

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Container
 from pathlib import Path
 from typing import Annotated
 
@@ -56,32 +55,23 @@ class PrivateSwarm:
     def removed(self) -> frozenset[str]:
         return self._removed
 
-    @property
-    def may_publish(self) -> Container[str]:
-        """Container of the peer ids whose groups are accepted by the current list."""
-        return _Publishers(self)
-
-    def publishes(self, peer_id: str) -> bool:
+    def __contains__(self, peer_id: object) -> bool:
+        """Returns True if the current list accepts groups of this peer."""
         manifest = self._manifest
         return peer_id not in self._removed and (
             manifest is None or manifest.publishers is None or peer_id in manifest.publishers
         )
 
-    def refresh(self) -> bool:
-        """Reads the file again if a command has changed it. Returns True if so."""
+    def refresh(self) -> None:
+        """Reads the file again if a command has changed it."""
         changed_at = _changed_at(self._path)
         if changed_at == self._changed_at:
-            return False
+            return
         self._changed_at = changed_at
         try:
-            record = load(self._path)
+            self._set(load(self._path))
         except NetworkError as error:
             logger.error("%s; going on with what was read at the start", error)
-            return False
-        if record == self.record:
-            return False
-        self._set(record)
-        return True
 
     def news_for(self, peer_id: str, held: SwarmKey, version: int) -> SwarmUpdate | None:
         """Returns the update for a peer that has proved this key. None: it gets no answer at all."""
@@ -115,16 +105,6 @@ class PrivateSwarm:
         self.record = record
         self._manifest = record.manifest
         self._removed = frozenset(self._manifest.removed if self._manifest else ())
-
-
-class _Publishers(Container[str]):
-    """A live view of the publishers in the list, which may change while the exchange looks at it."""
-
-    def __init__(self, swarm: PrivateSwarm) -> None:
-        self._swarm = swarm
-
-    def __contains__(self, peer_id: object) -> bool:
-        return isinstance(peer_id, str) and self._swarm.publishes(peer_id)
 
 
 # ---- who was met ----

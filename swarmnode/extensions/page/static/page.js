@@ -1,11 +1,10 @@
-// Draws the page of one node: /state and /events say how it is, /rewards, /rollouts and /settings the rest.
+// Draws the page of one node: /state says how it is, /rewards, /rollouts and /settings the rest.
 // What a node or a stranger wrote is only ever set as text.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const POLL_MS = 5000;
-const READ_AGAIN_MS = 2000;
+const POLL_MS = 1000;
 
 let token = "";
 let state = null;
@@ -13,8 +12,6 @@ let drawnRound = -1;
 let rounds = [];
 let shownRound = null;
 let shown = [];
-let polling = null;
-let wasLost = false;
 
 // ---- making elements ----
 
@@ -500,38 +497,18 @@ async function poll() {
   try {
     const found = await get("state");
     token = found.token;
-    show(found);
+    // What is drawn again loses what a reader has marked in it.
+    if (JSON.stringify(found) !== JSON.stringify(state)) show(found);
     connection(true);
-    return true;
   } catch {
     connection(false);
-    return false;
   }
 }
 
-function listen() {
-  const events = new EventSource("events");
-  events.onmessage = async (event) => {
-    clearInterval(polling);
-    polling = null;
-    // Another start of the node has another token.
-    if (wasLost && !await poll()) return;
-    wasLost = false;
-    connection(true);
-    show(JSON.parse(event.data));
-    readAgain();
-  };
-  events.onerror = () => {
-    wasLost = true;
-    // A stream that was refused is not tried again by itself. The token is of the node's start.
-    if (polling === null) polling = setInterval(async () => {
-      if (await poll() && events.readyState === EventSource.CLOSED) {
-        clearInterval(polling);
-        polling = null;
-        listen();
-      }
-    }, POLL_MS);
-  };
+async function follow() {
+  await poll();
+  readAgain();
+  setTimeout(follow, POLL_MS);
 }
 
 function choose(place) {
@@ -546,5 +523,5 @@ $("live").addEventListener("change", () => $("live").checked && showRollouts(nul
 $("of-task").addEventListener("change", drawRollouts);
 $("all-settings").addEventListener("change", () => showSettings().catch(() => connection(false)));
 setInterval(showPhase, 1000);
-setInterval(readAgain, READ_AGAIN_MS);
-poll().then(() => { listen(); readAgain(); showSettings().catch(() => connection(false)); });
+follow();
+showSettings().catch(() => connection(false));

@@ -2,19 +2,17 @@
 
 import json
 import os
-import plistlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError, SwarmnodeError
-from swarmnode.extensions.limits.service_texts import Started, unit_word, user_unit
+from swarmnode.extensions.limits.service_texts import ATTEMPTS, POLICY, Started, unit_word, user_unit
 
 ROOT = Path(__file__).parents[4]
 
@@ -45,7 +43,9 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_unit_of_the_images_folder_is_what_the_command_prints() -> None:
-    assert run("--for", "system", "--print") == (ROOT / "docker" / "swarmnode.service").read_text()
+    packaged = (ROOT / "docker" / "swarmnode.service").read_text()
+    assert run("--for", "system", "--print") == packaged
+    assert POLICY in packaged and ATTEMPTS in packaged, "the unit of a user starts and stops it otherwise"
 
 
 def test_a_service_is_written_enabled_and_started_with_the_settings_given(systemctl: Path) -> None:
@@ -91,10 +91,9 @@ def test_settings_that_are_none_are_refused_before_anything_is_written(systemctl
     assert not (systemctl / ".config").exists()
 
 
-@pytest.mark.parametrize("kind", ["system", "launchd", "windows"])
-def test_what_was_not_tried_is_only_printed(kind: str, systemctl: Path) -> None:
+def test_the_unit_of_a_system_is_only_printed(systemctl: Path) -> None:
     with pytest.raises(ConfigError, match="by hand"):
-        run("--for", kind)
+        run("--for", "system")
 
 
 def test_a_systemctl_that_fails_or_is_missing_is_said(
@@ -112,14 +111,6 @@ def test_words_of_a_unit_are_no_more_than_words() -> None:
     odd = 'a "b" \\ 100% $HOME ${X}\n[Install]'
     assert unit_word(odd) == '"a \\"b\\" \\\\ 100%% $$HOME $${X}\\n[Install]"'
     assert unit_word("") == '""' and unit_word("--hours") == "--hours" and unit_word(";") == '";"'
-
-
-def test_the_texts_of_other_systems_can_be_read(systemctl: Path) -> None:
-    agent = plistlib.loads(run("--for", "launchd", "--print", "--", "--home", "a & b").encode())
-    assert agent["ProgramArguments"] == [sys.executable, "-m", "swarmnode", "join", "--home", "a & b"]
-    task = run("--for", "windows", "--print", "--", "--home", "a & b").partition("\n")[2]
-    words = [one.text for one in ElementTree.fromstring(task).iter() if one.tag.endswith("Arguments")]
-    assert words == [f'--cd {systemctl} --exec {sys.executable} -m swarmnode join --home "a & b"']
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")

@@ -10,7 +10,6 @@ import pytest
 
 from swarmnode.extensions.page.bounded_protocol import BoundedProtocol
 from swarmnode.extensions.page.bounded_server import MOST_CONNECTIONS
-from swarmnode.extensions.page.event_stream import MOST_STREAMS
 from tests.shown_page import STATUS, shown_page
 
 PATIENCE_S = 60.0
@@ -65,24 +64,6 @@ def test_who_sends_nothing_or_half_a_request_is_dropped(port: int) -> None:
     assert asked(port) == 200
 
 
-def test_a_stream_lives_on_while_it_is_read_and_ends_with_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BoundedProtocol, "patience_s", 0.2)
-    with shown_page(lambda: STATUS) as page:
-        stream = connected(page.port)
-        stream.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        told = stream.makefile("rb")
-        while not told.readline().startswith(b"data: {"):
-            pass
-        time.sleep(1.0)  # Several looks of the page at a client that has nothing to send.
-        stream.settimeout(0.01)
-        with pytest.raises(TimeoutError):
-            while stream.recv(65536):
-                pass
-        stream.settimeout(PATIENCE_S)
-    with stream:
-        assert ended(stream)
-
-
 def test_who_takes_nothing_of_an_answer_is_dropped(port: int) -> None:
     def is_held() -> bool:
         here = psutil.Process().net_connections("tcp")
@@ -111,20 +92,6 @@ def test_connections_are_bounded_and_their_room_comes_back(port: int) -> None:
             stack.enter_context(connected(port))
         until_answered(port)
     until_answered(port)
-
-
-def test_streams_are_bounded_and_their_room_comes_back(port: int) -> None:
-    ask = b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    with ExitStack() as stack:
-        for _ in range(MOST_STREAMS):
-            stream = stack.enter_context(connected(port))
-            stream.sendall(ask)
-            assert b"200" in stream.makefile("rb").readline()
-        assert asked(port, "/events") == 503
-        assert asked(port, "/state") == 200
-    deadline = time.monotonic() + PATIENCE_S
-    while asked(port, "/events") != 200:
-        assert time.monotonic() < deadline
 
 
 def test_headers_without_end_are_refused(port: int) -> None:

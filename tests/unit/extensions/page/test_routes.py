@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from starlette.testclient import TestClient
 
 from swarmnode.extensions.page.access import HEADERS, TOKEN_HEADER, AccessGuard
-from swarmnode.extensions.page.event_stream import MOST_STREAMS, OpenStreams
-from swarmnode.extensions.page.routes import application
+from swarmnode.extensions.page.routes import STATE_FOR_S, application
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.monitors import append_line
@@ -31,10 +30,9 @@ class Page:
         self.rollouts = folder / "rollouts.jsonl"
         paths = resolve_paths(folder)
         self.logs = paths.logs
-        self.streams = OpenStreams()
         source = page_source(lambda: self.status, control=self.control, paths=paths, rollouts=self.rollouts)
         guard = AccessGuard(
-            application(source, TOKEN, self.streams),
+            application(source, TOKEN),
             bound="127.0.0.1",
             own_name="otter",
             password="",
@@ -98,6 +96,20 @@ def test_the_state_has_verdicts_peers_and_the_token(page: Page) -> None:
     assert state["control"] == {
         "takes": ["pause", "resume", "finish", "stop"], "paused": False, "until": "", "ending": False
     }  # fmt: skip
+
+
+def test_many_who_look_on_are_told_one_state_until_it_is_old_or_a_button_was_pressed(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    first = page.json("/state")
+    page.status = replace(STATUS, name="renamed")
+    assert [page.json("/state") for _ in range(20)] == [first] * 20
+    now += STATE_FOR_S
+    assert page.json("/state")["status"]["name"] == "renamed"
+    assert page.ask({"request": "pause"}) == 200
+    assert page.json("/state")["control"]["paused"]
 
 
 def test_what_strangers_wrote_comes_out_as_json_text(page: Page) -> None:
@@ -178,9 +190,3 @@ def test_a_node_that_cannot_pause_says_so(page: Page) -> None:
     page.control.takes = ("stop",)
     answer = page.client.post("/control", json={"request": "pause"}, headers={TOKEN_HEADER: TOKEN})
     assert (answer.status_code, answer.text) == (400, "this node takes stop, not pause\n")
-
-
-def test_more_streams_than_there_may_be_are_refused(page: Page) -> None:
-    page.streams.count = MOST_STREAMS
-    assert page.client.get("/events").status_code == 503
-    assert page.client.get("/state").status_code == 200
