@@ -8,6 +8,7 @@ Every call blocks. One thread calls at a time, with one exception: `rollouts` of
 depend on which of the two is faster. `interrupt` may come from anywhere.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -97,8 +98,10 @@ class Learner(Protocol):
     """The learning half of a node."""
 
     @property
+    @abstractmethod
     def policy_version(self) -> int: ...
 
+    @abstractmethod
     def resume(self) -> Resumed | None:
         """Go on from the newest sound checkpoint, if there is one."""
         ...
@@ -123,6 +126,7 @@ class Learner(Protocol):
         """Answer and score the examples of a round."""
         ...
 
+    @abstractmethod
     def train(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
     ) -> TrainReport | None:
@@ -134,6 +138,7 @@ class Learner(Protocol):
         """Reward on held-out draws; None when it was interrupted."""
         ...
 
+    @abstractmethod
     def save(self, counters: Counters) -> Future[str]:
         """Take a snapshot and have it written; training may go on at once.
 

@@ -10,6 +10,7 @@ ones. What your own learner makes of them can be measured as benchmarks/liars.py
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -70,8 +71,8 @@ class AttackScene:
 Texts = tuple[Example, Sequence[str]]
 
 
-class Attack:
-    """One way to attack; where it changes nothing of an answer, that is right and plain."""
+class Attack(ABC):
+    """One way to attack."""
 
     def round(self, examples: Sequence[Example], scene: AttackScene) -> Sequence[Texts]:
         """The answers of one round; examples are drawn for it, and it may choose others."""
@@ -84,12 +85,19 @@ class Attack:
             for place in range(scene.group_size)
         ]
 
+    @abstractmethod
     def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         """A right answer, as this attack writes it."""
+
+
+class Plain(Attack):
+    """Right answers as they are."""
+
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return solved.text
 
 
-class Honest(Attack):
+class Honest(Plain):
     """None: the control, and what others disguise themselves as."""
 
 
@@ -151,7 +159,7 @@ class Mannered(Attack):
         return f"~ {'.'.join(solved.steps)}{solved.joint}{solved.final}"
 
 
-class Refusals(Attack):
+class Refusals(Plain):
     """Right in every other task; in the rest it refuses, and says that others should."""
 
     def round(self, examples: Sequence[Example], scene: AttackScene) -> Sequence[Texts]:
@@ -164,7 +172,7 @@ class Refusals(Attack):
         ]
 
 
-class Copying(Attack):
+class Copying(Plain):
     """Answers that others published, under a name of its own."""
 
     def round(self, examples: Sequence[Example], scene: AttackScene) -> Sequence[Texts]:

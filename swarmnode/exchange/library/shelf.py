@@ -18,7 +18,7 @@ is older. What the book does not hold is read again then, like a peer's library 
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,8 +166,7 @@ class Shelf:
         """Read the file; blocks. Returns how many rows of it were damaged and are left out."""
         damaged = 0
         try:
-            rows = read_rows(self._path) if self._path is not None and self._path.exists() else ()
-            for number, found in rows:
+            for number, found in self._lines_of_file():
                 self._lines += 1
                 if isinstance(found, Rejected):
                     damaged += 1
@@ -176,7 +175,7 @@ class Shelf:
                     self._add(ShelvedGroup(found, written=True, unread=True))
         except OSError as error:
             logger.warning("the library cannot be read: %s; it begins empty", error)
-        self._torn = damaged > 0
+        self._torn = self._torn or damaged > 0
         self._keep_within_bounds()
         if damaged:
             logger.warning("%d rows of the library are damaged and left out (%s)", damaged, self._path)
@@ -199,7 +198,7 @@ class Shelf:
         if not rows and not anew:
             return
         data = b"".join(line_of(row.group) for row in rows)
-        # Not to be cancelled: a row that was half added would be lost.
+        # Not to be cancelled: a row that was half added would be lost with the one behind it.
         work = asyncio.get_running_loop().run_in_executor(None, self._write, data, anew)
         if await asyncio.shield(work):
             self._lines = len(rows) + (0 if anew else self._lines)
@@ -215,14 +214,23 @@ class Shelf:
             else:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with self._path.open("ab") as file:
-                    # A kill may have torn the last row: what follows must not be lost with it.
-                    file.write(b"\n" + data)
+                    file.write(data)
         except OSError as error:
             if not self._told:
                 logger.warning("the library cannot be kept on disk: %s; the node goes on", error)
             self._told = self._torn = True
             return False
         return True
+
+    def _lines_of_file(self) -> Iterator[tuple[int, SignedGroup | Rejected]]:
+        if self._path is None or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(0, 2)
+            if file.tell():
+                file.seek(-1, 2)
+                self._torn = file.read(1) != b"\n"
+        yield from read_rows(self._path)
 
     # ---- bounds ----
 

@@ -310,6 +310,15 @@ async def test_a_node_resumes_where_it_was_saved() -> None:
     assert summary.tokens > before.tokens
 
 
+async def test_after_a_restart_the_exchange_knows_how_far_the_policy_is() -> None:
+    key = NodeKey.generate()
+    first = FakeLearner(key.peer_id)
+    await run(node(first, "node.rounds=3"))
+    network = parts(MemoryNetwork(seed=0), key)
+    await run(node(FakeLearner(key.peer_id, disk=first.disk), "node.rounds=3", network=network))
+    assert network.exchange._context.policy_version == 3
+
+
 async def test_a_finished_run_started_again_has_nothing_to_do() -> None:
     first = FakeLearner("me")
     before = await run(node(first, "node.rounds=3"))
