@@ -184,10 +184,10 @@ def run_seed(config: Config, paths: Paths, tell: Callable[[str], None]) -> None:
     """Run until stopped (SIGINT, SIGTERM). `tell` is given the address that others join with, once."""
     with ExitStack() as stack:
         stack.enter_context(Screen(paths.logs / LOG_FILE))
-        key = take_identity(stack, paths)
-        forget_earlier_runs(paths)
         check_network(config.network)
         check_status_port(config.node)
+        key = take_identity(stack, paths)
+        forget_earlier_runs(paths)
         logger.info("this seed is %s, peer id %s", key.name, key.peer_id)
         asyncio.run(_serve(Seat(0, config, paths, key, 0, {}), tell))
 

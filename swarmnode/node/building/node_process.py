@@ -1,8 +1,8 @@
 """A running node as a process: the lock on its identity, the note that it leaves for others, its signals.
 
-run.py, seed_node.py -> [IdentityLock]
-                     -> [write_running] -> running.json -> `swarmnode status`, `swarmnode swarm`
-                     -> [stop_on_signals] -> NodeLoop.request_stop
+run.py (take_identity) -> [IdentityLock]
+                       -> [write_running] -> running.json -> `swarmnode status`, `swarmnode swarm`
+                       -> [stop_on_signals] -> NodeLoop.request_stop
 
 One process per identity: two nodes under one peer id would each receive half of what is sent to them. The
 lock is the kernel's (flock), so it is gone the moment its holder is, SIGKILL included; the file that is left

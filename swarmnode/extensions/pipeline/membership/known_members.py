@@ -7,7 +7,6 @@ Tables are bounded: the dead make room for the living, strangers are refused onc
 """
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
 
 from swarmnode.bounded_dict import BoundedDict
@@ -206,9 +205,12 @@ class KnownMembers:
         if any(stage >= len(proposal.ends) for stage in proposal.stage_of.values()):
             raise Rejected(Refusal.MALFORMED, "a stage without layers")
         for (author, presence), sealed in zip(found.items(), proposal.presences, strict=True):
-            # We know newer of a third one, or have no room for it: that is not the convener's doing.
-            with suppress(Rejected):
+            try:
                 self._add(author, presence, sealed, now_s)
+            except Rejected as error:
+                # We know newer of a third one, or have no room for it: that is not the convener's doing.
+                if error.reason not in (Refusal.OLD_NEWS, Refusal.FULL):
+                    raise
         return tuple(presence.costs for presence in found.values())
 
     def heard(self, peer_id: str, status: Status, now_s: float) -> bool:

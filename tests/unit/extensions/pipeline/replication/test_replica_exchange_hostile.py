@@ -42,18 +42,19 @@ async def test_only_replicas_ask_and_not_for_what_is_far_away() -> None:
     async with replicas(3) as (exchanges, hosts):
         exchanges[0].admit(peers(0, 1, 2), stage_of_two())
 
-        async def ask(asker: int, iteration: int, plan: str = PLAN) -> None:
+        async def ask(asker: int, iteration: int, stage: int = 1) -> None:
             stream = await hosts[asker].open_stream(hosts[0].peer_id, PROTOCOL)
-            question = AskDigest(StageIteration(plan, 1, iteration))
+            question = AskDigest(StageIteration(PLAN, stage, iteration))
             await raw_wire.write(stream, MemberService.GRADIENTS, question)
 
         refused = exchanges[0]._streams.incoming.refused
         await ask(2, 4)
+        await ask(1, 4, stage=0)
         await ask(1, 6)
         for _ in range(MAX_WAITING + 1):
             await ask(1, 5)
         for _ in range(100):
-            if refused.total() == 3:
+            if refused.total() == 4:
                 break
             await asyncio.sleep(0.01)
-        assert refused == {"not_a_member": 1, "too_early": 1, "too_many_streams": 1}
+        assert refused == {"not_a_member": 2, "too_early": 1, "too_many_streams": 1}
