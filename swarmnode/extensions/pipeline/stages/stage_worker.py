@@ -3,8 +3,8 @@
 relay.py, iteration_driver.py (in the worker thread of stage_queue.py) -> [StageWorker] -> stage_model.py
 
 Pure arithmetic and bookkeeping, for one thread: no sockets, no clock. Each agent has one micro-batch here at
-a time. Which agents have a slot, and that each attempt comes once and later ones behind it, is the concern of
-relay.py and iteration_driver.py.
+a time, and there are no more of them than memory was planned for. Which agents these are, and that each
+attempt comes once and later ones behind it, is the concern of relay.py and iteration_driver.py.
 
 Of several attempts at one micro-batch only the first that is committed counts here. Gradients are provisional
 until `commit`, which says that the answer was taken: an answer that nobody wanted must not count, since
@@ -101,14 +101,16 @@ class StageWorker:
         """Return the output of our own layers, [B, T, D] without graph. A later attempt of the agent replaces
         its former one.
 
-        A later attempt with exactly the same input is not computed again. Raises Rejected: no_memory;
-        unknown_work for another iteration; not_finite.
+        A later attempt with exactly the same input is not computed again. Raises Rejected: no_slot where
+        memory was planned for no more agents, no_memory; unknown_work for another iteration; not_finite.
         """
         attempt = item.attempt
         if attempt.iteration != self.iteration:
             raise Rejected(
                 Refusal.UNKNOWN_WORK, f"iteration {attempt.iteration}, here it is {self.iteration}"
             )
+        if attempt.agent not in self._work and len(self._work) >= self._slots:
+            raise Rejected(Refusal.NO_SLOT, f"{self._slots} of {self._slots} are taken")
         item, former = self._checks.input(item), self._work.get(attempt.agent)
         if former is not None and is_same_input(former.item, item):
             # The former's input, which the graph of its output begins at.

@@ -1,6 +1,7 @@
 """The clock of the event loop, and waits on it: for a change, and for a time at most.
 
-membership/, replica_answers.py, pipeline_node.py, membership_supervisor.py -> [loop_s, wait_at_most, ChangeSignal]
+membership/, replica_answers.py, pipeline_node.py, membership_supervisor.py
+-> [loop_s, wait_at_most, ChangeSignal]
 """
 
 import asyncio

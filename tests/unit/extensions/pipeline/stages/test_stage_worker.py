@@ -101,6 +101,17 @@ def test_a_released_micro_batch_does_not_come_back() -> None:
         back(found, attempt(), noise(1))
 
 
+def test_no_more_micro_batches_are_here_than_memory_was_planned_for() -> None:
+    found = worker(slots=2)
+    for agent in (0, 1):
+        found.forward(item(attempt(agent)))
+    with refused(Refusal.NO_SLOT):
+        found.forward(item(attempt(agent=2)))
+    found.forward(item(attempt(agent=1, wave=1)))
+    found.release(0)
+    found.forward(item(attempt(agent=2)))
+
+
 def test_an_agent_goes_on_wave_after_wave() -> None:
     found = worker(slots=1)
     for wave in range(3):
