@@ -87,8 +87,8 @@ class PageRoutes:
         now_s = time.monotonic()
         if now_s >= self._made_s + STATE_FOR_S:
             self._history.read()
-            self._made_s = now_s
             self._made = _json({**overview(self._source, self._history), "token": self._token})
+            self._made_s = now_s
         return self._made
 
     async def _rewards(self, request: HttpRequest) -> Response:

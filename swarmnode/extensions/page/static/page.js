@@ -5,6 +5,7 @@
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const POLL_MS = 1000;
+const AGAIN_MS = 5000;
 
 let token = "";
 let state = null;
@@ -500,15 +501,17 @@ async function poll() {
     // What is drawn again loses what a reader has marked in it.
     if (JSON.stringify(found) !== JSON.stringify(state)) show(found);
     connection(true);
+    return true;
   } catch {
     connection(false);
+    return false;
   }
 }
 
 async function follow() {
-  await poll();
+  const isThere = await poll();
   readAgain();
-  setTimeout(follow, POLL_MS);
+  setTimeout(follow, isThere ? POLL_MS : AGAIN_MS);
 }
 
 function choose(place) {

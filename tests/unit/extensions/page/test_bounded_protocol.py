@@ -1,15 +1,18 @@
 """Slow and many clients, on real sockets: they are dropped or turned away, and the page answers others."""
 
+import asyncio
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from swarmnode.extensions.page.bounded_protocol import BoundedProtocol
-from swarmnode.extensions.page.bounded_server import MOST_CONNECTIONS
+from swarmnode.extensions.page.bounded_server import MOST_CONNECTIONS, bounded_server, listen_on
 from tests.shown_page import STATUS, shown_page
 
 PATIENCE_S = 60.0
@@ -62,6 +65,28 @@ def test_who_sends_nothing_or_half_a_request_is_dropped(port: int) -> None:
             connection.sendall(begun)
             assert ended(connection)
     assert asked(port) == 200
+
+
+async def slow_answer(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for word in (b"one ", b"two ", b"three"):
+        await send({"type": "http.response.body", "body": word, "more_body": True})
+        await asyncio.sleep(0.5)  # Several looks at a client that has nothing to send.
+    await send({"type": "http.response.body"})
+
+
+def test_an_answer_that_takes_long_is_given_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedProtocol, "patience_s", 0.1)
+    server = bounded_server(slow_answer, idle_s=1, core_share=1.0)
+    with listen_on("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        with connected(listening.getsockname()[1]) as asker:
+            asker.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            answer = asker.makefile("rb").read()
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+    assert [word in answer for word in (b"one ", b"two ", b"three")] == [True] * 3
 
 
 def test_who_takes_nothing_of_an_answer_is_dropped(port: int) -> None:
