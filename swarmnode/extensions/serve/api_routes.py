@@ -6,7 +6,7 @@ GET /v1/models    POST /v1/chat/completions    POST /v1/completions    GET /heal
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -76,7 +76,7 @@ class ApiRoutes:
         if asked.question.stream:
             stream = _server_sent(events, form)
             return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-        return JSONResponse(await _unless_left(form, events, request.receive), headers=headers)
+        return JSONResponse(await _unless_left(form.whole(events), events, request.receive), headers=headers)
 
 
 def application(find: FindService) -> Starlette:
@@ -122,23 +122,34 @@ def _event(content: JsonObject) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-async def _unless_left(form: AnswerForm, events: AsyncGenerator[Event], receive: Receive) -> JsonObject:
-    """Returns an answer; gives it up if who asked has left. Raises QuestionRefused."""
-    async with aclosing(events):
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                leaving = tasks.create_task(_refuse_if_left(receive))
-                answer = await form.whole(events)
-                leaving.cancel()
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-    return answer
+async def _unless_left(
+    answer: Awaitable[JsonObject], events: AsyncGenerator[Event], receive: Receive
+) -> JsonObject:
+    """Returns an answer; gives it up if who asked has left. Raises QuestionRefused: not out of the group, as
+    an exception that does keeps the whole question in memory until garbage is collected."""
+    async with aclosing(events), asyncio.TaskGroup() as tasks:
+        writing, leaving = tasks.create_task(_kept(answer)), tasks.create_task(_left(receive))
+        await asyncio.wait([writing, leaving], return_when=asyncio.FIRST_COMPLETED)
+        writing.cancel()
+        leaving.cancel()
+    if writing.cancelled():
+        raise QuestionRefused(LEFT)
+    found = writing.result()
+    if isinstance(found, NoAnswer):
+        raise QuestionRefused(found)
+    return found
 
 
-async def _refuse_if_left(receive: Receive) -> None:
+async def _kept(answer: Awaitable[JsonObject]) -> JsonObject | NoAnswer:
+    try:
+        return await answer
+    except QuestionRefused as refusal:
+        return refusal.refused
+
+
+async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    raise QuestionRefused(LEFT)
 
 
 def _card(name: str) -> JsonObject:

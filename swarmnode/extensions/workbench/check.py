@@ -222,7 +222,7 @@ class _Checker:
         if not self.examples:
             self.error(f"examples({SEEDS[0]}) yields nothing", "yield at least a few hundred examples")
             return
-        with self.guarded("the second draw failed: "):
+        with self.guarded("drawing again failed: "):
             self.judge_repeatability()
             self.judge_variety()
             if len(self.examples) / draw_s < SLOW_DRAWS_PER_S:

@@ -77,7 +77,9 @@ def test_every_version_that_is_kept_can_be_named_and_says_its_name() -> None:
     }
 
 
-@pytest.mark.parametrize("model", ["gpt-4", "policy@7", "policy-1", "base@3", "policy@", "\x1b[2J", ""])
+@pytest.mark.parametrize(
+    "model", ["gpt-4", "policy@7", "policy@00", "policy-1", "base@3", "policy@", "\x1b[2J", ""]
+)
 def test_an_unknown_model_is_refused_with_those_that_there_are(model: str) -> None:
     found = refused(Question(model=model, text="a"))
     assert (found.status, found.code, found.param) == (404, "model_not_found", "model")
