@@ -271,8 +271,10 @@ class P2pdHost:
                     yield
                 finally:
                     self._supervisor.retire()
-                    await close(server)
-                    self._end_tasks()
+                    try:
+                        await close(server)
+                    finally:
+                        self._end_tasks()
         finally:
             await self._supervisor.stop()
 

@@ -86,11 +86,13 @@ def _place(
 
 async def close(server: asyncio.Server) -> None:
     """Stop listening. The `close` of Python 3.11 loses a connection that was just accepted: nobody closes its
-    socket. So whatever was accepted is set up first."""
+    socket. So whatever was accepted is set up first; who is cancelled meanwhile does not leave it open."""
     for listening in server.sockets:
         asyncio.get_running_loop().remove_reader(listening)
-    await asyncio.sleep(0)
-    server.close()
+    try:
+        await asyncio.sleep(0)
+    finally:
+        server.close()
 
 
 UNREAD_REQUESTS = 2

@@ -6,6 +6,8 @@ import socket
 import warnings
 from pathlib import Path
 
+import pytest
+
 from swarmnode.network.daemon.stream_server import close
 
 
@@ -28,3 +30,13 @@ async def test_a_stream_that_comes_as_the_listener_ends_is_closed(tmp_path: Path
         await asyncio.sleep(0)
         gc.collect()
     assert [str(one.message) for one in told] == []
+
+
+async def test_who_is_cancelled_while_it_stops_listening_has_stopped(tmp_path: Path) -> None:
+    server = await asyncio.start_unix_server(lambda reader, writer: writer.close(), str(tmp_path / "socket"))
+    closing = asyncio.ensure_future(close(server))
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not server.sockets
