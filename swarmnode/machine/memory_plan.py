@@ -14,7 +14,7 @@ master copy."""
 MOMENT_BYTES = 8
 """Bytes of Adam's two moments in float32."""
 COMPARED_GRADIENTS = 3
-"""Parts of a gradient that are kept apart to see whether foreign answers help (foreign/agreement.py)."""
+"""Parts of a gradient that are kept apart to see whether foreign answers help (gradient_agreement.py)."""
 CHUNK_BYTES = 256 * 2**20
 """Size of one float32 tensor [tokens, vocabulary]: log-probabilities are computed for so many tokens at
 once."""

@@ -91,7 +91,7 @@ class PackedLayout:
     them."""
 
     @cached_property
-    def boxed(self) -> "Boxed":
+    def boxed(self) -> Boxed:
         """Returns the runs in boxes, for attention by SDPA; kernels need none."""
         runs = _Runs.of(self.lengths, self.prompts)
         order, boxes = _in_boxes(runs)

@@ -34,7 +34,7 @@ STEPS = 16
 
 STEP_ANSWERS = 48
 """Answers of the book in each of these steps: fewer than a usual round replays, as more and smaller steps
-learn more of as many answers. With 32 it took a sixth longer, since a step has costs of its own."""
+learn more of as many answers. With 32 it took an eighth longer, since a step has costs of its own."""
 
 RATE = 1.25
 """Share of the learning rate that the steps of the first round have. It falls from round to round: at one

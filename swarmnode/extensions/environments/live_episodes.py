@@ -42,7 +42,7 @@ class LiveEpisodes:
     """True if the first episode of another example ends all of the one before: nobody comes back to a
     stranger's."""
     _waiting: list[_Waiting] = field(default_factory=list[_Waiting])
-    """Those that have waited longest come first."""
+    """Episodes that wait, the one that has waited longest first."""
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -125,8 +125,8 @@ def _event(content: JsonObject) -> bytes:
 async def _unless_left(
     answer: Awaitable[JsonObject], events: AsyncGenerator[Event], receive: Receive
 ) -> JsonObject:
-    """Returns an answer; gives it up if who asked has left. Raises QuestionRefused: not out of the group, as
-    an exception that does keeps the whole question in memory until garbage is collected."""
+    """Returns an answer; gives it up if who asked has left. Raises QuestionRefused, but not out of the
+    group: an exception that leaves one keeps the whole question in memory until garbage is collected."""
     async with aclosing(events), asyncio.TaskGroup() as tasks:
         writing, leaving = tasks.create_task(_kept(answer)), tasks.create_task(_left(receive))
         await asyncio.wait([writing, leaving], return_when=asyncio.FIRST_COMPLETED)

@@ -167,7 +167,7 @@ class _Checker:
     load: Callable[..., IsolatedTask]
     """Loads the task once more."""
     examples: list[Example] = field(default_factory=list[Example])
-    """Those drawn before the first failure."""
+    """Examples that were drawn before the first failure."""
     findings: list[TaskFinding] = field(default_factory=list[TaskFinding])
 
     def report(self) -> TaskReport:

@@ -8,7 +8,7 @@ node -> [take_snapshot -> write_files] -> disk -> [read_checkpoint -> restore] -
       rollouts.bin                                               own groups that wait to be trained on,
                                                                  unfinished ones included
       rule.bin                                                   what the rule for others' answers has learnt:
-                                                                 its book (foreign/lessons.py)
+                                                                 its book (rules/lessons.py)
       state.json                                                 counters, the held-out reward, and a SHA-256
                                                                  of every other file
 
