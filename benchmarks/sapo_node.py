@@ -32,8 +32,7 @@ from swarmnode.settings.config import Config
 from swarmnode.tasks.task import Task
 from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.lessons import GroupLesson, Lessons
-from swarmnode.training.rules.rules import Sapo, adapts, groups_wanted, own_to_learn_from
-from swarmnode.training.rules.sharing_gauge import SharingGauge
+from swarmnode.training.rules.rules import Sapo, groups_wanted, own_to_learn_from
 from swarmnode.training.rules.task_marks import needs_of
 from swarmnode.types import RolloutGroup
 
@@ -73,8 +72,6 @@ class NodeRecord:
     """How many those were."""
     held_out: dict[int, float] = field(default_factory=dict)
     """Reward on held-out examples after so many rounds."""
-    levels: list[int] = field(default_factory=list)
-    """How often it had halved what it takes of others, after each round."""
     injected: list[float] = field(default_factory=list)
     """Share of sampled answers with the text that attackers inject."""
     generated_tokens: int = 0
@@ -94,7 +91,6 @@ class OwnGains(Sapo):
         external: Sequence[RolloutGroup],
         *,
         version: int,
-        foreign_share: float = 1.0,
     ) -> Lessons:
         return Lessons(tuple(GroupLesson(group, gains_only=True) for group in own), self._external(external))
 
@@ -118,7 +114,6 @@ class SwarmNode:
         """`network` None: it trains alone. `shelf`: it takes part in the library, and catches up by it."""
         self.config = config
         self.record = NodeRecord()
-        self.gauge = SharingGauge()
         self._seed = seed
         self._tasks = tasks
         self._clock = clock
@@ -185,7 +180,7 @@ class SwarmNode:
 
     async def collect(self) -> Sequence[RolloutGroup]:
         """What it takes of the others this round."""
-        wanted = self.gauge.groups(groups_wanted(self.config))
+        wanted = groups_wanted(self.config)
         if self.exchange is None or wanted == 0:
             return ()
         limit = groups_to_borrow(self.catching_up, self.config)
@@ -208,10 +203,7 @@ class SwarmNode:
         """One round of learning, from own groups and those of others."""
         chance = random.Random(f"{self._seed}:{self._number}:own")
         own = own_to_learn_from(groups, len(external), self.config, chance)
-        report = self.learner.train(own, external, self.gauge.share)
-        seen = self.gauge.after(report.agreement)
-        self.gauge = seen if adapts(self.config) else seen.in_full()
-        self.record.levels.append(self.gauge.level)
+        report = self.learner.train(own, external)
         self.record.trained_tokens += report.tokens
         if self.exchange is not None and report.pass_rates:
             self.exchange.prefer(needs_of(report.pass_rates))

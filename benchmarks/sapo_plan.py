@@ -42,8 +42,6 @@ class Outcome:
     cpu_s: float
     answers_a_round: int
     """Of one node, where nothing is over-sampled: what a round counts as."""
-    levels: list[float] = field(default_factory=list[float])
-    """Halvings of what a node takes of others (training/rules/sharing_gauge.py), mean over its rounds."""
 
     @property
     def cumulative(self) -> float:

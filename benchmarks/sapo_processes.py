@@ -49,7 +49,6 @@ def run_processes(run: Run, swarm: Swarm, rule: Rule, config: Config, settings: 
         joined=[0] * swarm.nodes,
         held_out=[summary["reward_last"] for summary in summaries],
         injected=[[] for _ in found],
-        levels=[],
         generated_tokens=sum(summary["tokens"] for summary in summaries),
         trained_tokens=sum(int(one["training.tokens"]) for rounds in found for one in rounds),
         received_tokens=None,

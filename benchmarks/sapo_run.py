@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -172,7 +171,6 @@ def _outcome(nodes: Sequence[SwarmNode], swarm: Swarm, config: Config, cpu_s: fl
         joined=[swarm.joins_at(number) for number in range(len(nodes))],
         held_out=[record.held_out[node.rounds] for node, record in zip(nodes, records, strict=True)],
         injected=[record.injected for record in records],
-        levels=[fmean(record.levels) for record in records],
         generated_tokens=sum(record.generated_tokens for record in records),
         trained_tokens=sum(record.trained_tokens for record in records),
         received_tokens=sum(record.received_tokens for record in records),

@@ -107,7 +107,6 @@ def _numbers(seed: int, outcome: Outcome) -> dict[str, float | None]:
         "seed": seed,
         "cumulative": outcome.cumulative,
         "held_out_last": outcome.last,
-        "halved": fmean(outcome.levels) if outcome.levels else None,
         "generated_tokens": outcome.generated_tokens,
         "trained_tokens": outcome.trained_tokens,
         "received_tokens": outcome.received_tokens,

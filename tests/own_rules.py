@@ -18,7 +18,6 @@ class OnlyTheBest(Rule):
         external: Sequence[RolloutGroup],
         *,
         version: int,
-        foreign_share: float = 1.0,
     ) -> Lessons:
         return Lessons(as_they_are(own), tuple(best_of(group) for group in external))
 

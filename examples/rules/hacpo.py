@@ -62,7 +62,6 @@ class Hacpo(Rule):
         external: Sequence[RolloutGroup],
         *,
         version: int,
-        foreign_share: float = 1.0,
     ) -> Lessons:
         self._remember(own, external)
         together: dict[ExampleKey, list[tuple[str, RolloutGroup]]] = {}

@@ -41,7 +41,6 @@ class Rescue(Rule):
     """Keeps own groups without a right answer until a stranger has one."""
 
     keeps_own = True
-    adapts = True
 
     def __init__(self, settings: SharingRule, seed: int = 0, mend: Mend | None = None) -> None:
         super().__init__(settings, seed, mend)
@@ -54,7 +53,6 @@ class Rescue(Rule):
         external: Sequence[RolloutGroup],
         *,
         version: int,
-        foreign_share: float = 1.0,
     ) -> Lessons:
         self.marks.see(own, external)
         self._wait(own, version)

@@ -13,8 +13,9 @@ ADAPTER_BYTES = 4
 master copy."""
 MOMENT_BYTES = 8
 """Bytes of Adam's two moments in float32."""
-COMPARED_GRADIENTS = 3
-"""Parts of a gradient that are kept apart to see whether foreign answers help (gradient_agreement.py)."""
+MEASURED_GRADIENTS = 3
+"""Gradients that are kept apart while authors are measured: an author's, our finds', and the mean of those of
+all tasks (training/rules/gradients.py)."""
 CHUNK_BYTES = 256 * 2**20
 """Size of one float32 tensor [tokens, vocabulary]: log-probabilities are computed for so many tokens at
 once."""
@@ -186,7 +187,7 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
         weights=weight_bytes(card, work),
         engine_weights=engine,
         adapters=2 * ADAPTER_BYTES * adapter,
-        gradients=((1 + COMPARED_GRADIENTS) * ADAPTER_BYTES + cast_bytes(work)) * adapter,
+        gradients=((1 + MEASURED_GRADIENTS) * ADAPTER_BYTES + cast_bytes(work)) * adapter,
         optimizer=MOMENT_BYTES * adapter,
         activations=work.micro_batch_tokens * activation_bytes(card, work) + in_flight_bytes(card, work),
         logprobs=logprob_bytes(card, work.micro_batch_tokens),

@@ -127,11 +127,8 @@ class Learner(Protocol):
         ...
 
     @abstractmethod
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport | None:
-        """One round of learning, up to a new policy version. None: interrupted before anything was learnt.
-        `foreign_share`: how much of what is replayed may be from others."""
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport | None:
+        """One round of learning, up to a new policy version. None: interrupted before anything was learnt."""
         ...
 
     def evaluate(self) -> Evaluation | None:

@@ -63,8 +63,7 @@ from swarmnode.node.showing.node_status import (
 from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.settings.config import Config
 from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
-from swarmnode.training.rules.rules import adapts, groups_wanted, own_to_learn_from
-from swarmnode.training.rules.sharing_gauge import SharingGauge, told
+from swarmnode.training.rules.rules import groups_wanted, own_to_learn_from
 from swarmnode.training.rules.task_marks import needs_of
 from swarmnode.types import RolloutGroup
 
@@ -305,16 +304,15 @@ class NodeLoop:
     ) -> TrainReport | None:
         """Train on this round; beside it, generate the next one if there will be one."""
         content = f"{len(own)} own + {len(external)} external groups"
-        share = self._gauge.share
         last = self.control.ending or self.control.paused or number == self._config.node.rounds
         if not self._overlap or last:
             self._board.enter("training", content)
-            return await self._workers.learn(self._learner.train, own, external, share)
+            return await self._workers.learn(self._learner.train, own, external)
         self._board.enter("training and generating", content)
         await self._workers.learn(self._learner.use_newest_policy)
         # A failed generation must not cost what training has learnt: it is the next round's error.
         report, self._ahead = await asyncio.gather(
-            self._workers.learn(self._learner.train, own, external, share),
+            self._workers.learn(self._learner.train, own, external),
             self._workers.generate(self._learner.rollouts, number + 1),
             return_exceptions=True,
         )
@@ -331,7 +329,6 @@ class NodeLoop:
         seconds: float,
     ) -> None:
         """A round is done: count it, show it, and draw what follows for the exchange."""
-        self._weigh(report)
         without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         self._prefer_what_we_fail_on(report)
@@ -348,7 +345,7 @@ class NodeLoop:
 
     async def _collect(self) -> Sequence[RolloutGroup]:
         """Groups of others. Most were fetched and scored while we generated; this waits for the last."""
-        wanted = self._gauge.groups(groups_wanted(self._config))
+        wanted = groups_wanted(self._config)
         if self._network is None or wanted == 0:
             return ()
         self._board.enter("collecting", "groups of others")
@@ -402,19 +399,6 @@ class NodeLoop:
             new = self._origins.keys() - before.keys()
             taught = [(*origin, self._origins[origin]) for origin in new]
         receipts.learnt(taught)
-
-    @property
-    def _gauge(self) -> SharingGauge:
-        """The gauge of what others teach us: does it help, and how much of it is taken."""
-        return self._counters.sharing
-
-    def _weigh(self, report: TrainReport) -> None:
-        """Weighs this round's evidence on sharing, and decides on the next ones."""
-        before, wanted = self._gauge, groups_wanted(self._config)
-        seen = before.after(report.agreement)
-        self._counters.sharing = seen if adapts(self._config) else seen.in_full()
-        if self._gauge.level != before.level:
-            logger.info("%s", told(before, self._gauge, wanted))
 
     def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
         if self._network is not None and report.pass_rates:
@@ -553,5 +537,3 @@ class NodeLoop:
     def _refresh_sharing(self) -> None:
         stats = self._network.exchange.stats() if self._network is not None else None
         self._board.shared(stats, self._counters.external_groups_trained)
-        wanted = 0 if self._network is None else groups_wanted(self._config)
-        self._board.weighed(self._gauge, wanted)

@@ -130,17 +130,15 @@ class PolicyLearner(RolloutLearner):
         changed = changes(checkpoint.state.settings, learning_settings(self._config, self._seed))
         return Resumed(counters, changed, other_tasks)
 
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport:
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
         if self._sleep_while_training:
             self._rollouts.park()
             self.engine.sleep()
         try:
             self._demonstrate(own)
             if self._train_jointly is None:
-                return self._trainer.train(own, external, foreign_share)
-            return self._train_jointly(self._trainer.prepare(own, external, foreign_share))
+                return self._trainer.train(own, external)
+            return self._train_jointly(self._trainer.prepare(own, external))
         finally:
             self.engine.submit(())  # Awake: others may ask it before we do.
 

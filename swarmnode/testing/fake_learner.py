@@ -44,9 +44,6 @@ class FakeLearner:
     ) -> None:
         self.author = author
         self.trained: list[tuple[Sequence[RolloutGroup], Sequence[RolloutGroup]]] = []
-        self.foreign_shares: list[float] = []
-        self.agreement: float | None = None
-        """Agreement of the answers of others, in its reports."""
         self.disk = [] if disk is None else disk
         self.full_disk = full_disk
         self.disk_is_fast = threading.Event()
@@ -100,18 +97,14 @@ class FakeLearner:
         tokens = sum(len(completion.token_ids) for group in groups for completion in group.completions)
         return RoundRollouts(groups, tokens, time.perf_counter() - started, complete, Generation())
 
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport:
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
         self.trained.append((own, external))
-        self.foreign_shares.append(foreign_share)
         self._version += 1
         return TrainReport(
             own_groups=len(own),
             external_groups=len(external),
             optimizer_steps=1,
             loss=0.0,
-            agreement=self.agreement if external else None,
         )
 
     def evaluate(self) -> Evaluation | None:

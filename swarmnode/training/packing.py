@@ -23,7 +23,6 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.model.layout import PackedLayout, packed_layout
-from swarmnode.training.rules.gradient_agreement import Source
 from swarmnode.types import RolloutGroup, Span, Stretch, sampled_places
 
 MOST_KEYS_PER_TOKEN = 4
@@ -42,15 +41,14 @@ class TrainingSample:
     completion_ids: tuple[int, ...]
     advantage: float
     behaviour_logprobs: tuple[float, ...] | None
-    """Log-probabilities recorded when the tokens were sampled. None: a stranger sampled them."""
+    """Log-probabilities recorded when the tokens were sampled. None: a stranger sampled them, or they are
+    replayed."""
     spans: tuple[Span, ...]
     """Which policy version sampled which tokens. A stranger's versions cannot be compared with ours."""
     policy: int = 0
     """Which of the node's policies learns from it."""
     shaped: bool = False
     """Its tokens count by `token_weights.shaped_weights`. Only without behaviour log-probabilities."""
-    recalled: bool = False
-    """An answer of our own that is replayed, without behaviour log-probabilities."""
     given: tuple[Stretch, ...] = ()
     """Completion tokens that are read and not learned: an environment wrote them."""
 
@@ -62,12 +60,6 @@ class TrainingSample:
     def learned(self) -> Sequence[int]:
         """Places of the completion tokens that are learned."""
         return sampled_places(len(self.completion_ids), self.given)
-
-    @property
-    def source(self) -> Source:
-        if self.recalled:
-            return "recalled"
-        return "foreign" if self.behaviour_logprobs is None else "own"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from swarmnode.errors import CheckpointError
-from swarmnode.training.rules.sharing_gauge import SharingGauge
 
 
 class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +85,6 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     engine_gap: float | None = None
     """Mean |log-probability of the engine - of the trainer before the round| over the tokens of engine_kl, in
     nats."""
-    agreement: float | None = None
-    """Cosine of strangers' part of the optimizer's steps with the gradient of our own reward
-    (rules/gradient_agreement.py)."""
     seconds: float = 0.0
     """Time that this took."""
 
@@ -125,12 +121,10 @@ class Counters(msgspec.Struct, kw_only=True):
     reward_last: float | None = None
     evaluated_round: int | None = None
     external_groups_trained: dict[str, int] = {}
-    sharing: SharingGauge = SharingGauge()
-    """Measured worth of others' answers to us, and the share of them that is taken."""
 
     def of_other_tasks(self) -> "Counters":
         """The numbers of a run that goes on with other tasks: what was measured of it was of those before."""
-        anew = {"reward_first": None, "reward_last": None, "evaluated_round": None, "sharing": SharingGauge()}
+        anew = {"reward_first": None, "reward_last": None, "evaluated_round": None}
         return msgspec.structs.replace(self, **anew)
 
 

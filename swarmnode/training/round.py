@@ -25,7 +25,6 @@ from swarmnode.training.losses import LossOutput, StepSize, group_advantages, lo
 from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
 from swarmnode.training.packing import TrainingSample, completion_tokens, credited_samples
 from swarmnode.training.records import TrainReport
-from swarmnode.training.rules.gradient_agreement import Agreement
 from swarmnode.training.rules.lessons import GroupLesson, Replay
 from swarmnode.types import RolloutGroup, mean_or_none
 
@@ -109,19 +108,6 @@ class RoundOfPolicy:
     measured: MeasuredRound
     catches_up: bool = False
     """Replayed answers have steps of their own."""
-    agreement: Agreement | None = None
-    """Compares what own samples and those of strangers ask for, over all rounds. None: nobody wants to know.
-    """
-
-    def compares(self, step: int) -> bool:
-        """Returns True if a step's own and foreign samples go into separate micro-batches: the first step of
-        a round does, if it has both. Samples are shuffled over the steps, so it stands for all. Separate
-        micro-batches cost small models most: a fifth of the tiny policy's training time, and two fifths if
-        every step had them. Beside few own samples nothing can be said: whoever catches up goes by its reward
-        (node/catching_up.py)."""
-        if self.agreement is None or step > 0 or self.catches_up:
-            return False
-        return {"own", "foreign"} <= {sample.source for sample in self.steps[step]}
 
     def is_clipped(self, sample: TrainingSample) -> bool:
         """Return True if what the round does to a sample is bounded by the ratio against the policy before
@@ -141,11 +127,9 @@ class RoundOfPolicy:
 
     def report(self) -> TrainReport:
         tokens = sum(completion_tokens(step) for step in self.steps)
-        report = self.measured.report(
+        return self.measured.report(
             tokens, self.forward.micro_batch_tokens, with_reference=self.config.kl_coef > 0
         )
-        agreement = None if self.agreement is None else self.agreement.cosine
-        return msgspec.structs.replace(report, agreement=agreement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +196,6 @@ def replayed_samples(
             (),
             rules.policy,
             shaped=shaped or (entry.in_turns and not entry.own),
-            recalled=entry.own,
             given=entry.given,
         )
 

@@ -16,7 +16,7 @@ its gradient norm, its optimizer, its version.
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,14 +40,10 @@ from swarmnode.training.round import (
     lesson_samples,
     replayed_samples,
 )
-from swarmnode.training.rules.gradient_agreement import SOURCES, Agreement, Source
 from swarmnode.training.rules.rules import GroupLesson, Rule, Sapo
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
-
-CLIP_EPSILON = 1e-6
-"""Number that torch adds to the norm by which it clips."""
 
 PROMPTS_RENDERED = 4096
 """Prompts whose tokens are kept."""
@@ -71,14 +67,12 @@ class Trainer:
         render: Callable[[Prompt], tuple[int, ...]],
         forward: Forward | None = None,
         rule: Rule | None = None,
-        compares: bool = True,
         rounds: int | None = None,
     ) -> None:
         """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
         shared with the trainers of other policies on it; without one this policy is alone. `rule`: how it
-        learns from others; None: as SAPO does. `compares`: reports tell whether others' answers pull the
-        policy where its own reward does (gradient_agreement.py). `rounds`: how many there will be in all, for
-        a learning rate that falls until then."""
+        learns from others; None: as SAPO does. `rounds`: how many there will be in
+        all, for a learning rate that falls until then."""
         self.policy = policy
         self.config = config
         self.seed = seed
@@ -96,28 +90,20 @@ class Trainer:
             policy=policy.number,
         )
         self.optimizer = adam(policy.parameters, config.learning_rate)
-        self._agreement = Agreement(self.optimizer) if compares else None
         self.forward = forward or Forward(policy, config, temperature=temperature, top_p=top_p)
         self.forward.add(policy)
 
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport:
-        """Train on the groups that have a gradient, and raise the policy version by one. `foreign_share`: how
-        much of what the rule replays may be from others.
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+        """Train on the groups that have a gradient, and raise the policy version by one.
 
         Without a single such group, or when no gradient was finite, no step is taken and the version stays.
         """
-        (report,) = train_together([self.prepare(own, external, foreign_share)])
+        (report,) = train_together([self.prepare(own, external)])
         return report
 
-    def prepare(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> RoundOfPolicy:
+    def prepare(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> RoundOfPolicy:
         """The round that `train` runs; with rounds of policies beside this one it is for `train_together`."""
-        lessons = self.rule.lessons(own, external, version=self.policy.version, foreign_share=foreign_share)
-        if self._agreement is not None:
-            self._agreement.begin_round()
+        lessons = self.rule.lessons(own, external, version=self.policy.version)
         # The version is the rounds of learning behind it, and part of every checkpoint.
         learning_rate = self.rate_share * learning_rate_at(self.config, self.policy.version, self.rounds)
         for group in self.optimizer.param_groups:
@@ -140,7 +126,6 @@ class Trainer:
             ),
             measured,
             lessons.replay_steps > 1,
-            self._agreement,
         )
 
     def _samples(self, lessons: Sequence[GroupLesson], shaped: bool) -> list[TrainingSample]:
@@ -269,39 +254,22 @@ class OptimizerStep:
         self.size = one.size(number)
         self.sums = StepSums()
         """Sums over its micro-batches so far."""
-        self._compared = one.agreement if one.compares(number) else None
-
-    @property
-    def compares_sources(self) -> bool:
-        """True if samples of each source must be in micro-batches of their own, source after source."""
-        return self._compared is not None
 
     def begin(self) -> None:
         """Add up from nothing; again where memory ran out half-way."""
         self.forget_gradient()
         self.sums = StepSums()
-        if self._compared is not None:
-            self._compared.forget()
-
-    def part_ends(self, source: Source) -> None:
-        """The gradients hold the sum of everything up to the samples of `source`, these included."""
-        if self._compared is not None:
-            self._compared.part_ends(source)
 
     def update(self) -> None:
         """Clip the gradient and take the optimizer's step, unless the gradient is not finite."""
         one = self.round
         norm = torch.nn.utils.clip_grad_norm_(one.policy.parameters, one.config.grad_clip)
         if not torch.isfinite(norm):
-            if one.agreement is not None:
-                one.agreement.forget()
             number = one.policy.number
             logger.warning(
                 "skipped an optimizer step of policy %d: the gradient norm is %s", number, norm.item()
             )
             return
-        if one.agreement is not None:
-            one.agreement.taken(min(1.0, one.config.grad_clip / (norm.item() + CLIP_EPSILON)))
         one.optimizer.step()
         one.measured.norms.append(norm.item())
         one.measured.steps.append(self.sums)
@@ -317,11 +285,8 @@ def take_step(steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
         with guard:
             for one in steps:
                 one.begin()
-            for source, samples in _parts(steps):
-                for batch in forward.batches(samples):
-                    _add_gradients(batch, steps, known)
-                for one in steps:
-                    one.part_ends(source)
+            for batch in forward.batches([sample for one in steps for sample in one.samples]):
+                _add_gradients(batch, steps, known)
     for one in steps:
         one.update()
         one.forget_gradient()
@@ -342,17 +307,6 @@ def _add_gradients(batch: MicroBatch, steps: Sequence[OptimizerStep], known: Kno
             one.sums.add(output, sum(share.completion_lengths), own)
             losses.append(output.loss)
         torch.stack(losses).sum().backward()
-
-
-def _parts(steps: Sequence[OptimizerStep]) -> Iterator[tuple[Source, Sequence[TrainingSample]]]:
-    """Samples that may share micro-batches, with the source up to which the gradients then go: all samples,
-    unless somebody wants to see the gradients grow source by source."""
-    samples = [sample for one in steps for sample in one.samples]
-    if not any(one.compares_sources for one in steps):
-        yield SOURCES[-1], samples
-        return
-    for source in SOURCES:
-        yield source, [sample for sample in samples if sample.source == source]
 
 
 def _longest(samples: Sequence[TrainingSample]) -> int:

@@ -62,11 +62,9 @@ class Counts(PolicyLearner):
 
     seen = 0
 
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport:
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
         Counts.seen += len(own)
-        return super().train(own, external, foreign_share)
+        return super().train(own, external)
 
 
 def test_a_node_learns_by_a_learner_of_ones_own(quick_model: Path, tmp_path: Path) -> None:

@@ -69,11 +69,9 @@ class Learns(PolicyLearner):
         super().__init__(*arguments, **settings)
         self.external = 0
 
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport:
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
         self.external += len(external)
-        return super().train(own, external, foreign_share)
+        return super().train(own, external)
 
 
 Make = Callable[[NodeKey, Config], Learns]

@@ -85,19 +85,20 @@ def why_little(status: NodeStatus) -> list[str]:
 
 def helping(status: NodeStatus) -> PageVerdict:
     """Returns whether others help, and how many do."""
-    peers, effect = status.network.peers, status.sharing
+    peers, training = status.network.peers, status.training
     authors = len(status.exchange.trained)
     who = f"{peers} {'peer' if peers == 1 else 'peers'}, learnt from {authors}"
     if status.network.state == "off":
         return PageVerdict("open", "alone", "this node takes part in no swarm")
     if not peers and not authors:
         return PageVerdict("warn", "nobody yet", status.network.reach.text)
-    if effect.agreement is None or effect.error is None:
-        return PageVerdict("open", "not known yet", who)
-    gauge = f"gauge {effect.agreement:+.2f} ± {effect.error:.2f}"
-    words: Mapping[str, tuple[Tone, str]] = {"helps": ("good", "it helps"), "harms": ("bad", "it harms")}
-    tone, word = words.get(effect.verdict, ("open", "not clear"))
-    return PageVerdict(tone, word, f"{who}; {gauge}")
+    if training.waiting:
+        wait = "waits" if training.waiting == 1 else "wait"
+        who += f"; {training.waiting} {wait} until their answers go our way"
+    if training.teaching:
+        teach = "teaches" if training.teaching == 1 else "teach"
+        return PageVerdict("good", f"{training.teaching} {teach}", who)
+    return PageVerdict("open", "not known yet", who)
 
 
 def pace(status: NodeStatus) -> PageVerdict:

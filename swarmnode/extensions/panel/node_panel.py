@@ -24,7 +24,6 @@ from swarmnode.node.showing.node_status import (
     PipelineStatus,
     Rewards,
     Sharing,
-    SharingEffect,
     invitation,
     joins_from,
     printable_status,
@@ -153,7 +152,6 @@ def _rows(
         ),
         *([("advice", Text(status.advice, style="yellow"))] if status.advice else []),
         ("trained on", _trained_on(training)),
-        *([("sharing", _effect(status.sharing))] if status.sharing.groups_most else []),
         *([("library", _library(status.library))] if status.library != LibraryStatus() else []),
         *([("help", _help(status.help))] if status.help.asked or status.help.heard else []),
         (
@@ -211,15 +209,6 @@ def _reward(reward: Rewards, rewards: Sequence[float], width: int) -> str:
 def _announced(status: NodeStatus) -> str:
     count = status.exchange.published
     return f"{count} (to nobody: no peer is connected)" if count and not status.network.peers else str(count)
-
-
-def _effect(sharing: SharingEffect) -> str:
-    most = f" of {sharing.groups_most}" if sharing.groups < sharing.groups_most else ""
-    amount = f"{sharing.groups}{most} groups of others a round"
-    if sharing.agreement is None or sharing.error is None:
-        return f"not known yet, {amount}"
-    says = {"helps": "it helps", "harms": "it works against us"}.get(sharing.verdict, "not clear")
-    return f"{sharing.agreement:+.2f} ± {sharing.error:.2f}, {amount} ({says})"
 
 
 def _library(library: LibraryStatus) -> str:

@@ -38,9 +38,6 @@ class NodeStory:
     """The mean of these."""
     replayed_from_others: int = 0
     """Verified right answers of others that it holds, to learn from."""
-    agreement: float | None = None
-    """Mean agreement of these with its own gradient (training/rules/gradient_agreement.py). None: unknown."""
-    agreement_error: float | None = None
 
     @property
     def knew(self) -> list[str]:
@@ -92,8 +89,6 @@ def story_of(events: Iterable[Mapping[str, Any]]) -> NodeStory:
         tasks_last=last,
         held_out=newest.get("reward.eval_last"),
         replayed_from_others=int(newest.get("training.book_foreign", 0)),
-        agreement=newest.get("sharing.agreement"),
-        agreement_error=newest.get("sharing.error"),
     )
 
 
@@ -112,8 +107,6 @@ def lines_of(name: str, story: NodeStory, alone: NodeStory | None) -> list[str]:
     if gains:
         source = f", with {story.replayed_from_others} right answers of others"
         lines.append(f"  learnt {', '.join(gains)}{source if story.replayed_from_others else ''}")
-    if story.agreement is not None and story.agreement_error is not None:
-        lines.append(f"  sharing {story.agreement:+.2f} +- {story.agreement_error:.2f} (above 0: it helps)")
     return lines
 
 

@@ -40,7 +40,6 @@ from swarmnode.node.showing.node_status import (
     Progress,
     Saved,
     Sharing,
-    SharingEffect,
     Speed,
     invitation,
     joins_from,
@@ -48,7 +47,6 @@ from swarmnode.node.showing.node_status import (
 )
 from swarmnode.node.showing.reasons import in_words
 from swarmnode.training.records import Counters, TrainReport
-from swarmnode.training.rules.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
 
 logger = logging.getLogger(__name__)
@@ -188,20 +186,6 @@ class StatusBoard:
         if sharing.starved and not self.status.exchange.starved:
             logger.warning("%s", sharing.starved)
         self.show(exchange=sharing, help=stats.help, receipts=stats.receipts, health=stats.health)
-
-    def weighed(self, gauge: SharingGauge, wanted: int) -> None:
-        """Takes over the gauge of sharing; `wanted` groups a round are set."""
-        if wanted == 0:
-            return
-        found = gauge.estimate
-        effect = SharingEffect(
-            agreement=None if found is None else found.mean,
-            error=None if found is None else found.error,
-            verdict=gauge.shown,
-            groups=gauge.groups(wanted),
-            groups_most=wanted,
-        )
-        self.show(sharing=effect)
 
     def borrowed(self, library: Borrower, state: CatchingUp) -> None:
         """Takes over what is kept of the swarm's library, and what was learnt of it."""

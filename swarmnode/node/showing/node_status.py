@@ -180,22 +180,6 @@ class Sharing(msgspec.Struct, frozen=True):
     """Groups learned from, by author."""
 
 
-class SharingEffect(msgspec.Struct, frozen=True):
-    """The effect of what others teach us (training/rules/gradient_agreement.py), and what follows from it."""
-
-    agreement: float | None = None
-    """Mean cosine of what their answers ask of the policy with the gradient of our own reward, over the last
-    rounds. None: not known."""
-    error: float | None = None
-    """Standard error of that mean."""
-    verdict: str = ""
-    """helps, harms or open; empty: nothing is taken from others."""
-    groups: int = 0
-    """J: groups of others that a round asks for now."""
-    groups_most: int = 0
-    """J as it is set."""
-
-
 class LibraryStatus(msgspec.Struct, frozen=True):
     """This node's part of the swarm's library, and what it learnt of others' since this start."""
 
@@ -338,7 +322,6 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is connected to."""
     exchange: Sharing = Sharing()
     """Rollouts that it gave and got."""
-    sharing: SharingEffect = SharingEffect()
     """The effect of what it got."""
     library: LibraryStatus = LibraryStatus()
     """Its part of the swarm's library, and what it learnt of others'."""

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -161,14 +161,10 @@ class Book:
         count: int,
         pass_rates: Mapping[str, float],
         rng: random.Random,
-        foreign_share: float = 1.0,
     ) -> list[Entry]:
         """Draws `count` different answers, or all where there are fewer, by how often we fail on their task.
-        A task without a pass rate is one that we fail on. At most `foreign_share` of `count` are a
-        stranger's; our own take the places of the others."""
-        foreign = repeat(True, round(foreign_share * count))
-        ordered = _by_lot(self._entries.values(), pass_rates, rng)
-        return list(islice((entry for entry in ordered if entry.own or next(foreign, False)), count))
+        A task without a pass rate is one that we fail on."""
+        return list(islice(_by_lot(self._entries.values(), pass_rates, rng), count))
 
     def _make_way(self, entry: Entry) -> bool:
         """Removes a stranger's answer to the example for one of our own. Returns False if there is none to

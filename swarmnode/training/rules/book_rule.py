@@ -47,7 +47,6 @@ class BookRule(Rule):
     """Replays what our own judge gave full marks, whoever wrote it."""
 
     keeps_own = True
-    adapts = True
     keeps_answers = True
 
     def __init__(self, settings: SharingRule, seed: int = 0, mend: Mend | None = None) -> None:
@@ -67,7 +66,6 @@ class BookRule(Rule):
         external: Sequence[RolloutGroup],
         *,
         version: int,
-        foreign_share: float = 1.0,
     ) -> Lessons:
         foreign = external if self.fetches else ()
         self.marks.see(own, (*foreign, *self._demonstrated.waiting))
@@ -76,7 +74,7 @@ class BookRule(Rule):
         pass_rates = self.marks.pass_rates
         rng = random.Random(f"{self._seed}:{version}:book")
         count = self._settings.book_replayed if self.replayed is None else self.replayed
-        drawn = self.book.draw(count, pass_rates, rng, foreign_share)
+        drawn = self.book.draw(count, pass_rates, rng)
         drawn = still_needed(drawn, pass_rates, rng)
         return Lessons(
             own=as_they_are(own),
@@ -168,7 +166,6 @@ class BookRule(Rule):
 class OwnBook(BookRule):
     """Replays only what we found ourselves."""
 
-    adapts = False
     fetches = False
     keeps_answers = False
 

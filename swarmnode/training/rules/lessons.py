@@ -103,11 +103,6 @@ class Rule(ABC):
     keeps_own: bool = False
     """Own groups are not displaced by external ones: `lessons` is given all of a round, those without a
     gradient among them."""
-    adapts: bool = False
-    """Others' answers are taken by whether they go our way (sharing_gauge.py). Under a rule that learns from
-    others' failures too that is only shown: to push down what we would hardly write disagrees with our own
-    gradient even where the whole helps (`sapo`, four specialists: -0.06 +- 0.01, and 30 % more reward than
-    alone)."""
     fetches: bool = True
     """Groups of others are wanted at all."""
     keeps_answers: bool = False
@@ -142,10 +137,9 @@ class Rule(ABC):
         external: Sequence[RolloutGroup],
         *,
         version: int,
-        foreign_share: float = 1.0,
     ) -> Lessons:
-        """Returns the lessons to train on. `version`: our policy's; the same calls give the same lessons.
-        `foreign_share`: share of the replayed answers that may be from others, of all that could be."""
+        """Returns the lessons to train on. `version`: our policy's; the same calls give the same
+        lessons."""
 
     def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
         """Take up answers that somebody wrote for us, as our judge scored them. Returns False where the rule

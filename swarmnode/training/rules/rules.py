@@ -2,7 +2,7 @@
 
 config -> [sharing_rule] -> [make_rule] -> Rule.lessons -> Lessons -> round.py -> trainer
              |
-             +-> [groups_wanted, adapts, own_to_learn_from] -> node, exchange: what to fetch, which own groups
+             +-> [groups_wanted, own_to_learn_from] -> node, exchange: what to fetch, which own groups
                  are trained on beside it
 
 - `sapo`: external groups as if they were our own, in the places of own ones: SAPO, the control.
@@ -65,11 +65,6 @@ def keeps_own(config: Config) -> bool:
     return rule_of(sharing_rule(config).name).keeps_own
 
 
-def adapts(config: Config) -> bool:
-    """Returns True if less is taken from others while it works against us."""
-    return rule_of(sharing_rule(config).name).adapts
-
-
 def uses_library(config: Config) -> bool:
     """Returns True if right answers are kept for others, and others are asked for theirs at a start."""
     wanted = config.exchange.enabled and config.exchange.library
@@ -100,7 +95,6 @@ class Sapo(Rule):
         external: Sequence[RolloutGroup],
         *,
         version: int,
-        foreign_share: float = 1.0,
     ) -> Lessons:
         return Lessons(as_they_are(own), self._external(external), shaped=self._settings.shaped)
 
@@ -111,8 +105,6 @@ class Sapo(Rule):
 class Successes(Sapo):
     """Trains on external groups without their failures: pushing down text that we would hardly write moves
     probability anywhere, and takes the clip's budget."""
-
-    adapts = True
 
     def _external(self, groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
         return tuple(GroupLesson(group, gains_only=True) for group in groups)

@@ -274,10 +274,8 @@ class Choosy(Impatient):
 class Counting(FakeLearner):
     """Reports a pass rate."""
 
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport:
-        report = super().train(own, external, foreign_share)
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+        report = super().train(own, external)
         return msgspec.structs.replace(report, pass_rates={"sum": 0.75})
 
 
@@ -450,24 +448,20 @@ class Diary(FakeLearner):
         self.generating.set()
         return super().rollouts(number)
 
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport:
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
         self.events.append("train")
-        return super().train(own, external, foreign_share)
+        return super().train(own, external)
 
 
 async def test_with_overlap_the_next_round_is_generated_while_this_one_is_trained_on() -> None:
     class Waiting(Diary):
         """Does not finish training before the next generation has begun."""
 
-        def train(
-            self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-        ) -> TrainReport:
+        def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
             if len(self.trained) < 2:
                 assert self.generating.wait(10), "generation did not begin during training"
             self.generating.clear()
-            return super().train(own, external, foreign_share)
+            return super().train(own, external)
 
         def rollouts(self, number: int) -> RoundRollouts:
             result = super().rollouts(number)

@@ -145,9 +145,7 @@ async function ask(request) {
 }
 
 function showHelp(found) {
-  const {network, sharing, library, training, exchange, help, receipts, health} = found.status;
-  const effect = sharing.agreement === null ? "not known yet"
-    : `${number(sharing.agreement, 2)} ± ${number(sharing.error, 2)}: ${{helps: "it helps", harms: "it works against us"}[sharing.verdict] || "not clear"}`;
+  const {network, library, training, exchange, help, receipts, health} = found.status;
   const book = training.book
     ? `${counted(training.book, "right answer", "right answers")}, ${training.book_foreign} from others; ${training.replayed} were replayed in this round`
     : "empty";
@@ -165,7 +163,7 @@ function showHelp(found) {
     ].filter(Boolean).join(", ") : ""],
     ["Reach", [network.reach.text, ...network.reach.steps].join("; ")],
     ["Network", `${counted(network.peers, "peer", "peers")}, ${network.state} ${network.detail}`],
-    ["Gauge", sharing.groups_most ? `${effect}; takes ${sharing.groups} of ${sharing.groups_most} groups of others a round` : ""],
+    ["Authors", training.teaching || training.waiting ? `${training.teaching} may teach, ${training.waiting} wait until their answers go our way` : ""],
     ["Book", book],
     ["Library", `${counted(library.kept, "group", "groups")} kept for others${borrowed}`],
     ["Given", `${counted(exchange.published, "group", "groups")} announced, ${exchange.served} fetched by others, ${(exchange.bytes_out / 1e6).toFixed(2)} MB`],

@@ -82,9 +82,7 @@ class PipelineLearner(RolloutLearner):
         counters.round = self._data_node.iteration
         return Resumed(counters)
 
-    def train(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
-    ) -> TrainReport | None:
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport | None:
         # Nothing is replayed in a pipeline, so there is no share of it.
         feeds: list[RolloutFeed] = []
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from swarmnode.extensions.page.reward_history import RewardHistory, RoundRewards
 from swarmnode.extensions.page.verdicts import helping, learning, pace, sampler, why_little
-from swarmnode.node.showing.node_status import NodeStatus, Phase, Progress, Rewards, SharingEffect
+from swarmnode.node.showing.node_status import NodeStatus, Phase, Progress, Rewards
 from swarmnode.training.records import TrainReport
 from tests.shown_page import STATUS
 
@@ -53,11 +53,10 @@ def test_several_reasons_are_counted_the_most_frequent_first() -> None:
     assert why_little(NEW) == []
 
 
-def test_who_helps_says_whether_it_helps() -> None:
-    effect = SharingEffect(agreement=0.04, error=0.01, verdict="helps", groups=4, groups_most=4)
-    found = helping(replace(STATUS, sharing=effect))
-    assert (found.word, found.text) == ("it helps", "2 peers, learnt from 1; gauge +0.04 ± 0.01")
-    assert helping(replace(STATUS, sharing=replace(effect, verdict="harms"))).tone == "bad"
+def test_who_helps_says_how_many_teach() -> None:
+    found = helping(replace(STATUS, training=TrainReport(teaching=1, waiting=2)))
+    assert (found.tone, found.word) == ("good", "1 teaches")
+    assert found.text == "2 peers, learnt from 1; 2 wait until their answers go our way"
     assert helping(STATUS).word == "not known yet"
 
 

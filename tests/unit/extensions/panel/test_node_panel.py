@@ -23,7 +23,6 @@ from swarmnode.node.showing.node_status import (
     NodeStatus,
     Saved,
     Sharing,
-    SharingEffect,
     WeekContribution,
     invitation,
     measurements,
@@ -46,13 +45,12 @@ BUSY = replace(
         buffered=16,
         dropped={"stale": 100},
     ),
-    sharing=SharingEffect(0.04, 0.01, "helps", 16, 16),
 )
 STORY = [
     f"12:00:0{second} round {second} and more than fits into a line of eighty columns" for second in range(6)
 ]
 ALL_LABELS = (
-    "doing", "policy", "round", "reward", "held out", "trained on", "sharing", "speed", "rollouts", "network",
+    "doing", "policy", "round", "reward", "held out", "trained on", "speed", "rollouts", "network",
     "exchange", "dropped", "kept back", "saved",
 )  # fmt: skip
 
@@ -117,7 +115,7 @@ def test_an_operator_reads_words_and_no_codes() -> None:
     heard = replace(BUSY.exchange, dropped=codes, unpublished={"paced": 41})
     text = "\n".join(drawn(replace(BUSY, exchange=heard), 140, None))
     assert "219 not needed, newer ones took their place, 100 too old to train on, 3 equal rewards" in text
-    assert "41 more than others would hear" in text and "16 groups of others a round" in text
+    assert "41 more than others would hear" in text
     assert [code for code in (*codes, "paced", "J 16", "published") if code in text] == []
 
 

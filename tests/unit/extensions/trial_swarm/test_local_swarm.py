@@ -51,8 +51,6 @@ def round_done(number: int, reward: float) -> dict[str, object]:
         "progress.round": number,
         "reward.own": reward,
         "training.book_foreign": 10 * number,
-        "sharing.agreement": 0.04,
-        "sharing.error": 0.01,
     }
 
 
@@ -132,7 +130,6 @@ def test_without_a_comparison_nothing_is_said_of_being_alone() -> None:
     story = story_of(EVENTS[:3])
     told = lines_of("otter", story, None)
     assert not any("alone" in line for line in told)
-    assert told[-1] == "  sharing +0.04 +- 0.01 (above 0: it helps)"
     assert lines_of("otter", NodeStory(), None)[0] == "otter knew nothing well"
 
 

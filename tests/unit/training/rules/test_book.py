@@ -108,24 +108,6 @@ def test_a_draw_has_no_answer_twice_and_as_many_as_asked_for_where_there_are_so_
     assert len({one.token_ids for one in drawn}) == len(drawn) == min(held, 64)
 
 
-@pytest.mark.parametrize(("share", "most"), [(1.0, 64), (0.5, 32), (0.125, 8), (0.0, 0)])
-def test_our_own_answers_take_the_places_that_strangers_may_not_have(share: float, most: int) -> None:
-    book = Book(2000, 4)
-    for number in range(900):
-        book.add(entry(number, author=f"stranger {number % 9}", own=number % 9 == 0))
-    drawn = book.draw(64, {}, random.Random(0), share)
-    foreign = sum(not one.own for one in drawn)
-    assert foreign <= most and len(drawn) == len(set(drawn)) == 64
-    assert foreign == most or share == 1.0
-
-
-def test_where_we_have_no_answers_of_our_own_fewer_are_replayed() -> None:
-    book = Book(2000, 4)
-    for number in range(100):
-        book.add(entry(number, author=f"stranger {number % 9}", own=False))
-    assert len(book.draw(64, {}, random.Random(0), 0.25)) == 16
-
-
 def test_what_is_not_wanted_any_more_leaves_with_its_counts() -> None:
     book = Book(10, 1)
     book.add(entry(1, author="stranger", own=False))

@@ -41,17 +41,6 @@ def test_verified_answers_of_everybody_are_replayed_with_a_constant_advantage() 
     assert (lessons.report.book, lessons.report.book_foreign) == (2, 1)
 
 
-def test_a_node_that_others_do_not_help_replays_fewer_of_their_answers() -> None:
-    one = rule(book_replayed=8)
-    theirs = [foreign(([10 + number], 1.0), WRONG, index=number) for number in range(20)]
-    ours = [own(([50 + number], 1.0), WRONG, index=100 + number) for number in range(20)]
-    one.lessons(ours, theirs, version=0)
-    for share, most in ((1.0, 8), (0.5, 4), (0.125, 1)):
-        replays = one.lessons([], [], version=1, foreign_share=share).replayed
-        assert sum(not replay.entry.own for replay in replays) <= most
-        assert len(replays) > 5
-
-
 def test_they_are_replayed_round_after_round_and_do_not_age() -> None:
     one = rule()
     one.lessons([own(*MIXED)], [foreign(([4, 5], 1.0), ([6], 0.0), index=5)], version=0)

@@ -9,7 +9,6 @@ from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.training.rules.lessons import Rule
 from swarmnode.training.rules.rules import (
-    adapts,
     groups_wanted,
     keeps_own,
     make_rule,
@@ -42,7 +41,6 @@ def test_every_name_is_a_rule_that_says_itself_what_it_asks_of_a_node(name: str)
     chosen = config(f"exchange.rule={name}", "exchange.external_groups=9")
     rule = make_rule(sharing_rule(chosen), seed=0)
     assert rule.keeps_own == keeps_own(chosen) == (name in ("book", "own_book", OWN_RULE))
-    assert rule.adapts == adapts(chosen) == (name in ("book", "successes"))
     assert groups_wanted(chosen) == (0 if name == "own_book" else 9)
 
 
