@@ -1,6 +1,6 @@
 """Rules of this benchmark's own: one of the product's each, with one thing changed.
 
-sapo_rules.py -> `exchange.rule` -> [BookInFull, BookLight, ...] -> training
+sapo_rules.py -> `exchange.rule` -> [BookUnmended, BookLight, ...] -> training
 """
 
 from dataclasses import replace
@@ -10,12 +10,6 @@ from swarmnode.training.rules.book import Mend
 from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import Rule, SharingRule
 from swarmnode.training.rules.rules import Sapo
-
-
-class BookInFull(BookRule):
-    """Takes as much of others as is set, whatever the gradients say."""
-
-    adapts = False
 
 
 class BookUnmended(BookRule):

@@ -26,7 +26,6 @@ RULES: dict[str, Rule] = {
     "book_unmended": Rule({"exchange.rule": "sapo_own_rules:BookUnmended"}),
     "book_unmeasured": Rule({"exchange.rule": "sapo_own_rules:BookUnmeasured"}),
     "book_open": Rule({"exchange.rule": "sapo_own_rules:BookOpen"}),
-    "book_in_full": Rule({"exchange.rule": "sapo_own_rules:BookInFull"}),
     "book_shaped": Rule({"exchange.rule": "sapo_own_rules:ShapedBook"}),
     "book_light": Rule({"exchange.rule": "sapo_own_rules:BookLight"}),
     "book_heavy": Rule({"exchange.rule": "sapo_own_rules:BookHeavy"}),
