@@ -9,6 +9,7 @@ is always ours. docs/extending.md has an example of each.
 
 import logging
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -253,14 +254,16 @@ def _imported(said: str, path: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         found = import_module(module)
-    except ImportError as error:
+    except Exception as error:
         if module.startswith(f"{_HOME}."):
             folder = module.removeprefix(f"{_HOME}.").partition(".")[0]
             raise _broken(f"{said} of ", folder, error) from error
-        raise ConfigError(
-            f"{said} cannot be imported: {error}",
-            hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
-        ) from error
+        if isinstance(error, ImportError):
+            hint, why = f"install {module!r}, or put the folder it is in on PYTHONPATH", str(error)
+        else:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            hint, why = f"look at {last.filename}, line {last.lineno}", f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{said} cannot be imported: {why}", hint=hint) from error
     try:
         return attrgetter(attribute)(found)
     except AttributeError as error:

@@ -29,6 +29,7 @@ def test_no_public_class_name_is_defined_twice() -> None:
 
 
 CODE_OF_OTHERS = {
+    "registry.py",
     "model/base_model.py",
     "node/showing/monitors.py",
     "extensions/sandbox/confinement/launch.py",

@@ -131,6 +131,18 @@ def test_a_registered_part_that_cannot_be_imported_says_which_and_what_to_instal
         find("engine", "gone")
 
 
+def test_a_module_of_ones_own_that_fails_while_it_is_imported_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_written.py").write_text("import math\nloss = math.nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = (
+        r"training.loss = 'half_written:loss' cannot be imported: Attr.*half_written.py, line 2"
+    )
+    with pytest.raises(ConfigError, match=told):
+        find("loss", "half_written:loss")
+
+
 def test_what_is_unknown_is_answered_with_all_that_is_known() -> None:
     with pytest.raises(ConfigError, match=r"no such rule: there are sapo, .*own_book; or .*swarmnode\.rule"):
         find("rule", "sopa")

@@ -6,6 +6,7 @@ const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const POLL_MS = 1000;
 const AGAIN_MS = 5000;
+const LONGEST_MS = 20000;
 
 let token = "";
 let state = null;
@@ -57,7 +58,7 @@ function age(seconds) {
 }
 
 async function get(path) {
-  const answer = await fetch(path, {headers: {Accept: "application/json"}});
+  const answer = await fetch(path, {headers: {Accept: "application/json"}, signal: AbortSignal.timeout(LONGEST_MS)});
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
 }
@@ -137,6 +138,7 @@ async function ask(request) {
       method: "POST",
       headers: {"Content-Type": "application/json", "X-Swarmnode-Token": token},
       body: JSON.stringify({request}),
+      signal: AbortSignal.timeout(LONGEST_MS),
     });
     said = answer.ok ? (await answer.json()).answer : await answer.text();
   } catch { /* said already */ }
