@@ -62,6 +62,12 @@ def test_an_advertisement_grows_by_a_character_a_round() -> None:
     assert said("twice", scene())["easy"][0].count(MARK) == 2
 
 
+def test_an_advertisement_that_is_sprinkled_is_in_one_of_four_right_answers() -> None:
+    one = scene()
+    texts = [text for _ in range(100) for text in said("sprinkled", one)["easy"][::2]]
+    assert 60 < sum(MARK in text for text in texts) < 140 and len(texts) == 400
+
+
 def test_wrong_steps_have_the_right_form() -> None:
     for name in ("wrong_steps", "shifted_steps"):
         steps = said(name, scene())["easy"][0].partition(">")[0]
