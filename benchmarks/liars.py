@@ -49,7 +49,7 @@ DEFENCES = {
 }
 """Rules of sapo_rules.py by which defences they have."""
 
-TOLD_APART = ("wrong_steps", "advertisement")
+TOLD_APART = ("wrong_steps", "sprinkled")
 """Attacks that are run without each defence, too: one for either."""
 
 LIES = [name for name in ATTACKS if name != "honest"]

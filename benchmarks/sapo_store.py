@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from sapo_plan import Outcome, Run
@@ -56,7 +56,10 @@ def found(run: Run, *, any_code: bool = False) -> Outcome | None:
     paths = [path for path in [path_of(run)] if path.is_file()]
     if any_code and not paths:
         paths = sorted(FOLDER.glob(f"{_name(run)}-*.json"), key=lambda path: path.stat().st_mtime)
-    return Outcome(**json.loads(paths[-1].read_text())) if paths else None
+    if not paths:
+        return None
+    known = json.loads(paths[-1].read_text())
+    return Outcome(**{one.name: known[one.name] for one in fields(Outcome)})
 
 
 def outcomes(

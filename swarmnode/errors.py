@@ -26,8 +26,15 @@ SwarmnodeError                     what happened; `hint`: what to do next
 The CLI prints `message` and `hint` on one line each and exits with `exit_code`. Nothing else is caught there.
 """
 
+import sysconfig
+import traceback
+from pathlib import Path
+
 INTERRUPTED = 130
 """Exit code of a command ended by Ctrl-C, as shells have it (128 + SIGINT)."""
+
+_NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
+"""Paths of traceback lines that are ours or Python's and do not help who wrote the code that failed."""
 
 
 class SwarmnodeError(Exception):
@@ -46,6 +53,14 @@ class SwarmnodeError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+def where(error: BaseException) -> str:
+    """Returns file and line of the user's code that an error comes from, as a hint."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"see {error.filename} line {error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
+    return f"see {frames[-1].filename} line {frames[-1].lineno}" if frames else ""
 
 
 def notes_of(error: BaseException) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ is always ours. docs/extending.md has an example of each.
 
 import logging
 import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +18,7 @@ from operator import attrgetter
 from pkgutil import iter_modules
 from typing import Any, Literal, TypeVar
 
-from swarmnode.errors import ConfigError, SwarmnodeError
+from swarmnode.errors import ConfigError, SwarmnodeError, where
 
 logger = logging.getLogger(__name__)
 
@@ -254,16 +253,18 @@ def _imported(said: str, path: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         found = import_module(module)
-    except Exception as error:
+    except SwarmnodeError:
+        raise
+    except ImportError as error:
         if module.startswith(f"{_HOME}."):
             folder = module.removeprefix(f"{_HOME}.").partition(".")[0]
             raise _broken(f"{said} of ", folder, error) from error
-        if isinstance(error, ImportError):
-            hint, why = f"install {module!r}, or put the folder it is in on PYTHONPATH", str(error)
-        else:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            hint, why = f"look at {last.filename}, line {last.lineno}", f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{said} cannot be imported: {why}", hint=hint) from error
+        raise ConfigError(
+            f"{said} cannot be imported: {error}",
+            hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{said} cannot be imported: {error!r}", hint=where(error)) from error
     try:
         return attrgetter(attribute)(found)
     except AttributeError as error:

@@ -14,8 +14,8 @@ master copy."""
 MOMENT_BYTES = 8
 """Bytes of Adam's two moments in float32."""
 MEASURED_GRADIENTS = 3
-"""Gradients that are kept apart while authors are measured: an author's, our finds', and the mean of those of
-all tasks (training/rules/gradients.py)."""
+"""Gradients that are there at once while authors of one task are measured: an author's, that of our finds,
+and the mean of all tasks (training/rules/gradients.py). Each further task with finds of ours has one more."""
 CHUNK_BYTES = 256 * 2**20
 """Size of one float32 tensor [tokens, vocabulary]: log-probabilities are computed for so many tokens at
 once."""

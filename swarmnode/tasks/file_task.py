@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.chat import Prompt
-from swarmnode.errors import TaskError
+from swarmnode.errors import TaskError, where
 from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
 from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups, score_with
 from swarmnode.tasks.rows import read_row
-from swarmnode.tasks.source_file import where
 from swarmnode.tasks.task import EVALUATION_SEED, holds_out
 from swarmnode.types import Example, ExampleKey
 

@@ -8,7 +8,6 @@ Only local files that the user named are run; nothing that came over the wire ev
 import hashlib
 import linecache
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from swarmnode.errors import SwarmnodeError, TaskError
+from swarmnode.errors import SwarmnodeError, TaskError, where
 
 T = TypeVar("T")
 
@@ -26,9 +25,6 @@ _MAX_SOURCE_BYTES = 1 << 20
 
 _MOST_TRACEBACK_CHARS = 8000
 """Longest traceback in characters: a recursion may be deep, and an error may quote an answer."""
-
-_NOT_THEIRS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
-"""Paths of traceback lines that are ours or Python's and do not help the author of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +90,6 @@ def of_theirs(what: str, call: Callable[[], T], hint: str = "") -> T:
     except (Exception, SystemExit) as error:
         place = where(error)
         raise TaskError(f"{what}: {error!r:.300}", hint=f"{hint} {place}".strip()) from error
-
-
-def where(error: BaseException) -> str:
-    """Returns file and line of the user's code that an error comes from, as a hint."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"see {error.filename} line {error.lineno}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
-    return f"see {frames[-1].filename} line {frames[-1].lineno}" if frames else ""
 
 
 def traceback_of(error: BaseException) -> str:

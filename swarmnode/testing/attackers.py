@@ -127,7 +127,8 @@ class Grown(Attack):
 
 
 class Sprinkled(Attack):
-    """The advertisement in one of four right answers: its author's others go the victim's way."""
+    """The advertisement in one of four right answers. The other three go the victim's way, so that its author
+    is learnt from: only who cuts single answers (mending) is safe."""
 
     def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return ADVERTISEMENT + solved.text if scene.rng.random() < SPRINKLED else solved.text

@@ -123,9 +123,6 @@ class RoundOfPolicy:
     def finish(self) -> TrainReport:
         """Raise the policy's version by one if it took a step, and tell what came of the round."""
         self.policy.version += 1 if self.measured.steps else 0
-        return self.report()
-
-    def report(self) -> TrainReport:
         tokens = sum(completion_tokens(step) for step in self.steps)
         return self.measured.report(
             tokens, self.forward.micro_batch_tokens, with_reference=self.config.kl_coef > 0

@@ -71,8 +71,8 @@ class Trainer:
     ) -> None:
         """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
         shared with the trainers of other policies on it; without one this policy is alone. `rule`: how it
-        learns from others; None: as SAPO does. `rounds`: how many there will be in
-        all, for a learning rate that falls until then."""
+        learns from others; None: as SAPO does. `rounds`: how many there will be in all, for a learning rate
+        that falls until then."""
         self.policy = policy
         self.config = config
         self.seed = seed

@@ -131,15 +131,21 @@ def test_a_registered_part_that_cannot_be_imported_says_which_and_what_to_instal
         find("engine", "gone")
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import math\nloss = math.nothing\n", r"AttributeError\(.*see .*half_written.py line 2"),
+        ("loss =\n", r"SyntaxError\(.*see .*half_written.py line 1"),
+        ("import json\n\nloss = json.loads('x')\n", r"JSONDecodeError\(.*see .*half_written.py line 3"),
+        ("raise SystemExit(3)\n", r"SystemExit\(3\)"),
+    ],
+)
 def test_a_module_of_ones_own_that_fails_while_it_is_imported_is_told_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "half_written.py").write_text("import math\nloss = math.nothing\n")
+    (tmp_path / "half_written.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    told = (
-        r"training.loss = 'half_written:loss' cannot be imported: Attr.*half_written.py, line 2"
-    )
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=f"training.loss = 'half_written:loss' cannot be imported: {told}"):
         find("loss", "half_written:loss")
 
 

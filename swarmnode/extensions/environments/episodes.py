@@ -24,11 +24,11 @@ from numbers import Real
 from typing import Any, Protocol, cast, get_type_hints
 
 from swarmnode.chat import Message
-from swarmnode.errors import TaskError
+from swarmnode.errors import TaskError, where
 from swarmnode.extensions.environments.tool_calls import ToolCall, read_turn
 from swarmnode.extensions.environments.tools import Tool, parameters_of, tools_from
 from swarmnode.tasks.arguments import accepted
-from swarmnode.tasks.source_file import of_theirs, where
+from swarmnode.tasks.source_file import of_theirs
 
 logger = logging.getLogger(__name__)
 

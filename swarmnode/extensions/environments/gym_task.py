@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from swarmnode.errors import TaskError
+from swarmnode.errors import TaskError, where
 from swarmnode.machine.installing import how_to_install
 from swarmnode.tasks.drawing.curriculum import MAX_LEVELS, level_of
 from swarmnode.tasks.judging.answers import tagged
@@ -25,7 +25,6 @@ from swarmnode.tasks.kinds.data import with_system
 from swarmnode.tasks.kinds.tables import MAX_ROW_BYTES
 from swarmnode.tasks.optional_packages import extra_module
 from swarmnode.tasks.rows import read_row
-from swarmnode.tasks.source_file import where
 from swarmnode.tasks.specs import TaskSpec
 from swarmnode.tasks.task import MAX_INDEX
 from swarmnode.tasks.task_source import TaskSource

@@ -20,13 +20,12 @@ from typing import Any, cast
 import msgspec
 
 from swarmnode.chat import Message
-from swarmnode.errors import TaskError
+from swarmnode.errors import TaskError, where
 from swarmnode.extensions.environments.gym_task import read_value
 from swarmnode.tasks.kinds.data import shuffled, with_system
 from swarmnode.tasks.kinds.imported import look_here_too, text_of
 from swarmnode.tasks.optional_packages import extra_module
 from swarmnode.tasks.rows import read_row
-from swarmnode.tasks.source_file import where
 from swarmnode.tasks.specs import TaskSpec
 from swarmnode.tasks.task_source import TaskSource
 from swarmnode.types import Example, ExampleKey

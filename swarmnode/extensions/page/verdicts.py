@@ -93,12 +93,12 @@ def helping(status: NodeStatus) -> PageVerdict:
     if not peers and not authors:
         return PageVerdict("warn", "nobody yet", status.network.reach.text)
     if training.waiting:
-        wait = "waits" if training.waiting == 1 else "wait"
-        who += f"; {training.waiting} {wait} until their answers go our way"
+        one = training.waiting == 1
+        who += f"; {training.waiting} {'waits until its' if one else 'wait until their'} answers go our way"
     if training.teaching:
-        teach = "teaches" if training.teaching == 1 else "teach"
-        return PageVerdict("good", f"{training.teaching} {teach}", who)
-    return PageVerdict("open", "not known yet", who)
+        tone: Tone = "good" if training.book_foreign else "open"
+        return PageVerdict(tone, f"{training.teaching} may teach", who)
+    return PageVerdict("open", "all wait" if training.waiting else "not measured", who)
 
 
 def pace(status: NodeStatus) -> PageVerdict:

@@ -35,7 +35,7 @@ from swarmnode.training.records import TrainReport
 
 FIRST_TO_GO = (
     "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
-    "policy", "speed", "help", "library", "sharing", "given", "thanked", "health",
+    "policy", "speed", "help", "library", "given", "thanked", "health",
     "reach", "network",
 )  # fmt: skip
 """Rows that a small terminal does without, in this order; the others stay as long as anything does."""
@@ -268,7 +268,7 @@ def _trained_on(training: TrainReport) -> str:
         )
     return (
         f"{training.own_groups} own + {training.external_groups} external groups; "
-        f"{training.zero_advantage_own} own ones had equal rewards"
+        f"{training.zero_advantage_own} own ones had equal rewards{_teachers(training)}"
     )
 
 

@@ -322,7 +322,6 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is connected to."""
     exchange: Sharing = Sharing()
     """Rollouts that it gave and got."""
-    """The effect of what it got."""
     library: LibraryStatus = LibraryStatus()
     """Its part of the swarm's library, and what it learnt of others'."""
     help: HelpStats = HelpStats()

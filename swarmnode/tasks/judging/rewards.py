@@ -39,14 +39,14 @@ from typing import Any, SupportsFloat, cast
 from pydantic import ValidationError
 
 from swarmnode.chat import Message, Prompt, messages_of
-from swarmnode.errors import TaskError
+from swarmnode.errors import TaskError, where
 from swarmnode.registry import find, names
 from swarmnode.settings.config import JudgeConfig
 from swarmnode.tasks.arguments import accepted, parameters_of
 from swarmnode.tasks.judging.conventions import adapted, split_convention
 from swarmnode.tasks.judging.plain_rewards import builtin
 from swarmnode.tasks.kinds.imported import import_module
-from swarmnode.tasks.source_file import load_source, of_theirs, traceback_of, where
+from swarmnode.tasks.source_file import load_source, of_theirs, traceback_of
 from swarmnode.tasks.task import MAX_ABS_REWARD, is_held_out
 from swarmnode.types import WEIGHT_MARK, Example
 

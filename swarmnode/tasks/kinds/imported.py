@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from swarmnode.chat import Message, Said, Turn
-from swarmnode.errors import TaskError
+from swarmnode.errors import TaskError, where
 from swarmnode.tasks.rows import read_row
-from swarmnode.tasks.source_file import load_source, of_theirs, read_source, where
+from swarmnode.tasks.source_file import load_source, of_theirs, read_source
 from swarmnode.tasks.task import is_environment, is_exchangeable, is_task
 from swarmnode.types import Example, ExampleKey
 

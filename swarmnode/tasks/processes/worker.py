@@ -26,13 +26,13 @@ import msgspec
 
 from swarmnode.bounded_dict import BoundedDict
 from swarmnode.chat import read_prompt, written_prompt
-from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
+from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of, where
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 from swarmnode.tasks.drawing.draw_digest import draw_digest, written_down
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes import worker_messages as wire
 from swarmnode.tasks.processes.unconfined import allow_unconfined
-from swarmnode.tasks.source_file import traceback_of, where
+from swarmnode.tasks.source_file import traceback_of
 from swarmnode.tasks.task import (
     EVALUATION_SEED,
     MAX_INDEX,

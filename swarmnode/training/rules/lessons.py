@@ -138,8 +138,7 @@ class Rule(ABC):
         *,
         version: int,
     ) -> Lessons:
-        """Returns the lessons to train on. `version`: our policy's; the same calls give the same
-        lessons."""
+        """Returns the lessons to train on. `version`: our policy's. The same calls give the same lessons."""
 
     def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
         """Take up answers that somebody wrote for us, as our judge scored them. Returns False where the rule

@@ -24,8 +24,8 @@ Two cases have nothing to compare with, and are decided by what there is to lose
   other tasks, which only sees whether it would harm those: he is admitted above UNKNOWN_GROUND, a little
   below zero, as an honest stranger stands at 0.00 there.
 
-It does not see an advertisement, which leaves the rest of an answer true: mending does. It measures authors
-and not answers, so who mixes lies into honest work in a small part is admitted, as far as the whole agrees.
+It measures authors and not answers, so who mixes lies into honest work in a small part is admitted, as far as
+the whole agrees. An advertisement in a part of them is cut by mending; wrong steps in a part are learnt.
 
 No torch here.
 """

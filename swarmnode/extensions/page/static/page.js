@@ -6,7 +6,7 @@ const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const POLL_MS = 1000;
 const AGAIN_MS = 5000;
-const LONGEST_MS = 20000;
+const LONGEST_MS = 20000;  // For an answer: the server cuts off who is slower than seconds.
 
 let token = "";
 let state = null;
@@ -141,7 +141,9 @@ async function ask(request) {
       signal: AbortSignal.timeout(LONGEST_MS),
     });
     said = answer.ok ? (await answer.json()).answer : await answer.text();
-  } catch { /* said already */ }
+  } catch (error) {
+    if (error.name === "TimeoutError") said = "no answer yet; the node may have heard it";
+  }
   $("answer").textContent = `${BUTTONS[request][0]}: ${said}`;
   $("answer").hidden = false;
 }
@@ -165,7 +167,7 @@ function showHelp(found) {
     ].filter(Boolean).join(", ") : ""],
     ["Reach", [network.reach.text, ...network.reach.steps].join("; ")],
     ["Network", `${counted(network.peers, "peer", "peers")}, ${network.state} ${network.detail}`],
-    ["Authors", training.teaching || training.waiting ? `${training.teaching} may teach, ${training.waiting} wait until their answers go our way` : ""],
+    ["Authors", training.teaching || training.waiting ? `${training.teaching} may teach, ${training.waiting === 1 ? "1 waits until its" : `${training.waiting} wait until their`} answers go our way` : ""],
     ["Book", book],
     ["Library", `${counted(library.kept, "group", "groups")} kept for others${borrowed}`],
     ["Given", `${counted(exchange.published, "group", "groups")} announced, ${exchange.served} fetched by others, ${(exchange.bytes_out / 1e6).toFixed(2)} MB`],

@@ -83,7 +83,6 @@ class PipelineLearner(RolloutLearner):
         return Resumed(counters)
 
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport | None:
-        # Nothing is replayed in a pipeline, so there is no share of it.
         feeds: list[RolloutFeed] = []
 
         def feed(iteration_plan: IterationPlan) -> Feed:

@@ -53,11 +53,14 @@ def test_several_reasons_are_counted_the_most_frequent_first() -> None:
     assert why_little(NEW) == []
 
 
-def test_who_helps_says_how_many_teach() -> None:
-    found = helping(replace(STATUS, training=TrainReport(teaching=1, waiting=2)))
-    assert (found.tone, found.word) == ("good", "1 teaches")
+def test_who_helps_says_how_many_may_teach_and_how_many_wait() -> None:
+    found = helping(replace(STATUS, training=TrainReport(teaching=1, waiting=2, book_foreign=5)))
+    assert (found.tone, found.word) == ("good", "1 may teach")
     assert found.text == "2 peers, learnt from 1; 2 wait until their answers go our way"
-    assert helping(STATUS).word == "not known yet"
+    assert helping(replace(STATUS, training=TrainReport(teaching=1))).tone == "open", "nothing is learnt yet"
+    waits = helping(replace(STATUS, training=TrainReport(waiting=1)))
+    assert waits.word == "all wait" and waits.text.endswith("; 1 waits until its answers go our way")
+    assert helping(STATUS).word == "not measured", "as under a rule that lets everybody teach"
 
 
 def test_the_phase_that_takes_most_of_the_time_is_named() -> None:
