@@ -49,8 +49,12 @@ the book is too small to learn from, and with 8 it took a tenth longer in a lab,
 a quiet machine has not shown."""
 
 BORROWED_IN_DOUBT = 8
-"""The same while more authors wait than teach: who was doubted by a few answers needs new ones to be measured
-by, and the book of one author is soon known."""
+"""The same while few teach: who was doubted by a few answers needs new ones to be measured by, and the book
+of one author is soon known."""
+
+ENOUGH_TEACH = 3
+"""Authors who teach with whom it does not depend on those who wait: of eight lenders, three of them liars, it
+took a tenth longer to go on until most taught."""
 
 DOUBTED_FOR = 8
 """Rounds of catching up over which that goes on, at most: liars wait for ever."""
@@ -98,8 +102,8 @@ class LibraryRound:
     """Mean reward of our own answers. None: unknown."""
     finds: float
     """Right answers that our own sampling finds in a usual round, at our present pass rate."""
-    most_wait: bool = False
-    """More authors wait than teach (training/rules/teachers.py)."""
+    few_teach: bool = False
+    """More authors wait than teach, and fewer than ENOUGH_TEACH do (training/rules/teachers.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +119,8 @@ class CatchingUp:
     """Rounds of catching up."""
     finds: float = 0.0
     """Right answers that our own sampling found in a usual round when it began."""
-    most_wait: bool = False
-    """More authors waited than taught after the last round."""
+    few_teach: bool = False
+    """So it was after the last round."""
 
     @property
     def rounds_worth(self) -> float | None:
@@ -133,7 +137,7 @@ def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, con
         known=report.book - answers,
         reward=mean_or_none(reward for group in own for reward in group.rewards),
         finds=config.rollout.groups * config.rollout.group_size * pass_rate,
-        most_wait=report.waiting > report.teaching,
+        few_teach=report.teaching < min(report.waiting, ENOUGH_TEACH),
     )
 
 
@@ -143,7 +147,7 @@ def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
     >>> after_round(CatchingUp(), LibraryRound(answers=40, known=9, reward=0.1, finds=2.0)).phase
     'on'
     """
-    now = replace(before, answers=max(before.answers, seen.answers), most_wait=seen.most_wait)
+    now = replace(before, answers=max(before.answers, seen.answers), few_teach=seen.few_teach)
     match before.phase:
         case "before" if seen.known >= KNOWN_SHARE * SharingRule().book_size:
             return replace(now, phase="over")
@@ -180,7 +184,7 @@ def groups_to_borrow(state: CatchingUp, config: Config) -> int:
     """Return how many groups of libraries a round takes."""
     if state.phase == "before":
         return BORROWED_AT_ONCE * groups_wanted(config)
-    if state.phase == "on" and state.most_wait and state.rounds < DOUBTED_FOR:
+    if state.phase == "on" and state.few_teach and state.rounds < DOUBTED_FOR:
         return BORROWED_IN_DOUBT * groups_wanted(config)
     if state.phase == "on" and state.rounds % BORROWED_EVERY:
         return 0

@@ -36,6 +36,7 @@ from swarmnode.node.catching_up import (
     groups_to_borrow,
     mix_of,
     rises,
+    round_of,
     told,
 )
 from swarmnode.node.learner import Overlap
@@ -50,6 +51,7 @@ from swarmnode.tasks.task import Task, draw_train, score_strictly
 from swarmnode.testing import FakeLearner
 from swarmnode.testing.fake_task import FakeTask
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.records import TrainReport
 from swarmnode.training.rules.rules import uses_library
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Scores, one_span
 from tests.own_rules import TRUSTING
@@ -130,7 +132,7 @@ def test_much_is_borrowed_until_it_begins_and_little_beside_it() -> None:
 
 
 def test_while_more_authors_wait_than_teach_it_borrows_on_but_not_for_ever() -> None:
-    doubted = LibraryRound(100, 0, 0.1, 5.0, most_wait=True)
+    doubted = LibraryRound(100, 0, 0.1, 5.0, few_teach=True)
     state, borrowed = CatchingUp(), list[int]()
     for _ in range(DOUBTED_FOR + 2):
         borrowed.append(groups_to_borrow(state, Config()))
@@ -140,6 +142,14 @@ def test_while_more_authors_wait_than_teach_it_borrows_on_but_not_for_ever() -> 
     assert last < doubting[0], "liars wait for ever"
     settled = after_round(after_round(CatchingUp(), doubted), LibraryRound(100, 0, 0.1, 5.0))
     assert groups_to_borrow(settled, Config()) == 0
+
+
+@pytest.mark.parametrize(
+    ("teaching", "waiting", "few"), [(0, 0, False), (1, 2, True), (2, 2, False), (2, 3, True), (3, 5, False)]
+)
+def test_few_teach_while_more_wait_and_they_are_not_enough(teaching: int, waiting: int, few: bool) -> None:
+    report = TrainReport(teaching=teaching, waiting=waiting)
+    assert round_of([], 0, report, Config()).few_teach == few
 
 
 def test_the_log_says_what_it_brought() -> None:
