@@ -96,7 +96,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-async def send_around(node: DecodeNode, timeout_s: float = 0.5, session: int = 1, **changes: Any) -> Any:
+async def send_around(node: DecodeNode, timeout_s: float = 20.0, session: int = 1, **changes: Any) -> Any:
     return await node.send_around(
         PLAN, changes.pop("path", (0, 1, 2)), session, changes.pop("segments", ONE),
         changes.pop("hidden", torch.ones(1, WIDTH)), version=0, timeout_s=timeout_s,
@@ -252,7 +252,8 @@ async def test_a_node_that_is_gone_is_named_by_the_one_before_it() -> None:
 async def test_a_node_that_does_nothing_is_given_up_by_the_one_before_it() -> None:
     async with members() as (_, nodes):
         nodes[2].run_in_stage_thread = never
-        found = await send_around(nodes[0])
+        # A fifth of it is what the one before has to tell of it.
+        found = await send_around(nodes[0], timeout_s=5.0)
         assert (found.why, found.node) == (StopReason.LOST, 2)
         nodes[2].run_in_stage_thread = inline
         assert isinstance(await send_around(nodes[0], session=2), torch.Tensor)
@@ -268,7 +269,7 @@ async def test_a_step_that_is_lost_between_two_that_answer_is_brought_again() ->
                 return Reply()
 
         incoming.begin(MemberService.GENERATION, replace(real, respond=swallow))
-        assert await send_around(nodes[0]) == Stopped(
+        assert await send_around(nodes[0], timeout_s=0.5) == Stopped(
             StopReason.FORGOTTEN, None, "nothing came around within 0.5 s"
         )
         incoming.begin(MemberService.GENERATION, real)
