@@ -26,14 +26,13 @@ SwarmnodeError                     what happened; `hint`: what to do next
 The CLI prints `message` and `hint` on one line each and exits with `exit_code`. Nothing else is caught there.
 """
 
-import sysconfig
 import traceback
 from pathlib import Path
 
 INTERRUPTED = 130
 """Exit code of a command ended by Ctrl-C, as shells have it (128 + SIGINT)."""
 
-_NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
+_NOT_THEIRS = (str(Path(__file__).parent), str(Path(traceback.__file__).parent), "<frozen")
 """Paths of traceback lines that are ours or Python's and do not help who wrote the code that failed."""
 
 

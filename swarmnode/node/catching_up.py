@@ -53,8 +53,8 @@ BORROWED_IN_DOUBT = 8
 of one author is soon known."""
 
 ENOUGH_TEACH = 3
-"""Authors who teach with whom it does not depend on those who wait: of eight lenders, three of them liars, it
-took a tenth longer to go on until most taught."""
+"""Authors who teach with whom nothing is borrowed in doubt, however many wait: of eight lenders, three of
+them liars, it took 5 and 10 % longer to go on until most taught."""
 
 DOUBTED_FOR = 8
 """Rounds of catching up over which that goes on, at most: liars wait for ever."""
@@ -120,7 +120,7 @@ class CatchingUp:
     finds: float = 0.0
     """Right answers that our own sampling found in a usual round when it began."""
     few_teach: bool = False
-    """So it was after the last round."""
+    """After the last round more authors waited than taught, and fewer than ENOUGH_TEACH taught."""
 
     @property
     def rounds_worth(self) -> float | None:

@@ -126,12 +126,12 @@ class Grown(Attack):
         return ADVERTISEMENT[: 1 + scene.round % (3 * len(ADVERTISEMENT))] + solved.text
 
 
-class Sprinkled(Attack):
+class Sprinkled(Advertisement):
     """The advertisement in one of four right answers. The other three go the victim's way, so that its author
     is learnt from: only who cuts single answers (mending) is safe."""
 
     def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
-        return ADVERTISEMENT + solved.text if scene.rng.random() < SPRINKLED else solved.text
+        return super().right(example, solved, scene) if scene.rng.random() < SPRINKLED else solved.text
 
 
 class Carrying(Attack):

@@ -167,7 +167,6 @@ function showHelp(found) {
     ].filter(Boolean).join(", ") : ""],
     ["Reach", [network.reach.text, ...network.reach.steps].join("; ")],
     ["Network", `${counted(network.peers, "peer", "peers")}, ${network.state} ${network.detail}`],
-    ["Authors", training.teaching || training.waiting ? `${training.teaching} may teach, ${training.waiting === 1 ? "1 waits until its" : `${training.waiting} wait until their`} answers go our way` : ""],
     ["Book", book],
     ["Library", `${counted(library.kept, "group", "groups")} kept for others${borrowed}`],
     ["Given", `${counted(exchange.published, "group", "groups")} announced, ${exchange.served} fetched by others, ${(exchange.bytes_out / 1e6).toFixed(2)} MB`],
