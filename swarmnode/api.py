@@ -19,7 +19,14 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, cast, overload
 
-from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
+from swarmnode.errors import (
+    CheckpointError,
+    ConfigError,
+    ModelError,
+    RequestRefused,
+    SwarmnodeError,
+    TaskError,
+)
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.policies import with_trained_model
 from swarmnode.node.building.run import Company, prepared, serve
@@ -29,7 +36,7 @@ from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.monitors import Monitor, checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.node.showing.screen import LOG_FILE, Screen
-from swarmnode.rollout.engine import SamplingParams
+from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings, advice_for_argument, load_settings
 from swarmnode.tasks.drawing.demonstrations import Demonstrations, GivenDemonstrations
@@ -116,6 +123,9 @@ class Node:
             raise ConfigError(
                 f"a node takes no {name!r}", hint=advice_for_argument(name, signature(Node).parameters)
             )
+        for name, given in ("peers", peers), ("monitors", monitors):
+            if isinstance(given, str):
+                raise ConfigError(f"{name}={given!r:.80} is no list", hint=f"pass {name}=[{given!r:.80}]")
         flags: dict[str, Any] = {
             "network.seeds": tuple(peers) or None,
             "node.rounds": rounds,
@@ -123,8 +133,6 @@ class Node:
         }
         if named := tuple(one for one in monitors if isinstance(one, str)):
             flags["node.monitors"] = named
-        if isinstance(peers, str):
-            raise ConfigError(f"peers={peers!r:.80} is no list", hint="pass peers=[address, ...]")
         if on_round is not None and not callable(on_round):
             raise ConfigError(
                 f"on_round={on_round!r:.80} cannot be called", hint="pass a function of the status"
@@ -169,10 +177,16 @@ class Node:
 
     @property
     def policy(self) -> "TrainedPolicy":
-        """Policy of the newest checkpoint, to generate from; loaded beside that of a running node. Raises
-        CheckpointError if there is none yet."""
+        """Policy of the newest checkpoint of the run, to generate from; loaded beside that of a running node.
+        Raises CheckpointError if there is none yet."""
+        if self.status is None and not self.config.node.run:
+            raise CheckpointError(
+                "the node has not begun: which run of its home is its own shows then",
+                hint="call run() first, name the run (run=...), or swarmnode.load_policy(home=...)",
+            )
         saved = None if self.status is None else self.status.checkpoint.round
         if self._policy is None or self._policy[0] != saved:
+            self._policy = None  # The former one's memory is free before the next one is loaded.
             self._policy = saved, _load(self._settings_of_run(), best=False, base=False)
         return self._policy[1]
 
@@ -280,7 +294,7 @@ class TrainedPolicy:
 
         `temperature` and `max_tokens`: as the policy trains, unless given; temperature 0 takes the likeliest
         token. The same `seed` gives the same samples. Raises TaskError for messages that are none and
-        ModelError for a prompt that is too long.
+        ModelError for what the engine refuses, as a prompt that is too long.
         """
         if isinstance(prompt, Mapping) or not isinstance(cast(object, prompt), Iterable):
             raise TaskError(
@@ -292,19 +306,19 @@ class TrainedPolicy:
         prompts = [user_prompt(one, "generate") for one in given]
         rollout = self._config.rollout
         sampling = SamplingParams(
-            max_tokens or rollout.max_tokens,
+            rollout.max_tokens if max_tokens is None else max_tokens,
             rollout.temperature if temperature is None else temperature,
             rollout.top_p,
         )
+        engine, renderer = self.local.engine, self.local.renderer
+        for text in prompts:
+            try:
+                engine.check(Request("of this prompt", renderer.prompt_ids(text), sampling))
+            except RequestRefused as error:
+                raise ModelError(f"{text!r:.60} is not answered: {error.message}", hint=error.hint) from error
         asked = [Example(ExampleKey("ask", "", 0, number), text) for number, text in enumerate(prompts)]
-        answered = collect(self.local.engine, self.local.renderer, asked, 1, sampling, seed=seed)
+        answered = collect(engine, renderer, asked, 1, sampling, seed=seed)
         texts = {one.example.key.index: one.completions[0].text for one in answered}
-        if missing := [text for number, text in enumerate(prompts) if number not in texts]:
-            raise ModelError(
-                f"the prompt {missing[0]!r:.60} with {sampling.max_tokens} tokens of an answer is too long"
-                " for this model",
-                hint="shorten it, or ask for fewer with max_tokens",
-            )
         return texts[0] if is_one else [texts[number] for number in range(len(prompts))]
 
 

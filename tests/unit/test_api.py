@@ -60,6 +60,16 @@ def test_a_script_trains_a_policy_asks_it_and_measures_it(options: dict[str, Any
     texts = node.policy.generate(["letter 3=", "letter 4="], temperature=0)
     assert texts == [node.policy.generate(f"letter {number}=", temperature=0) for number in (3, 4)]
     assert node.policy.generate("letter 3=", seed=1) == node.policy.generate("letter 3=", seed=1)
+    for refused, why in (
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": 9999}, "this engine holds"),
+    ):
+        with pytest.raises(ModelError, match=why):
+            node.policy.generate("letter 3=", **refused)
+    with pytest.raises(CheckpointError, match="has not begun"):
+        print(sn.Node(letters, **options).policy)
+    assert sn.Node(letters, run=done.run, **options).policy.round == 2
 
     assert sn.evaluate(letters, length, greedy=True, **options).per_task.keys() == {"letters"}
     model, tokenizer = sn.load_adapter(**options)
@@ -310,6 +320,8 @@ def test_what_cannot_be_is_refused_before_anything_runs(options: dict[str, Any])
         sn.Node(letters, on_round=3, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="is no list"):
         sn.Node(letters, peers="/ip4/127.0.0.1/tcp/1/p2p/X", **options)
+    with pytest.raises(ConfigError, match=r"monitors='wandb' is no list.*\['wandb'\]"):
+        sn.Node(letters, monitors="wandb", **options)
     with pytest.raises(ConfigError, match="one policy"):
         sn.Node(letters, home=options["home"], settings={"node.policies": 2})
     with pytest.raises(CheckpointError, match="nothing to evaluate"):
@@ -356,7 +368,7 @@ def test_a_policy_is_asked_with_messages_as_with_a_text(options: dict[str, Any])
     assert policy.generate([asked, "letter 3="], temperature=0) == [told, told]
     with pytest.raises(TaskError, match="does not end with a message of the user"):
         policy.generate([{"role": "assistant", "content": "letter 3="}])
-    with pytest.raises(ModelError, match="100000 tokens of an answer is too long") as caught:
+    with pytest.raises(ModelError, match="100000 new ones, this engine holds") as caught:
         policy.generate("letter 3=", max_tokens=100_000)
     assert "max_tokens" in caught.value.hint
     with pytest.raises(TaskError, match="a text that is not empty"):

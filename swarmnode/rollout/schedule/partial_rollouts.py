@@ -181,10 +181,13 @@ class PartialRollouts:
             group.settle_age()
 
     def state(self, untrained: Sequence[Answered] = ()) -> bytes:
-        """Returns everything unfinished or kept, as bytes. Nothing is disturbed. `untrained` groups were
+        """Returns everything unfinished or kept, as bytes. What runs goes on. `untrained` groups were
         handed out and are not trained on yet: after `restore` they come out first."""
         requests = self._engine.snapshot() if self._in_engine else ()
         sampled = {request.request_id: request.sampled for request in requests}
+        # Those that ended in a step of somebody else wait to be handed out.
+        for output in self._engine.abort([name for name in self._in_engine if name not in sampled]):
+            self._finish(output)
         groups = [*map(as_open_group, untrained), *self._pool.unhanded]
         return encode(groups, sampled, self._lengths, self._turns.allowed)
 

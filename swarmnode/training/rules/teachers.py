@@ -219,6 +219,8 @@ class SavedAuthor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     admitted: bool
     trusted: Annotated[int, Meta(ge=0)]
     held: Annotated[tuple[Entry, ...], Meta(max_length=MAX_HELD)]
+    new: Annotated[int, Meta(ge=0)] = MAX_HELD
+    """Held answers that came after the last measurement. States of before it was noted have none: all."""
 
 
 SavedTeachers = Annotated[tuple[SavedAuthor, ...], Meta(max_length=MAX_AUTHORS)]
@@ -300,13 +302,15 @@ class Teachers:
         """Let go of answers that are not wanted."""
         for one in self._authors.values():
             one.held = {key: entry for key, entry in one.held.items() if wanted(entry)}
+            one.new = min(one.new, len(one.held))
             one.size_bytes = sum(entry.saved_bytes for entry in one.held.values())
 
     def saved(self) -> tuple[SavedAuthor, ...]:
         return tuple(
             SavedAuthor(
-                name, one.mean, one.recent, one.measured, one.admitted, one.trusted, tuple(one.held.values())
-            )
+                name, one.mean, one.recent, one.measured, one.admitted, one.trusted, tuple(one.held.values()),
+                one.new,
+            )  # fmt: skip
             for name, one in self._authors.items()
         )
 
@@ -317,6 +321,7 @@ class Teachers:
             for entry in one.held:
                 if tasks is None or tasks.get(entry.task) == entry.version:
                     known.hold(entry)
+            known.new = min(known.new, one.new)
             self._authors[one.author] = known
 
     def _is_fit(self, one: _Author, cosine: float, found_in: frozenset[str]) -> bool:

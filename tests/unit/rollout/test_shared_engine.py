@@ -238,6 +238,7 @@ def test_a_failing_step_fails_everybody_who_had_something_in_flight_and_nobody_e
         assert leader.exception(PATIENCE_S) is other.exception(PATIENCE_S) is engine.breaks
     assert third.step() == ()
     engine.breaks = None
+    assert engine.stats().running + engine.stats().waiting == 0, "it would fail again"
     assert set(run(second, [ask("a")])) == {"a"}, "told once; what was in flight is gone"
 
 

@@ -1,13 +1,24 @@
 """Guests of an engine that somebody trains on: what they get, and what nobody notices of them."""
 
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.engine import BASE_VERSION, Engine, Output, PolicyUpdate, Request
+from swarmnode.rollout.engine import (
+    BASE_VERSION,
+    Engine,
+    Output,
+    PolicyUpdate,
+    Request,
+    SamplingParams,
+)
 from swarmnode.rollout.member_state import RECENT_VERSIONS
+from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
+from swarmnode.rollout.schedule.partial_settings import PartialSettings
+from swarmnode.rollout.schedule.scheduler_state import decode
 from swarmnode.rollout.shared_engine import (
     GUEST_ROWS,
     GUEST_VERSIONS,
@@ -17,6 +28,7 @@ from swarmnode.rollout.shared_engine import (
 )
 from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Span
+from tests.unit.rollout.schedule.test_partial_rollouts import RENDERER, stream
 from tests.unit.rollout.test_shared_engine import ask, lora_update, run, small_model, update
 
 
@@ -68,6 +80,18 @@ def test_a_step_of_the_policy_is_sent_to_guests_who_take_none_of_their_own() -> 
     assert under_way.sampled.token_ids == (1, 2)
     assert policy._shared.steps == 2
     assert len(finish(guest)["long"].sampled) == 9
+
+
+def test_answers_that_ended_in_a_step_of_a_guest_are_part_of_a_checkpoint() -> None:
+    policy, guest = seated(FakeEngine(lambda request: range(1, 6), max_slots=64))
+    settings = PartialSettings("refill", groups=1, group_size=2, max_lag=1, concurrency=2)
+    rollouts = PartialRollouts(policy, RENDERER, settings, SamplingParams(max_tokens=9), seed=0)
+    with closing(rollouts.in_steps(stream())) as steps:
+        next(steps)
+        guest.submit([ask("asked", 9)])
+        finish(guest)
+        ((_, members),) = decode(rollouts.state()).groups
+    assert [(len(member.sampled), member.finish) for member in members] == [(5, "stop")] * 2
 
 
 def test_an_update_moves_the_policys_own_requests_and_leaves_a_guests_on_its_version() -> None:

@@ -54,7 +54,8 @@ class Reader:
         for batch in self._forward.batches(samples):
             of_samples = [looks[id(sample)] for sample in batch.samples]
             with self._forward.policies_of(batch):
-                if all(one is None for one in of_samples):
+                # A nucleus would make what one row reads as depend on whether another is looked into.
+                if self._forward.top_p == 1 and all(one is None for one in of_samples):
                     rows = self._forward.logprobs(batch).logprobs_N.split(batch.completion_lengths)
                     readings = [Reading(row.tolist()) for row in rows]
                 else:

@@ -294,9 +294,7 @@ def test_a_conversation_that_cannot_be_played_again_starts_over(caplog: pytest.L
 
     ours = rollouts(TwoTools(silent), FakeEngine(SKILLED), "sync")
     # All of them ask for the second time, and the process ends before they are answered.
-    for _ in ours.in_steps(stream(TwoTools())):
-        if len(asked) == 6:
-            break
+    assert list(ours.round(stream(TwoTools()), should_stop=lambda: len(asked) == 6)) == []
     state, heard = ours.state(), list[int]()
     answers.set()
 

@@ -309,6 +309,19 @@ def test_the_book_has_answers_of_teachers_only_and_a_restart_keeps_who_they_are(
     assert teaches(elsewhere.teachers, "honest")
 
 
+def test_restarts_do_not_measure_who_waits_again_and_again() -> None:
+    """Chance brings anybody above a threshold who is measured often enough."""
+    cosines = Known(liar=LIAR)
+    teachers = Teachers(cosines)
+    Sends(teachers).rounds(LEAST_MEASURED, "liar", each=BATCH)
+    for _ in range(5):
+        cosines.measured.clear()
+        before, teachers = teachers, Teachers(cosines)
+        teachers.restore(before.saved())
+        Sends(teachers).rounds(1)
+        assert cosines.measured == []
+
+
 def test_the_answers_of_who_falls_leave_the_book() -> None:
     cosines = Known()
     one = rule(cosines)

@@ -15,9 +15,9 @@ PROMPT = (3, 4, 5)
 LONG, SHORT = (7, 8, 9, 10, 11, 1), (12, 13, 1)
 
 
-def reader(policy: Policy, *, tokens: int = 4096) -> Reader:
+def reader(policy: Policy, *, tokens: int = 4096, top_p: float = 1.0) -> Reader:
     config = TrainingConfig(micro_batch_tokens=tokens)
-    return Reader(Forward(policy, config, temperature=1.0), policy.number)
+    return Reader(Forward(policy, config, temperature=1.0, top_p=top_p), policy.number)
 
 
 def rows(looks: Sequence[int] | None) -> list[ReadingRequest]:
@@ -28,13 +28,13 @@ def rows(looks: Sequence[int] | None) -> list[ReadingRequest]:
     ]
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("packed", "top_p"), [(True, 1.0), (False, 1.0), (True, 0.5)])
 def test_rows_are_read_in_order_with_and_without_looks(
-    nudged: Policy, monkeypatch: pytest.MonkeyPatch, packed: bool
+    nudged: Policy, monkeypatch: pytest.MonkeyPatch, packed: bool, top_p: float
 ) -> None:
     if not packed:
         monkeypatch.setattr(forward, "prepare_for_packing", lambda model: "it has layers of another type")
-    read = reader(nudged)
+    read = reader(nudged, top_p=top_p)
     plain, looked = read(rows(None)), read(rows([0]))
     for row, one, other in zip(rows(None), plain, looked, strict=True):
         assert len(one.logprobs) == len(row.token_ids)
