@@ -174,7 +174,6 @@ PENALTIES: dict[Reason, float] = {
     # scores recover faster than overruns can lower them.
     Reason.SCORE_TIMEOUT: 1,
     Reason.PLAY_TIMEOUT: 1,
-    Reason.COPIED: 4,
     Reason.INTERNAL: 4,
     # Honest peers keep to nine tenths of their allowance; a network that held messages back may bunch them.
     Reason.RATE_LIMITED: 0.05,

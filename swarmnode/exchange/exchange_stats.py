@@ -135,7 +135,6 @@ class ExchangeStats(ExchangeCounts):
 
     headers_waiting: int
     buffered: int
-    accepted_by_peer: Mapping[str, int]
     banned_peers: tuple[str, ...]
     peers: tuple[PeerFigures, ...]
     """Peers that there is most to say of."""
@@ -143,7 +142,6 @@ class ExchangeStats(ExchangeCounts):
     """Bodies of others that we fetched because somebody asked us for them."""
     upload_bytes_per_s: float
     """Most that bodies may take of the upload, as it is set."""
-    judgements_stuck: int
     help: HelpStats
     receipts: ReceiptStats
     health: HealthStats

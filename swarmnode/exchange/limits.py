@@ -63,9 +63,6 @@ MAX_OWN_BODIES = 4096
 MAX_ANSWERED = 4096
 """Examples that we remember to have answered, so as to fetch what others answered to them."""
 
-MAX_BUFFER_BYTES = 64 * 1024 * 1024
-"""Bodies of the groups in the replay buffer, which a checkpoint keeps."""
-
 PROVEN_AFTER = 4
 """Accepted groups that make an author a proven one: some rounds in which it was of use."""
 

@@ -33,7 +33,9 @@ class BodyRoutes:
 
     def is_direct(self, author: str, now: float) -> bool:
         """Return True if the author itself should be asked: connected, or never dialled in vain lately."""
-        return author in self.connected or now >= self._dial_at.get(author, now)
+        # A longer wait than any was noted before our clock was set back.
+        waits = now < self._dial_at.get(author, now) <= now + DIAL_AGAIN_S
+        return author in self.connected or not waits
 
     def reaches(self, author: str, now: float) -> bool | None:
         """Return True if we are connected to the author, False if it was dialled in vain lately, None if

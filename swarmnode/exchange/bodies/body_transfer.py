@@ -19,7 +19,14 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, Rejected, RequestTimeout
+from swarmnode.errors import (
+    HostDown,
+    MessageTooLarge,
+    NetworkError,
+    PeerUnreachable,
+    Rejected,
+    RequestTimeout,
+)
 from swarmnode.exchange.bodies.body_routes import BodyRoutes
 from swarmnode.exchange.bodies.body_store import BodyStore
 from swarmnode.exchange.bodies.holder import PULL_S, Holder
@@ -51,8 +58,8 @@ HEAD_START_S = 0.5
 """Seconds in which only the author is asked, where it has to be dialled first: who answers does so sooner."""
 
 HOLDERS_ASKED = 4
-"""Connected peers that are asked for one body, one after the other. None is waited for: the next is asked
-when one takes longer than HEAD_START_S and what a slow line needs for the body."""
+"""Connected peers that are asked for one body, one after the other. None is waited for, nor is a connected
+author: the next is asked when one takes longer than HEAD_START_S and what a slow line needs for the body."""
 
 LOOK_AGAIN_S = 0.2
 """Who is connected is looked up once more, this long after the last time, where a body cannot be had for want
@@ -236,7 +243,8 @@ class BodyTransfer:
 
         Who takes long is not waited for: the next is asked meanwhile, and whoever gives the body first has.
         """
-        author, size_bytes = search.announcement.author, search.announcement.header.body_bytes
+        author = search.announcement.author
+        patience_s = HEAD_START_S + search.announcement.header.body_bytes / SLOW_LINE_BYTES_PER_S
         connected = author in self.routes.connected
         direct = self.routes.is_direct(author, self._clock())
         newcomer = self._ledger.reputation.trust_of(author) == "newcomer"
@@ -249,7 +257,7 @@ class BodyTransfer:
 
             if direct:
                 ask(author)
-                await asyncio.wait(asked, timeout=None if connected else HEAD_START_S)
+                await asyncio.wait(asked, timeout=patience_s if connected else HEAD_START_S)
             while (giver := next((task for task in asked if task.done() and task.result()), None)) is None:
                 # Names of authors that nobody can reach cost nothing; what is asked in vain is bounded.
                 if left and not (newcomer and not self._vain_asks.has(now=self._clock())):
@@ -260,11 +268,12 @@ class BodyTransfer:
                 running = [task for task in asked if not task.done()]
                 if not running:
                     break
-                patience_s = HEAD_START_S + size_bytes / SLOW_LINE_BYTES_PER_S if left else None
-                await asyncio.wait(running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    running, timeout=patience_s if left else None, return_when=asyncio.FIRST_COMPLETED
+                )
             for task in asked:
                 task.cancel()
-        if direct and not connected and (giver is None or asked[giver] != author):
+        if direct and not connected and search.in_vain:
             self.routes.cannot_dial(author, self._clock())
         if giver is None:
             return None
@@ -280,14 +289,19 @@ class BodyTransfer:
 
     async def _ask(self, peer: str, search: "_Search", patience_s: float) -> bytes | None:
         """Ask one peer. Notes in `search` why there is no body."""
-        header, author = search.announcement.header, search.announcement.author
+        header, author, body = search.announcement.header, search.announcement.author, None
         try:
-            return await self._request(peer, author, header.body_hash, header.body_bytes, patience_s)
+            body = await self._request(peer, author, header.body_hash, header.body_bytes, patience_s)
         except HostDown as error:
             search.host_down = error
         except RequestTimeout:
             search.timed_out = True
-        return None
+            return None
+        except PeerUnreachable as error:
+            logger.debug("no body from %s: %s", peer, error)
+            return None
+        search.in_vain &= peer != author
+        return body
 
     async def _pull(self, author: str, body_hash: bytes, size_bytes: int) -> bytes | None:
         """Fetch a body that others want from its author, and keep it for them."""
@@ -295,7 +309,7 @@ class BodyTransfer:
             return None
         try:
             body = await self._request(author, author, body_hash, size_bytes, PULL_S)
-        except (HostDown, RequestTimeout):
+        except (HostDown, RequestTimeout, PeerUnreachable):
             return None
         if body is not None:
             self.fetched(len(body))
@@ -306,7 +320,7 @@ class BodyTransfer:
     async def _request(
         self, peer: str, author: str, body_hash: bytes, size_bytes: int, timeout_s: float
     ) -> bytes | None:
-        """Return the body as one peer gives it, or None. Raises HostDown, RequestTimeout."""
+        """Return the body as one peer gives it, or None. Raises HostDown, RequestTimeout, PeerUnreachable."""
         if timeout_s <= 0 or not self._ledger.reputation.ask(peer, self._clock()):
             return None
         request = body_hash + author.encode()
@@ -314,7 +328,7 @@ class BodyTransfer:
             body = await self._host.request(
                 peer, BODY_PROTOCOL, request, timeout_s=timeout_s, max_response_bytes=size_bytes
             )
-        except (HostDown, RequestTimeout):
+        except (HostDown, RequestTimeout, PeerUnreachable):
             raise
         except MessageTooLarge:
             # An author may announce another size to us than to who holds its body, who is not to blame.
@@ -340,6 +354,8 @@ class _Search:
     deadline: float
     timed_out: bool = False
     host_down: HostDown | None = None
+    in_vain: bool = True
+    """The author was not reached, as far as we tried."""
 
     @property
     def left_s(self) -> float:

@@ -34,7 +34,6 @@ from swarmnode.exchange.gossip.header_pool import HeaderPool
 from swarmnode.exchange.limits import (
     LOOK_S,
     MAX_ANSWERED,
-    MAX_BUFFER_BYTES,
     MAX_CLOCK_SKEW_S,
     MAX_SEEN,
     MAX_STUCK_JUDGEMENTS,
@@ -117,10 +116,6 @@ class Fetcher:
         self._swept_at = 0.0
         self._woken = asyncio.Event()
         self._progress = asyncio.Event()
-
-    @property
-    def judgements_stuck(self) -> int:
-        return self._judge.stuck
 
     def wake(self) -> None:
         """Look at the pool again: it or the demand has changed."""
@@ -426,10 +421,9 @@ class Fetcher:
         if not self.seen.add(checked.fingerprint, now):
             raise Rejected(Reason.COPIED, "the same answers came before")
         self._bodies.foreign.put(announcement.header.body_hash, body)
-        displaced = self._buffer.add(Accepted(announcement, body, checked.group))
+        displaced = self._buffer.add(Accepted(announcement, checked.group))
         if displaced is not None:
             self._ledger.let_go(displaced)
-        self._ledger.let_go(Reason.CROWDED_OUT, self._buffer.keep_within(MAX_BUFFER_BYTES))
         self._ledger.accept(announcement.author)
         self._on_accepted(announcement, body)
         self._gave_at[announcement.author] = now
@@ -437,7 +431,7 @@ class Fetcher:
     def _drop_stale(self) -> None:
         """Once a tick, because it looks at every header in the pool and every group in the buffer."""
         now = self._context.arrive()
-        if now.at < self._swept_at + TICK_S:
+        if 0 <= now.at - self._swept_at < TICK_S:
             return
         self._swept_at = now.at
         stale = self._pool.keep_only(lambda waiting: is_fresh(waiting.arrival, now, self._settings))

@@ -51,6 +51,12 @@ MAX_PULLS_OF_STRANGERS = 16
 MAX_PULLS_PER_AUTHOR = 4
 """Bodies fetched at the same time from one author that has given us one."""
 
+MAX_WAITING = 128
+"""Askers that wait at the same time, half of the places for streams (stream_slots.py): one that is worked on
+makes no room for another, however long the author is silent. Further ones are told "not here" at once."""
+
+MAX_WAITING_FOR_STRANGERS = 64
+
 WAITS_S_PER_S = 0.5
 """Seconds that we wait for one author in vain, or longer than SLOW_S for what it gives, in each second."""
 
@@ -104,7 +110,7 @@ class Holder:
         self._authors: OrderedDict[str, Author] = OrderedDict()
         self._early: deque[Message] = deque(maxlen=MAX_EARLY)
         self._pulls: dict[tuple[str, bytes], asyncio.Task[bytes | None]] = {}
-        self._pulls_of_strangers = 0
+        self._pulls_of_strangers = self._waiting = self._waiting_for_strangers = 0
         self._tasks: asyncio.TaskGroup | None = None
         self.pulled = 0
         """Bodies that we fetched because others asked for them."""
@@ -160,6 +166,11 @@ class Holder:
         announced = None if known is None else known.bodies.get(body_hash)
         if known is None or announced is None or not announced.tries:
             return None
+        stranger = not known.gave
+        if self._waiting >= MAX_WAITING or (
+            stranger and self._waiting_for_strangers >= MAX_WAITING_FOR_STRANGERS
+        ):
+            return None
         running = self._pulls.get((author, body_hash))
         if running is None:
             if self._tasks is None or not self._has_place(known):
@@ -167,7 +178,13 @@ class Holder:
             running = self._begin(self._tasks, author, known, body_hash, announced)
         # Who asked may go away; the others, and whoever asks next, still want it. And where we stop, it is us
         # who stop, not they.
-        await asyncio.wait([running])
+        self._waiting += 1
+        self._waiting_for_strangers += stranger
+        try:
+            await asyncio.wait([running])
+        finally:
+            self._waiting -= 1
+            self._waiting_for_strangers -= stranger
         return None if running.cancelled() else running.result()
 
     def _has_place(self, author: Author) -> bool:

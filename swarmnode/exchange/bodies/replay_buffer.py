@@ -25,7 +25,6 @@ class Accepted:
     """A group that passed every check."""
 
     announcement: Announcement
-    body: bytes
     group: RolloutGroup
 
     @property
@@ -63,15 +62,6 @@ class ReplayBuffer:
             return Reason.CROWDED_OUT
         return None
 
-    def keep_within(self, size_bytes: int) -> int:
-        """Let go of groups until their bodies take no more; returns how many. Each time the oldest one of the
-        author who takes most: large groups of one do not displace those of others."""
-        before = len(self._groups)
-        while (sizes := self._bytes_by_author()).total() > size_bytes:
-            largest = sizes.most_common(1)[0][0]
-            self._let_go(next(one for one in self._groups if one.author == largest))
-        return before - len(self._groups)
-
     def has_room_for(self, author: str, *, coming: int = 0) -> bool:
         """Returns True if one more group of this author would not displace another of the same author,
         `coming` ones included."""
@@ -92,12 +82,6 @@ class ReplayBuffer:
         groups = [accepted.group for place, accepted in enumerate(self._groups) if place in drawn]
         self._keep([accepted for place, accepted in enumerate(self._groups) if place not in drawn])
         return groups
-
-    def _bytes_by_author(self) -> "Counter[str]":
-        sizes: Counter[str] = Counter()
-        for accepted in self._groups:
-            sizes[accepted.author] += len(accepted.body)
-        return sizes
 
     def _let_go(self, accepted: Accepted) -> None:
         self._groups.remove(accepted)

@@ -54,6 +54,10 @@ MAX_ASKED = 4096
 ASKS_PER_S, ASKS_BURST = 1.0, 8.0
 """Requests of one author that are heard, and that we send."""
 
+ALL_ASKS_PER_S, ALL_ASKS_BURST = 64.0, 512.0
+"""Requests of all authors together whose signature is checked: identities are free, and a check takes 0.2
+ms."""
+
 ANSWERS_PER_S, ANSWERS_BURST = 4.0, 16.0
 """Headers that we repeat, for all authors together: well under what we may announce."""
 
@@ -115,6 +119,7 @@ class Helping:
         self._awaited = BoundedDict[str, float](MAX_ASKED)
         self._own_pace = TokenBucket(ASKS_PER_S, ASKS_BURST)
         self._answers_pace = TokenBucket(ANSWERS_PER_S, ANSWERS_BURST)
+        self._everybody = TokenBucket(ALL_ASKS_PER_S, ALL_ASKS_BURST)
         self._allowances = BoundedDict[str, TokenBucket](MAX_ASKERS)
         self._wanted = BoundedDict[str, ExampleKey](MAX_ASKERS)
         self._to_answer = BoundedDict[str, HelpWanted](MAX_ASKERS)
@@ -135,7 +140,11 @@ class Helping:
         """A sealed request; None: it was made a moment ago, too many were, or the task is not exchanged."""
         now, what = self._context.clock(), example or (task, version)
         known = self._context.tasks.get(task)
-        if known is None or not may_be_exchanged(known) or now - self._asked.get(what, -AGAIN_S) < AGAIN_S:
+        if (
+            known is None
+            or not may_be_exchanged(known)
+            or 0 <= now - self._asked.get(what, -AGAIN_S) < AGAIN_S
+        ):
             return None
         if not self._own_pace.take(now=now):
             return None
@@ -174,7 +183,9 @@ class Helping:
             if (example := wanted.example) is not None:
                 finds = [one for one in finds if one.key == example] or finds
             now = self._context.clock()
-            finds = [one for one in finds if now - self._repeated.get(one.body_hash, -AGAIN_S) >= AGAIN_S]
+            finds = [
+                one for one in finds if not 0 <= now - self._repeated.get(one.body_hash, -AGAIN_S) < AGAIN_S
+            ]
             for header in self._context.rng.sample(finds, min(len(finds), ANSWERS_A_REQUEST)):
                 if self._answers_pace.take(now=now):
                     self._repeated[header.body_hash] = now
@@ -204,7 +215,7 @@ class Helping:
             raise Rejected(Reason.GOSSIP_TOO_LARGE)
         allowance = self._allowances.get(author) or TokenBucket(ASKS_PER_S, ASKS_BURST)
         self._allowances[author] = allowance
-        if not allowance.take(now=now):
+        if not (allowance.take(now=now) and self._everybody.take(now=now)):
             raise Rejected(Reason.RATE_LIMITED)
         envelope = unseal(message.data, CONTEXT, max_bytes=MAX_REQUEST_BYTES)
         if envelope.author != author:

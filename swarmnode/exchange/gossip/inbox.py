@@ -128,6 +128,7 @@ class Inbox:
     def _charge(self, announcement: Announcement) -> None:
         """Take a new header from the allowance that it belongs to. Raises Rejected."""
         now, created_s = announcement.arrival.at, announcement.header.created_s
+        self.born_at = min(self.born_at, now)  # A clock that was ahead at our start may be set back since.
         if created_s < self.born_at:
             raise Rejected(Reason.BEFORE_OUR_TIME, f"{self.born_at - created_s:.0f} s before we started")
         if created_s >= now - LATE_S:

@@ -238,7 +238,15 @@ class Borrower:
                     waiting.append((announcement, group.body))
             if not waiting:
                 return
-            for one, found in await self._judged(waiting, payer=None):
+            try:
+                judged = await self._judged(waiting, payer=None)
+            except Exception:
+                # Our task's code may raise anything; what else the home has is still read.
+                logger.exception("%d groups of our own library could not be judged", len(waiting))
+                self._refused[Reason.INTERNAL] += len(waiting)
+                waiting.clear()
+                continue
+            for one, found in judged:
                 if isinstance(found, Rejected):
                     self._refused[found.reason] += 1
                 else:
@@ -278,6 +286,9 @@ class Borrower:
         except Exception:
             logger.exception("the library of %s could not be handled", peer)
             self._ledger.drop(Reason.INTERNAL, peer)
+        finally:
+            # Another peer may have time for what was fetched and not judged.
+            self._known.difference_update((one.author, one.header.body_hash) for one, _ in lender.waiting)
 
     def _turns(self, lender: "_Lender") -> Iterator["_Section"]:
         """Sections of the peer's library that have more, in turns and the more often the more we need them,
@@ -331,10 +342,12 @@ class Borrower:
         self._known.add(name)
         try:
             body = await self._body(lender, announcement, row.body)
-        except Rejected as rejected:
+        except BaseException as error:
             self._known.discard(name)  # Another peer may have it.
-            self._refuse(lender, rejected)
-            return True
+            if isinstance(error, Rejected):
+                self._refuse(lender, error)
+                return True
+            raise
         lender.waiting.append((announcement, body))
         if len(lender.waiting) >= JUDGED_TOGETHER:
             await self._judge_what_waits(lender)

@@ -21,7 +21,8 @@ from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
-from swarmnode.exchange.limits import MAX_HEADER_BYTES, MAX_NAME_CHARS
+from swarmnode.exchange.limits import MAX_HEADER_BYTES
+from swarmnode.exchange.messages import Name
 from swarmnode.identity.envelope import decoded
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,6 @@ MAX_BODY_BESIDE = 1024
 MAX_PAGE_BYTES = MAX_PAGE_HEADERS * (MAX_HEADER_BYTES + MAX_BODY_BESIDE + 16) + 64
 
 MAX_PAGE_REQUEST_BYTES = 512
-
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class PageRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ is older. What the book does not hold is read again then, like a peer's library 
 import asyncio
 import logging
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,6 +98,7 @@ class Shelf:
         self._torn = False
         """The file has something in it that is no row."""
         self._told = False
+        self._writing: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         return sum(row.taught for row in self._rows.values())
@@ -191,23 +193,22 @@ class Shelf:
         """Bring the file up to date. An error of the disk is told once."""
         if self._path is None:
             return
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
         kept = [row for row in self._rows.values() if row.taught or row.written]
         new = [row for row in kept if not row.written]
         anew = self._torn or self._lines + len(new) > 2 * len(kept) + 64
         rows = kept if anew else new
         if not rows and not anew:
             return
-        data = b"".join(line_of(row.group) for row in rows)
-        # Not to be cancelled: a row that was half added would be lost with the one behind it.
-        work = asyncio.get_running_loop().run_in_executor(None, self._write, data, anew)
-        if await asyncio.shield(work):
-            self._lines = len(rows) + (0 if anew else self._lines)
-            self._torn = False
-            for row in rows:
-                row.written = True
+        # Not to be cancelled: a row that was half added would be lost with the one behind it, and a thread
+        # that was left alone would meet the next one at the same file.
+        self._writing = asyncio.get_running_loop().run_in_executor(None, self._write, rows, anew)
+        await asyncio.shield(self._writing)
 
-    def _write(self, data: bytes, anew: bool) -> bool:
+    def _write(self, rows: list[ShelvedGroup], anew: bool) -> None:
         assert self._path is not None
+        data = b"".join(line_of(row.group) for row in rows)
         try:
             if anew:
                 replace_file(self._path, data)
@@ -219,8 +220,11 @@ class Shelf:
             if not self._told:
                 logger.warning("the library cannot be kept on disk: %s; the node goes on", error)
             self._told = self._torn = True
-            return False
-        return True
+            return
+        self._lines = len(rows) + (0 if anew else self._lines)
+        self._torn = False
+        for row in rows:
+            row.written = True
 
     def _lines_of_file(self) -> Iterator[tuple[int, SignedGroup | Rejected]]:
         if self._path is None or not self._path.exists():
@@ -249,12 +253,22 @@ class Shelf:
     def _keep_within_bounds(self) -> None:
         """Let go of the oldest groups until the others fit: of those that wait where they have more than
         their part, else of those that the book holds."""
-        while len(self._rows) > self._max_groups or self._size_bytes > self._max_bytes:
-            waiting = [row.group for row in self._rows.values() if not row.taught]
+        if not self._is_over():
+            return
+        taught = deque(self.groups())
+        waiting = deque(row.group for row in self._rows.values() if not row.taught)
+        waiting_bytes = sum(group.size_bytes for group in waiting)
+        while self._is_over():
             too_many = len(waiting) > WAITING_SHARE * self._max_groups
-            too_large = sum(group.size_bytes for group in waiting) > WAITING_SHARE * self._max_bytes
-            kept = None if too_many or too_large else next(iter(self.groups()), None)
-            self._remove((kept or waiting[0]).name)
+            too_large = waiting_bytes > WAITING_SHARE * self._max_bytes
+            if too_many or too_large or not taught:
+                waiting_bytes -= waiting[0].size_bytes
+                self._remove(waiting.popleft().name)
+            else:
+                self._remove(taught.popleft().name)
+
+    def _is_over(self) -> bool:
+        return len(self._rows) > self._max_groups or self._size_bytes > self._max_bytes
 
     def _sorted(self) -> dict[tuple[str, str, str], list[tuple[bytes, str]]]:
         if self._pages is None:

@@ -49,10 +49,10 @@ class Ledger(ExchangeCounts):
         if known in NOT_NEEDED:
             return
         self._tell(known, peer, detail)
-        now, penalty = self._clock(), PENALTIES.get(known)
-        newly_banned = penalty is not None and self.reputation.punish(peer, penalty, now)
+        penalty = PENALTIES.get(known)
+        newly_banned = penalty is not None and self.reputation.punish(peer, penalty, self._clock())
         self.reputation.refused(peer, known)
-        logger.debug("%s from %s (score %.0f): %s", known, peer, self.reputation.score(peer, now), detail)
+        logger.debug("%s from %s: %s", known, peer, detail)
         if newly_banned:
             logger.warning(
                 "%s (%s) is banned for now: its score fell below %.0f, at last for %s",

@@ -91,6 +91,12 @@ class Standing:
     """Bodies that came from it, its own and those that it handed on."""
     took_bytes: float = 0.0
 
+    def pause_s(self, now: float) -> float:
+        """Returns the seconds of its pause that are left. A longer one than any is of a clock that was set
+        back since."""
+        left_s = self.ask_again_at - now
+        return left_s if 0 < left_s <= LONGEST_PAUSE_S else 0.0
+
 
 _UNKNOWN = Standing()
 """The standing of peers that nothing is remembered of."""
@@ -128,9 +134,10 @@ class Reputation:
     # ---- how it behaves ----
 
     def is_banned(self, peer: str, now: float) -> bool:
+        if not self.known(peer).banned:
+            return False  # Anybody can name anybody: nobody is remembered for being asked about.
         standing = self._of(peer)
-        if standing.banned:
-            standing.banned = self._recover(standing, now) < FORGIVE_AT
+        standing.banned = self._recover(standing, now) < FORGIVE_AT
         return standing.banned
 
     def punish(self, peer: str, penalty: float, now: float) -> bool:
@@ -150,7 +157,7 @@ class Reputation:
 
     def score(self, peer: str, now: float) -> float:
         """Returns the rest of a peer's score."""
-        return self._recover(self._of(peer), now)
+        return self._recover(self.known(peer), now)
 
     def banned_for_s(self, peer: str, now: float) -> float:
         """Returns the seconds that a ban will last if nothing more happens; 0 for who is not banned."""
@@ -196,7 +203,7 @@ class Reputation:
     def may_be_asked(self, peer: str, now: float) -> bool:
         """Returns True if the pause after its last failure is over, and it would not have to refuse us."""
         standing = self.known(peer)
-        return now >= standing.ask_again_at and standing.asks.has(now=now)
+        return not standing.pause_s(now) and standing.asks.has(now=now)
 
     def has_judge_time(self, author: str, now: float) -> bool:
         """Returns True if our judge has time left for this author."""
@@ -217,7 +224,7 @@ class Reputation:
         """A fetch from this author gave us nothing of use, whosever fault it was. `mishap`: it may happen to
         anybody."""
         standing = self._of(author)
-        if now < standing.ask_again_at:
+        if standing.pause_s(now):
             return  # It was asked before the pause began, for several at once: that is one mishap.
         first_s = GIVER_PAUSE_S if mishap and standing.accepted >= PROVEN_AFTER else FIRST_PAUSE_S
         pause_s = min(LONGEST_PAUSE_S, first_s * 2.0 ** min(standing.failures, 16))
@@ -239,10 +246,6 @@ class Reputation:
             if len(self._givers) > self._max_peers // 2:
                 self._givers.popitem(last=False)
 
-    def accepted_by_peer(self) -> dict[str, int]:
-        """Groups accepted from each peer that is still remembered."""
-        return {peer: standing.accepted for peer, standing in self._givers.items()}
-
     def figures(self, now: float) -> tuple[PeerFigures, ...]:
         """Returns those peers that there is most to say of, at most MOST_SHOWN."""
         found = nlargest(MOST_SHOWN, self.standings(), key=lambda one: (one[1].accepted, one[1].dropped))
@@ -250,7 +253,7 @@ class Reputation:
             PeerFigures(
                 *(peer, one.accepted, one.dropped, self._recover(one, now), one.banned, self.trust_of(peer)),
                 dict(one.refused),
-                max(0.0, one.ask_again_at - now),
+                one.pause_s(now),
             )
             for peer, one in found
             if one.accepted or one.dropped or one.refused

@@ -51,5 +51,6 @@ class UnfitTasks:
         return frozenset(
             task
             for (task, of), until in self._until.items()
-            if of == known and now < until and now < self._try_at[task, of]
+            # Given up for longer than any: our clock was set back since.
+            if of == known and now < until <= now + UNFIT_S and now < self._try_at[task, of]
         )

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.chat import written_prompt
-from swarmnode.errors import Rejected
+from swarmnode.errors import JudgementLost, JudgementOverran, Rejected
+from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.shelf import MAX_SHELF_BYTES, MAX_SHELF_GROUPS
 from swarmnode.exchange.library.signed_group import SignedGroup, line_of, read_rows
@@ -114,6 +115,9 @@ def look_through(path: Path, *, judging: Judging | None = None) -> LibraryReport
             report.right[task] += judging.right(group)
         except Rejected as rejected:
             report.refused[rejected.reason] += 1
+        except JudgementLost as lost:
+            overran = isinstance(lost, JudgementOverran)
+            report.refused[Reason.SCORE_TIMEOUT if overran else Reason.UNSCORABLE] += 1
     return report
 
 

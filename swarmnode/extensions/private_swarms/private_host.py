@@ -46,7 +46,8 @@ STRANGER_S = 60.0
 REMOVED_S = 3600.0
 
 NEWS_EVERY_S = 5.0
-"""Seconds between two questions for a newer list, each to the next connected member."""
+ASKED_AT_ONCE = 8
+"""Every so many seconds the next ones of the connected members are asked for a newer list."""
 
 MAX_PROVED = 4096
 
@@ -71,6 +72,8 @@ class PrivateHost:
         self._seen_s: dict[str, float] = {}
         """When those that have not were first seen."""
         self._asked_s = 0.0
+        self._follow_by_s = 0.0
+        """The time by which members have moved to our key, too. Nobody is barred before."""
         self._told_of_key = False
         """That our key may be wrong is said once, and not where a member was met."""
 
@@ -221,7 +224,7 @@ class PrivateHost:
         self._swarm.met.note(peer_id)
 
     async def _look(self) -> None:
-        """Greets new peers, disconnects those without the key, and asks a member for a newer list."""
+        """Greets new peers, disconnects those without the key, and asks members for a newer list."""
         connected = set(await self._inner.peers())
         now_s = time.monotonic()
         strangers = sorted(connected - self._proved.keys() - self._swarm.removed)
@@ -229,7 +232,7 @@ class PrivateHost:
         for peer in connected & self._swarm.removed:
             await self._inner.disconnect(peer, barred_s=REMOVED_S)
         for peer, seen_s in tuple(self._seen_s.items()):
-            if now_s - seen_s > self._prove_s:
+            if now_s - seen_s > self._prove_s and now_s > self._follow_by_s:
                 logger.debug("disconnecting %s: it does not prove the key of the swarm", peer)
                 await self._inner.disconnect(peer, barred_s=STRANGER_S)
         to_greet = sorted(self._seen_s, key=lambda peer: self._seen_s[peer], reverse=True)[:GREETED_AT_ONCE]
@@ -241,13 +244,11 @@ class PrivateHost:
                 greetings.create_task(self._try_to_greet(peer))
 
     def _next_to_ask(self, connected: set[str]) -> list[str]:
-        """Returns the connected member to ask next, which goes to the end of the queue."""
-        for peer in self._proved:
-            if peer in connected and self._is_member(peer):
-                del self._proved[peer]
-                self._proved[peer] = None
-                return [peer]
-        return []
+        """Returns the connected members to ask next, which go to the end of the queue."""
+        next_ones = [peer for peer in self._proved if peer in connected and self._is_member(peer)]
+        for peer in next_ones[:ASKED_AT_ONCE]:
+            self._proved[peer] = self._proved.pop(peer)
+        return next_ones[:ASKED_AT_ONCE]
 
     async def _try_to_greet(self, peer_id: str) -> None:
         try:
@@ -291,6 +292,9 @@ class PrivateHost:
     async def _move(self) -> None:
         """Moves to the names of another key. Tried again if the host was down."""
         key = self._swarm.key
+        # A member learns of the key when it is our turn to be asked by it, or another's that learnt of it.
+        turns = len(await self._inner.peers()) + 2
+        self._follow_by_s = time.monotonic() + NEWS_EVERY_S * turns
         self._proved.clear()
         self._seen_s.clear()
         await self._serve_greetings()

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import logging
 import time
 from collections import deque
@@ -53,6 +54,10 @@ class DialReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     outcome: Outcome
     seen: Annotated[str, msgspec.Meta(max_length=45)] = ""
     """IP address that the peer sees us at. Empty: it sees none that can be dialled."""
+
+    def __post_init__(self) -> None:
+        if self.seen:
+            ipaddress.ip_address(self.seen)  # What comes after it would be part of an address of ours.
 
 
 _questions = msgspec.msgpack.Decoder(_Question)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from swarmnode.errors import NetworkError
@@ -40,24 +41,23 @@ _TIME, _BYTES = 1, 2
 
 async def grants_what_was_asked(relay: PeerAddresses, folder: Path) -> bool:
     """Returns True if a relay on this machine grants our own limits; `folder` is for a socket and a key."""
-    path = folder / "tester.key"
-    path.touch(mode=0o600)
-    path.write_bytes(NodeKey.generate().to_protobuf())
-    socket = folder / "tester.sock"
-    socket.unlink(missing_ok=True)
-    tester = await start_daemon(
-        DaemonOptions(path, ("/ip4/127.0.0.1/tcp/0",), ()), socket, on_exit=lambda: None
-    )
+    path, socket = folder / "tester.key", folder / "tester.sock"
     try:
-        control = ControlClient(socket)
-        await control.connect(relay, ASK_TIMEOUT_S)
-        async with asyncio.timeout(ASK_TIMEOUT_S):
-            granted = await _reserve(control, relay.peer_id)
+        async with AsyncExitStack() as exit_stack:
+            path.touch(mode=0o600)
+            path.write_bytes(NodeKey.generate().to_protobuf())
+            socket.unlink(missing_ok=True)
+            tester = await start_daemon(
+                DaemonOptions(path, ("/ip4/127.0.0.1/tcp/0",), ()), socket, on_exit=lambda: None
+            )
+            exit_stack.push_async_callback(tester.kill)
+            control = ControlClient(socket)
+            await control.connect(relay, ASK_TIMEOUT_S)
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                granted = await _reserve(control, relay.peer_id)
     except (NetworkError, OSError, EOFError, TimeoutError) as error:
         logger.debug("the relay could not be tested: %s", error)
         return False
-    finally:
-        await tester.kill()
     logger.debug("as a relay we grant %s (seconds, bytes)", granted)
     return granted == (RELAY_TIME_S, RELAY_BYTES)
 

@@ -122,7 +122,10 @@ class PeerBook:
 
     def _forget_worst(self, among: list[KnownAddress], keep: int) -> None:
         ranked = sorted(among, key=_worth, reverse=True)
-        for known in ranked[keep:]:
+        # Half of the places are for those that worked once: names that nobody tried are free, and a line may
+        # be down. The others are open, or addresses that work no more would keep new ones out.
+        worked = [known for known in ranked if known.last_seen is not None][: keep // 2]
+        for known in tuple(dict.fromkeys((*worked, *ranked)))[keep:]:
             if known.source != "seed":
                 del self._known[known.address]
 
@@ -142,7 +145,8 @@ def next_dials(
     wanted = target - len(connected)
     due: dict[str, KnownAddress] = {}
     for known in sorted(book, key=_worth, reverse=True):
-        if known.retry_at <= now and known.peer_id not in connected:
+        # A longer wait than any was noted before our clock was set back.
+        if not now < known.retry_at <= now + MAX_RETRY_S and known.peer_id not in connected:
             due.setdefault(known.peer_id, known)
     return tuple(known.address for known in due.values())[: max(wanted, 0)]
 

@@ -111,7 +111,7 @@ async def test_the_counters_tell_what_happened(start, own_groups):
         assert (sent.published, sent.served, sent.unpublished) == (3, 3, {})
         assert (received.headers_seen, received.headers_accepted, received.headers_waiting) == (3, 3, 0)
         assert (received.fetched, received.accepted, received.drawn, received.buffered) == (3, 3, 3, 0)
-        assert received.accepted_by_peer == {alice.key.peer_id: 3}
+        assert [(one.peer, one.accepted) for one in received.peers] == [(alice.key.peer_id, 3)]
         assert received.dropped == {}
         assert received.bytes_in == sent.bytes_out > 0
 

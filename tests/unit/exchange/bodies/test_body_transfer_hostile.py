@@ -9,6 +9,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from swarmnode.errors import HostDown
+from swarmnode.exchange.bodies import body_transfer
 from swarmnode.exchange.bodies.body_transfer import (
     BODY_PROTOCOL,
     MAX_REQUEST_BYTES,
@@ -19,6 +21,8 @@ from swarmnode.exchange.bodies.holder import (
     MAX_ANNOUNCED_PER_AUTHOR,
     MAX_PULLS,
     MAX_PULLS_OF_STRANGERS,
+    MAX_WAITING,
+    MAX_WAITING_FOR_STRANGERS,
     PULL_S,
     Holder,
 )
@@ -173,6 +177,67 @@ async def test_names_that_nobody_can_reach_make_no_holder_look_bad(composed_by, 
         assert asker.routes._worth.get(honest, 0.5) == 0.5
 
 
+@asynccontextmanager
+async def between(
+    composed: SignedGroup, author: NodeKey, says: Answer
+) -> AsyncIterator[tuple[MemoryHost, ...]]:
+    """A home, a holder that it is connected to and that has the body, and the author beyond the holder."""
+    network = MemoryNetwork()
+
+    async def give(peer: str, request: bytes) -> bytes:
+        return composed.body
+
+    async with network.host() as home, network.host() as holder, network.host(author.peer_id) as host:
+        await holder.serve(BODY_PROTOCOL, give, max_request_bytes=MAX_REQUEST_BYTES)
+        await host.serve(BODY_PROTOCOL, says, max_request_bytes=MAX_REQUEST_BYTES)
+        await home.connect(holder.address)
+        await holder.connect(host.address)
+        yield home, holder, host
+
+
+@pytest.mark.parametrize("why", ["it has no time now", "we may not ask more of it now", "our host is down"])
+async def test_an_author_that_was_not_dialled_in_vain_is_dialled_again(
+    composed_by, plane, clock, why
+) -> None:
+    composed = composed_by(key(1))
+    async with between(composed, key(1), nothing) as (home, *_):
+        asker, one = plane(home), announcement_of(composed, key(1))
+        asker.is_connected_to(await home.peers())
+        if why == "our host is down":
+            home.go_down()
+            with pytest.raises(HostDown):
+                await asker.fetch(one, timeout_s=60.0)
+        else:
+            while "may not" in why and asker._ledger.reputation.ask(one.author, clock()):
+                pass
+            assert await asker.fetch(one, timeout_s=60.0) == composed.body
+        assert asker.routes.reaches(one.author, clock()) is None
+
+
+async def test_an_author_that_hangs_in_the_dial_is_dialled_again_only_after_a_while(
+    composed_by, plane, clock, monkeypatch
+) -> None:
+    monkeypatch.setattr(body_transfer, "HEAD_START_S", 0.0)
+    composed = composed_by(key(1))
+    async with between(composed, key(1), silence) as (home, *_):
+        asker, one = plane(home), announcement_of(composed, key(1))
+        asker.is_connected_to(await home.peers())
+        assert await asker.fetch(one, timeout_s=60.0) == composed.body
+        assert asker.routes.reaches(one.author, clock()) is False
+
+
+async def test_a_connected_author_that_says_nothing_does_not_keep_us_from_a_holder(
+    composed_by, plane, monkeypatch
+) -> None:
+    monkeypatch.setattr(body_transfer, "HEAD_START_S", 0.0)
+    composed = composed_by(key(1))
+    async with between(composed, key(1), silence) as (home, _, author), asyncio.timeout(60):
+        await home.connect(author.address)
+        asker = plane(home)
+        asker.is_connected_to(await home.peers())
+        assert await asker.fetch(announcement_of(composed, key(1)), timeout_s=600.0) == composed.body
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  counters have no event to wait for
@@ -206,6 +271,41 @@ async def test_silent_strangers_take_no_places_from_authors_who_gave(composed_by
         assert await holder.pull(giver.peer_id, second.header.body_hash) == b"body"
         for task in waiting:
             task.cancel()
+
+
+async def test_a_crowd_that_waits_for_silent_authors_leaves_places_for_streams(composed_by) -> None:
+    giver, stranger = key(1), key(2)
+
+    async def pull(peer: str, body_hash: bytes, size_bytes: int) -> bytes | None:
+        if body_hash in silent:
+            await asyncio.Event().wait()
+        return b"body"
+
+    first, second, third = (composed_by(giver, number) for number in range(3))
+    of_stranger = composed_by(stranger)
+    silent = {of_stranger.header.body_hash, second.header.body_hash}
+    async with running(Holder(pull)) as holder, asyncio.TaskGroup() as tasks:
+        holder.is_connected_to({giver.peer_id, stranger.peer_id})
+        for one in (first, second, third, of_stranger):
+            holder.heard(Message("topic", one.author, one.sealed))
+        assert await holder.pull(giver.peer_id, first.header.body_hash) == b"body"
+
+        async def waiting_for(one: SignedGroup) -> list[asyncio.Task[bytes | None]]:
+            asked = [
+                tasks.create_task(holder.pull(one.author, one.header.body_hash)) for _ in range(MAX_WAITING)
+            ]
+            await asyncio.sleep(0)
+            return [task for task in asked if not task.done()]
+
+        waiting = await waiting_for(of_stranger)
+        assert len(waiting) == MAX_WAITING_FOR_STRANGERS
+        assert await holder.pull(giver.peer_id, third.header.body_hash) == b"body"
+        waiting += await waiting_for(second)
+        assert len(waiting) == MAX_WAITING
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert await holder.pull(giver.peer_id, third.header.body_hash) == b"body", "who left makes room"
 
 
 async def test_an_author_that_let_us_wait_is_not_waited_for_again_at_once(composed_by, monkeypatch) -> None:

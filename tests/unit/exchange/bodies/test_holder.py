@@ -262,6 +262,12 @@ def test_an_author_that_could_not_be_dialled_is_tried_again_after_a_while() -> N
     assert routes.is_direct("author", now=DIAL_AGAIN_S)
 
 
+def test_an_author_is_dialled_again_when_the_clock_is_set_back_before_it_was_dialled_in_vain() -> None:
+    routes = BodyRoutes()
+    routes.cannot_dial("author", now=7200.0)
+    assert routes.is_direct("author", now=0.0)
+
+
 def test_a_connected_author_is_always_asked_itself() -> None:
     routes = BodyRoutes()
     routes.cannot_dial("author", now=0.0)

@@ -1,6 +1,5 @@
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -17,7 +16,7 @@ NOW = 1_700_000_000.0
 def accepted(announced, groups_of):
     def accept(key: NodeKey, number: int = 0, *, at: float = NOW, policy_version: int = 0) -> Accepted:
         announcement = announced(key, number, at=at, policy_version=policy_version)
-        return Accepted(announcement, f"body {number}".encode(), groups_of(key.peer_id, number=number))
+        return Accepted(announcement, groups_of(key.peer_id, number=number))
 
     return accept
 
@@ -104,14 +103,3 @@ def test_a_full_buffer_loses_its_oldest_group(accepted):
     assert {group.author for group in draw(buffer, 8, random.Random(0))} == {
         key.peer_id for key in keys(5)[1:]
     }
-
-
-def test_bodies_take_no_more_than_they_may_and_whoever_takes_most_gives_way(accepted):
-    wide, narrow = keys(2)
-    buffer = a_buffer()
-    for number in range(3):
-        buffer.add(replace(accepted(wide, number), body=bytes(1000)))
-        buffer.add(replace(accepted(narrow, number), body=bytes(100)))
-    assert buffer.keep_within(3300) == 0
-    assert buffer.keep_within(1500) == 2
-    assert buffer.by_author == {wide.peer_id: 1, narrow.peer_id: 3}

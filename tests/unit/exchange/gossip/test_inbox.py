@@ -52,3 +52,11 @@ def test_two_messages_over_the_bound_of_the_network_end_in_a_ban(inbox: Inbox, l
         inbox.hear(Message("topic", "mallory", b"", oversized=True))
     assert ledger.dropped == {"gossip_too_large": 2, "banned": 1}
     assert ledger.reputation.is_banned("mallory", clock())
+
+
+def test_a_clock_that_was_ahead_at_the_start_does_not_make_us_deaf_when_it_is_set_right(
+    inbox: Inbox, ledger: Ledger, composed, key, clock
+):
+    inbox.born_at = clock() + 7200.0
+    inbox.hear(Message("topic", key.peer_id, composed.sealed))
+    assert ledger.dropped == {} and ledger.headers_accepted == 1

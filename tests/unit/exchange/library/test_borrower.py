@@ -5,8 +5,11 @@ import asyncio
 import pytest
 
 from swarmnode.exchange.library import borrower
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.signed_group import line_of
+from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryNetwork
-from tests.unit.exchange.conftest import until
+from tests.unit.exchange.conftest import Addition, until
 from tests.unit.exchange.library.conftest import borrowed, learns
 
 LONG_AGO_S = 30 * 86400.0
@@ -163,3 +166,24 @@ async def test_who_was_made_to_look_at_too_much_asks_nobody_any_more(start, grou
             await until(lambda: node.library.borrowed.done)
             await asyncio.sleep(0.1)
             assert node.library.borrowed.groups == 3
+
+
+async def test_a_group_at_home_on_which_our_task_stumbles_costs_no_other(
+    start, composed_by, tmp_path, monkeypatch
+):
+    author = NodeKey(b"\x09" * 32)
+    path, (odd, sound) = tmp_path / "library.jsonl", [composed_by(author, number) for number in range(2)]
+    path.write_bytes(line_of(odd) + line_of(sound))
+    score = Addition.score
+
+    def stumbles(task, example, completions):
+        if example.key == odd.header.key:
+            raise ValueError("nobody thought of this")
+        return score(task, example, completions)
+
+    monkeypatch.setattr(Addition, "score", stumbles)
+    monkeypatch.setattr(borrower, "JUDGED_TOGETHER", 1)
+    async with start(MemoryNetwork(), 1, shelf=Shelf(path)) as node:
+        (group,) = await borrowed(node, 1)
+        assert group.example.key == sound.header.key
+        assert node.library.borrowed.refused == {"internal": 1} and node.library.borrowed.own == 1

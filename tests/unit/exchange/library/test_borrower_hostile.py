@@ -318,3 +318,22 @@ async def test_who_asks_without_end_is_served_within_its_allowance(start, groups
         for damaged in (b"", b"\xc1", msgspec.msgpack.encode(PageRequest("addition", "1", b"\x00" * 33))):
             assert await veteran.library.pages.answer("12D3KooWother", damaged) == b""
         assert veteran.dropped("bad_request") == 3
+
+
+async def test_what_a_lender_gave_before_its_time_was_up_may_come_from_another(start, rows, monkeypatch):
+    """It promises more, and says no more: what it gave waits for further ones to be judged with."""
+    monkeypatch.setattr(borrower, "LEND_FOR_S", 0.3)
+    groups = rows(3)
+
+    async def page(request: PageRequest) -> bytes:
+        if request.after >= groups[-1].header.body_hash:
+            return await never(request)
+        return msgspec.msgpack.encode(LibraryPage(tuple(PageRow(one.sealed) for one in groups), True))
+
+    monkeypatch.setattr(borrower, "HASH_BYTES", 0)  # It is read from its beginning.
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        liar = await lend(stack, network, Lender(page, bodies(groups)))
+        newcomer = await stack.enter_async_context(start(network, 2, liar))
+        await until(lambda: len(newcomer.library._known) == len(groups))
+        await until(lambda: not newcomer.library._known)

@@ -1,12 +1,15 @@
 """What a node keeps for others: as long as its book holds it, within bounds, over restarts."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
-from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.shelf import Shelf, ShelvedGroup
 from swarmnode.exchange.library.signed_group import SignedGroup, read_rows, signed_group
 from swarmnode.identity.node_key import NodeKey
 
@@ -93,6 +96,13 @@ def test_it_is_bounded_in_number_and_bytes_and_the_oldest_leave(signed: Signed) 
     taught(full, *(signed(number) for number in range(8)))
     full.offer(signed(9))
     assert signed(0).name not in full and signed(9).name in full
+    loaded = Shelf(max_groups=8)
+    for number in range(24):
+        loaded._add(ShelvedGroup(signed(number), taught=number % 2 == 0))
+    loaded._keep_within_bounds()
+    assert [row.group for row in loaded._rows.values()] == [
+        signed(number) for number in (12, 14, 16, 18, 20, 21, 22, 23)
+    ]
     small = Shelf(max_bytes=6 * kept.size_bytes)
     for number in range(9):
         taught(small, *(signed(place) for place in range(number)))
@@ -177,3 +187,27 @@ async def test_a_disk_that_is_full_costs_the_file_and_nothing_else(signed: Signe
     taught(shelf, signed())
     await shelf.write()
     assert len(page(shelf)) == 1
+
+
+async def test_a_write_that_is_cancelled_is_waited_for_by_the_next_one(
+    signed: Signed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, groups, go_on = tmp_path / "library.jsonl", [signed(number) for number in range(3)], Event()
+    shelf = Shelf(path)
+    taught(shelf, *groups)
+    write = shelf._write
+
+    def slowly(*what: Any) -> None:
+        go_on.wait(60)
+        write(*what)
+
+    monkeypatch.setattr(shelf, "_write", slowly)
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(shelf.write())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        tasks.create_task(shelf.write())
+        await asyncio.sleep(0)
+        go_on.set()
+    assert [found for _, found in read_rows(path)] == groups

@@ -155,7 +155,7 @@ def test_names_without_end_displace_each_other_and_not_those_who_gave_us_a_group
         reputation.was_accepted(f"friend {number}")
     for number in range(5000):
         reputation.may_announce(f"passer-by {number}", 0.0)
-    assert reputation.accepted_by_peer() == {f"friend {number}": 1 for number in range(10)}
+    assert set(reputation.givers) == {f"friend {number}" for number in range(10)}
     for number in range(5000):
         reputation.was_accepted(f"giver {number}")
         reputation.may_announce(f"passer-by {number}", 0.0)
@@ -190,7 +190,7 @@ def test_accepted_groups_are_counted_by_peer():
     for peer in ("a", "b", "a"):
         reputation.was_accepted(peer)
     reputation.may_announce("c", 0.0)
-    assert reputation.accepted_by_peer() == {"a": 2, "b": 1}
+    assert [reputation.known(peer).accepted for peer in "abc"] == [2, 1, 0]
 
 
 def test_an_environment_that_is_slow_for_everybody_bans_nobody():
@@ -200,3 +200,21 @@ def test_an_environment_that_is_slow_for_everybody_bans_nobody():
         if reputation.may_be_asked("a", now):
             reputation.did_not_deliver("a", now)
             assert not reputation.punish("a", PENALTIES[Reason.PLAY_TIMEOUT], now)
+
+
+def test_names_that_somebody_asks_about_are_not_remembered_and_no_ban_is_forgotten_for_them():
+    reputation = Reputation(max_peers=3)
+    reputation.punish("bad", 90.0, 0.0)
+    for number in range(10):
+        assert not reputation.is_banned(f"name {number}", 0.0)
+        assert reputation.score(f"name {number}", 0.0) == FULL_SCORE
+    assert len(reputation) == 1 and reputation.known("bad").banned
+
+
+def test_a_pause_ends_when_the_clock_is_set_back_before_it():
+    reputation = Reputation()
+    reputation.did_not_deliver("a", 2 * HOUR)
+    assert not reputation.may_be_asked("a", 2 * HOUR)
+    assert reputation.may_be_asked("a", 0.0)
+    reputation.did_not_deliver("a", 0.0)
+    assert not reputation.may_be_asked("a", 0.0), "and the next pause begins as ever"

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
-from swarmnode.errors import StorageError
+from swarmnode.errors import JudgementLost, JudgementOverran, StorageError
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.library.signed_group import (
     MAX_LINE_BYTES,
@@ -40,6 +41,27 @@ def test_with_the_task_the_answers_are_judged(tmp_path: Path) -> None:
     file.write_bytes(line_of(signed(0)) + line_of(signed(1)))
     report = look_through(file, judging=Judging({task.name: task}))
     assert report.right == {("addition", "1"): 4} and report.answers == 8
+
+
+@pytest.mark.parametrize(
+    ("lost", "reason"), [(JudgementOverran, "score_timeout"), (JudgementLost, "unscorable")]
+)
+def test_a_row_that_cannot_be_judged_is_counted_and_costs_no_other(
+    tmp_path: Path, lost: type[Exception], reason: str
+) -> None:
+    class Hanging(Addition):
+        judged = 0
+
+        def score(self, example: Any, completions: Any) -> Any:
+            Hanging.judged += 1
+            if Hanging.judged == 1:
+                raise lost("it took too long")
+            return super().score(example, completions)
+
+    file = tmp_path / "some.jsonl"
+    file.write_bytes(line_of(signed(0)) + line_of(signed(1)))
+    report = look_through(file, judging=Judging({"addition": Hanging()}))
+    assert report.refused == {reason: 1} and report.right == {("addition", "1"): 2}
 
 
 def test_a_copy_has_each_sound_row_once(tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ async def test_who_asks_without_end_does_not_keep_the_daemon_busy():
         b"\xc0",
         msgspec.msgpack.encode(["reached", "192.168.1.1"]),
         msgspec.msgpack.encode(["reached", "; rm"]),
+        msgspec.msgpack.encode(["reached", "8.8.4.4/dns4/evil"]),
+        msgspec.msgpack.encode(["reached", "8.8.4.4/tcp/1"]),
         msgspec.msgpack.encode(["yes", ""]),
         msgspec.msgpack.encode(["reached", "x" * 90]),
     ],

@@ -111,3 +111,15 @@ async def test_a_node_whose_limits_are_never_taken_goes_on_without(
     load_or_create(tmp_path / "key")
     async with P2pdHost(tmp_path / "key", relay_for_others=True) as host:
         assert host.status().state == "up" and not host.status().relays_for_others
+
+
+@pytest.mark.parametrize("error", [OSError("no space left on device"), NetworkError("it does not start")])
+async def test_a_relay_that_cannot_be_tested_is_none_and_nothing_else_comes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("swarmnode.network.daemon.relaying.start_daemon", fails)
+    assert not await grants_what_was_asked(PeerAddresses(PEER, ()), tmp_path)
+    assert not await grants_what_was_asked(PeerAddresses(PEER, ()), tmp_path / "gone")

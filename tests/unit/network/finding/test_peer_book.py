@@ -183,3 +183,28 @@ def test_who_is_connected_to_nobody_tries_again_soon_however_often_it_failed() -
     book.failed(address(1), 0.0, rng)
     (known,) = book
     assert known.retry_at > ALONE_RETRY_S
+
+
+def test_names_that_nobody_tried_displace_no_address_that_worked_and_failed_once():
+    book = book_of(address(1))
+    book.succeeded(address(1), NOW)
+    book.failed(address(1), NOW + 1, random.Random(0))
+    for number in range(2, MAX_ADDRESSES + 50):
+        book.learn(address(number), "kademlia")
+    assert address(1) in {known.address for known in book} and len(book) == MAX_ADDRESSES
+
+
+def test_addresses_that_work_no_more_do_not_keep_new_ones_of_a_peer_out():
+    book = PeerBook()
+    for port in range(1, 2 * MAX_ADDRESSES_PER_PEER):
+        book.learn(address(1, port), "kademlia")
+        book.succeeded(address(1, port), NOW + port)
+        book.failed(address(1, port), NOW + port + 1, random.Random(0))
+        assert address(1, port) in {known.address for known in book}
+    assert len(book) == MAX_ADDRESSES_PER_PEER
+
+
+def test_a_wait_ends_when_the_clock_is_set_back_before_it():
+    book = book_of(address(1))
+    book.failed(address(1), NOW + 7200.0, random.Random(0))
+    assert next_dials(book, (), NOW, target=8) == (address(1),)
