@@ -4,6 +4,7 @@ shell -> [main] -> the one command that was called, imported then -> cli/*.py
 """
 
 import errno
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from swarmnode.cli.output import Json, complain, json_is_asked, tell
 from swarmnode.errors import INTERRUPTED, ConfigError, SwarmnodeError, notes_of
 from swarmnode.printable import printable
 from swarmnode.registry import find, names
+
+logger = logging.getLogger(__name__)
 
 MisusedCommand: type[Exception] = typer.BadParameter.__bases__[0]
 """Error of a command line that cannot be read: click's UsageError, which typer has in other modules by its
@@ -90,14 +93,15 @@ class LazyGroup(TyperGroup):
         """Writes the table of commands. A registered one is imported for it and speaks for itself."""
         found = names("command")
         ours = [name for name in SUMMARIES if name in found]
-        others = [name for name in found if name not in SUMMARIES]
+        others: list[tuple[str, str]] = []
+        for name in found:
+            if name not in SUMMARIES:
+                try:
+                    others.append((name, self.commands[name].get_short_help_str()))
+                except ConfigError as error:
+                    logger.warning("done without: %s", error)
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    *((name, SUMMARIES[name]) for name in ours),
-                    *((name, self.commands[name].get_short_help_str()) for name in others),
-                ]
-            )
+            formatter.write_dl([*((name, SUMMARIES[name]) for name in ours), *others])
 
 
 app = typer.Typer(

@@ -22,8 +22,10 @@ from swarmnode.cli.settings import (
 )
 from swarmnode.node.building.policies import Ending
 from swarmnode.registry import find
+from swarmnode.settings.config_layers import Settings
 
 OPTIONS = {
+    "swarm": "swarm.name",
     "port": "network.port",
     "model": "policy.model",
     "engine": "rollout.engine",
@@ -39,12 +41,21 @@ OPTIONS = {
     "run": "node.run",
     "seed": "node.seed",
 }
-"""Options of `join` that are a setting each; `options_given` reads them."""
+"""Options of `join` that are a setting each; `settings_given` reads them."""
 
 
-def options_given(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that the options of a command line are; None: not given."""
-    return {key: given[name] for name, key in OPTIONS.items()}
+def settings_given(given: Mapping[str, Any]) -> Settings:
+    """Returns the settings of a command line of `join`. `given`: its parameters by name; None: not given.
+    Raises ConfigError."""
+    overlap = given["overlap"]
+    flags = {
+        "network.seeds": tuple(given["addresses"] or ()) or None,
+        "rollout.overlap": None if overlap is None else "on" if overlap else "off",
+        "tasks.names": tuple(given["task"] or ()) or None,
+        **{key: given[name] for name, key in OPTIONS.items()},
+    }
+    files = {name: given[name] for name in ("home", "preset", "config", "set_")}
+    return settings_here(**files, flags=flags)
 
 
 def join(
@@ -119,14 +130,7 @@ def join(
     policies, a list of these and their totals.
     """
     swarm, addresses = invited(home, swarm, addresses)
-    flags = {
-        "swarm.name": swarm,
-        "network.seeds": tuple(addresses) if addresses else None,
-        "rollout.overlap": None if overlap is None else "on" if overlap else "off",
-        "tasks.names": tuple(task) if task else None,
-        **options_given(context.params),
-    }
-    settings = settings_here(home=home, preset=preset, config=config, set_=set_, flags=flags)
+    settings = settings_given({**context.params, "swarm": swarm, "addresses": addresses})
     run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
     leave(run_it(settings, fresh=fresh))
 

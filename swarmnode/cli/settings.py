@@ -61,11 +61,9 @@ def invited(
 ) -> tuple[str | None, list[str] | None]:
     """The swarm and the addresses to dial, with what an invitation among them says. The key of a private
     swarm is put into the home, where it stays. Raises NetworkError."""
-    texts = list(addresses or ())
+    texts = addresses or ()
     if task := next((text for text in texts if text.partition("?")[0].endswith(TASK_ENDINGS)), None):
         raise ConfigError(f"{task} is no address of a peer", hint=f"did you mean --task {task}?")
-    if not any(text.startswith("sn") for text in texts):
-        return swarm, addresses if addresses is None else texts
     dialled: list[str] = []
     for text in texts:
         if not is_invitation(text):
@@ -80,7 +78,7 @@ def invited(
         dialled += invitation.seeds
         if invitation.key:
             accept(invitation, resolve_paths(home))
-    return swarm, dialled
+    return swarm, dialled or None
 
 
 def settings_of_trained(
@@ -115,7 +113,9 @@ def settings_here(
 
     def loaded(trained: str | None) -> Settings:
         given = flags if trained is None else {**flags, "policy.model": trained}
-        return load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=given)
+        found = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=given)
+        said = {} if trained is None else {"policy.model": "trained in this home before"}
+        return replace(found, origins={**found.origins, **said})
 
     return with_trained_model(loaded, policy)
 

@@ -1,13 +1,15 @@
 """`swarmnode status`: ask the node that runs on this machine."""
 
 import time
+from contextlib import suppress
 from typing import Annotated
 
+import psutil
 import typer
 
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Home
-from swarmnode.errors import IdentityInUse, SwarmnodeError
+from swarmnode.errors import SwarmnodeError
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import IdentityLock, RunningNode, read_running
 from swarmnode.node.building.page_client import ask_status
@@ -58,13 +60,14 @@ def running_nodes(paths: Paths) -> list[RunningNode]:
 
 
 def _not_running(paths: Paths) -> SwarmnodeError:
-    """Nobody home, or somebody who is still getting dressed: the identity is locked from the first moment."""
-    if paths.identity.exists():
-        try:
-            with IdentityLock(paths.identity):
-                pass
-        except IdentityInUse as error:
-            return SwarmnodeError(f"a node is starting: {error.message}", hint="ask again in some seconds")
+    """Nobody home, or somebody who is still getting dressed: the identity is locked from the first moment.
+    The lock is only looked at: whoever took it for that would keep a node from starting."""
+    lock = IdentityLock(paths.identity).path
+    with suppress(OSError, ValueError, psutil.Error):
+        holder = psutil.Process(int(lock.read_text()))
+        if any(lock.samefile(file.path) for file in holder.open_files()):
+            said = f"a node is starting: process {holder.pid} holds this identity"
+            return SwarmnodeError(said, hint="ask again in some seconds")
     return SwarmnodeError(
         "no node is running here", hint="start one with `swarmnode join`, or name its --home"
     )

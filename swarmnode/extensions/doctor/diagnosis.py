@@ -3,6 +3,7 @@
 hardware, paths, config -> [examine] -> `swarmnode doctor`
 """
 
+import os
 import platform
 import shutil
 import subprocess
@@ -208,8 +209,6 @@ def _folders(paths: Paths) -> Iterator[Finding]:
 
 
 def _writable(folder: Path) -> bool:
-    import os
-
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return os.access(existing, os.W_OK | os.X_OK)
 
@@ -273,10 +272,9 @@ def _clock() -> Finding:
         ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         answer = ""
+    if answer == "yes":
+        return Finding("clock", "ok", "synchronized")
     if answer == "no":
-        return Finding(
-            "clock", "note", "not synchronized", "switch time synchronization on: timedatectl set-ntp true"
-        )
-    return Finding(
-        "clock", "ok" if answer == "yes" else "note", "synchronized" if answer == "yes" else "unknown"
-    )
+        advice = "switch time synchronization on: timedatectl set-ntp true"
+        return Finding("clock", "note", "not synchronized", advice)
+    return Finding("clock", "note", "unknown")

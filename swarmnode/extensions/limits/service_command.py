@@ -15,12 +15,11 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from swarmnode.cli.join import join, options_given
+from swarmnode.cli.join import join, settings_given
 from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError, StorageError, SwarmnodeError
 from swarmnode.extensions.limits.service_texts import Started, user_unit
 from swarmnode.machine.storage import builtin_folder, replace_file
-from swarmnode.settings.config_layers import load_settings
 
 app = typer.Typer(help="Have the system start a node at boot.", no_args_is_help=True)
 
@@ -76,13 +75,7 @@ def started_with(arguments: Sequence[str]) -> Started:
     """Returns the command of a node with these arguments of `join`. Raises ConfigError, and what else is said
     of settings that are none: a service that cannot start helps nobody."""
     given = _read(arguments)
-    settings = load_settings(
-        home=given["home"],
-        preset=given["preset"],
-        config_file=given["config"],
-        assignments=given["set_"],
-        flags={"tasks.names": tuple(given["task"] or ()) or None, **options_given(given)},
-    )
+    settings = settings_given(given)
     on_card = settings.config.policy.device != "cpu" and shutil.which("nvidia-smi") is not None
     # Of a member it bounds the stage alone, beside which the process takes what it takes.
     whole = not on_card and not settings.config.pipeline.name

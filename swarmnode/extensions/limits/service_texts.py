@@ -3,6 +3,7 @@
 service_command.py -> [user_unit] -> ~/.config/systemd/user/swarmnode.service | stdout
 """
 
+import re
 from dataclasses import dataclass
 
 
@@ -35,10 +36,7 @@ def unit_word(word: str) -> str:
     >>> print(unit_word("join"), unit_word('a "b" 100% $HOME'))
     join "a \\"b\\" 100%% $$HOME"
     """
-    if (
-        word.replace("-", "a").replace("/", "a").replace(".", "a").replace("_", "a").isalnum()
-        and word.isascii()
-    ):
+    if re.fullmatch(r"[A-Za-z0-9./_-]+", word):
         return word
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$"), ("\n", "\\n")):
         word = word.replace(plain, escaped)

@@ -11,7 +11,6 @@ answers everybody, whatever a load balancer calls us.
 
 import asyncio
 import base64
-import binascii
 import hmac
 import ipaddress
 import re
@@ -81,21 +80,35 @@ class AccessGuard:
         """Returns the status and the reason with which a request is refused. None: it is not."""
         if path == "/healthz":
             return None
-        hosts = headers.getlist("Host")
-        if len(hosts) != 1 or not asks_for_us(hosts[0], self._bound, self._own_name):
-            return 421, "ask for this page by its address or as localhost"
-        if not is_from_here(headers, hosts[0], method, path):
-            return 403, "this page answers no other site"
+        refusal = refused_unread(headers, method, path, self._bound, self._own_name, MOST_BODY_BYTES)
+        if refusal is not None:
+            return refusal
         if method not in ("GET", "HEAD", "POST"):
             return 405, "GET or POST"
-        if "Transfer-Encoding" in headers or not _is_small(headers.get("Content-Length", "0")):
-            return 413, f"a request has {MOST_BODY_BYTES} bytes of content or less, and says how many"
+        if "Transfer-Encoding" in headers:
+            return 413, "a request says how many bytes it has"
         has_token = equal(headers.get(TOKEN_HEADER, ""), self._token)
         if self._password and not has_token and not equal(_password_of(headers), self._password):
             return 401, "the password is node.http_password; any user name will do"
         if method == "POST" and not has_token:
             return 403, f"a request that changes something needs the header {TOKEN_HEADER}"
         return None
+
+
+def refused_unread(
+    headers: Headers, method: str, path: str, bound: str, own_name: str, most_bytes: int
+) -> Refusal | None:
+    """Returns why a request to a server of this machine's user is refused, whoever asks: by another name, of
+    another site, or longer than this. None: it is not."""
+    hosts = headers.getlist("Host")
+    if len(hosts) != 1 or not asks_for_us(hosts[0], bound, own_name):
+        return 421, "ask for this machine by its address or as localhost"
+    if not _is_from_here(headers, hosts[0], method, path):
+        return 403, "this answers no other site"
+    length = headers.get("Content-Length", "0")
+    if not (length.isascii() and length.isdecimal() and len(length) < 9 and int(length) <= most_bytes):
+        return 413, f"a request has {most_bytes} bytes of content or less"
+    return None
 
 
 def asks_for_us(host: str, bound: str, own_name: str) -> bool:
@@ -122,20 +135,19 @@ def asks_for_us(host: str, bound: str, own_name: str) -> bool:
     return beyond_this_machine or is_loopback(name)
 
 
-def is_from_here(headers: Headers, host: str, method: str, path: str) -> bool:
+def _is_from_here(headers: Headers, host: str, method: str, path: str) -> bool:
     """Returns True for a request of one of our pages or of a program, and for a link to the page itself."""
     if "Origin" in headers:
-        origin = urlsplit(headers["Origin"])
+        try:
+            origin = urlsplit(headers["Origin"])
+        except ValueError:
+            return False
         if origin.scheme not in ("http", "https") or origin.netloc.lower() != host.lower():
             return False
     if headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin"):
         return True
     is_link = headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
     return is_link and (method, path) == ("GET", "/")
-
-
-def _is_small(length: str) -> bool:
-    return length.isascii() and length.isdecimal() and len(length) < 9 and int(length) <= MOST_BODY_BYTES
 
 
 def _password_of(headers: Headers) -> str:
@@ -145,7 +157,7 @@ def _password_of(headers: Headers) -> str:
         return ""
     try:
         return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # No base64, or no text in it.
         return ""
 
 

@@ -9,6 +9,7 @@ and for whoever does not read its answer.
 import asyncio
 from typing import cast
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 PATIENCE_S = 10.0
@@ -35,7 +36,9 @@ class BoundedProtocol(H11Protocol):
     def _look(self) -> None:
         waiting = self.transport.get_write_buffer_size()
         reads_nothing = 0 < self._waiting_bytes <= waiting
-        sends_nothing = not self.cycle or (self.cycle.more_body and not self.cycle.response_complete)
+        # Between two requests the timer of uvicorn runs; the first byte of the next one ends it.
+        is_awaited = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        sends_nothing = is_awaited and self.timeout_keep_alive_task is None
         if reads_nothing or sends_nothing:
             self.transport.abort()
             return

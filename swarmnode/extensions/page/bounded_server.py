@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from swarmnode.errors import PortInUse
 from swarmnode.extensions.page.bounded_protocol import BoundedProtocol
 
 MOST_CONNECTIONS = 64
@@ -97,18 +98,34 @@ class _ThriftySelector(DefaultSelector):
         return super().select(timeout)
 
 
-def listen_on(host: str, port: int) -> BoundedListener:
-    """Returns the socket of a server. Raises OSError."""
-    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listening = BoundedListener(family, kind)
+def listen_on(host: str, port: int, said_by: str = "--port") -> BoundedListener:
+    """Returns the socket of a server. `said_by`: the option that says the port. Raises PortInUse."""
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(MOST_WAITING)
-    except OSError:
-        listening.close()
-        raise
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = BoundedListener(family, kind)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            listening.listen(MOST_WAITING)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise PortInUse(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint=f"choose another {said_by}, or 0 for any free one",
+        ) from error
     return listening
+
+
+def url_of(host: str, listening: socket.socket) -> str:
+    """Returns the address by which clients find a server.
+
+    >>> with listen_on("127.0.0.1", 0) as listening:
+    ...     url_of("::1", listening) == f"http://[::1]:{listening.getsockname()[1]}"
+    True
+    """
+    return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
 
 def bounded_server(app: ASGIApp, *, idle_s: int, core_share: float) -> BoundedServer:

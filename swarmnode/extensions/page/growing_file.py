@@ -1,6 +1,6 @@
 """The lines of a file that another thread appends to, and may replace by another one.
 
-metrics.jsonl, rollouts.jsonl -> [GrowingFile] -> extensions/page/; node.log -> cli/logs.py
+metrics.jsonl, rollouts.jsonl -> [GrowingFile] -> extensions/page/; node.log -> logs_command.py
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ class GrowingFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._place = 0
+        self.place = 0
+        """Bytes that were read."""
         self._number: int | None = None
         """The file's own number: another one under the same name is read from its beginning."""
 
@@ -23,9 +24,9 @@ class GrowingFile:
         except OSError:
             return False
         was_read = self._number is not None
-        if found.st_ino == self._number and found.st_size >= self._place:
+        if found.st_ino == self._number and found.st_size >= self.place:
             return False
-        self._number, self._place = found.st_ino, 0
+        self._number, self.place = found.st_ino, 0
         return was_read
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
@@ -33,11 +34,11 @@ class GrowingFile:
         whole."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self._place)
+                file.seek(self.place)
                 for line in file:
                     if not line.endswith(b"\n"):
                         return
-                    place, self._place = self._place, self._place + len(line)
+                    place, self.place = self.place, self.place + len(line)
                     yield place, line
         except OSError:
             return

@@ -9,9 +9,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from swarmnode.errors import PortInUse
 from swarmnode.extensions.page.access import AccessGuard
-from swarmnode.extensions.page.bounded_server import BoundedListener, bounded_server, listen_on
+from swarmnode.extensions.page.bounded_server import bounded_server, listen_on, url_of
 from swarmnode.extensions.page.routes import application
 from swarmnode.node.showing.node_source import NodeSource
 
@@ -38,11 +37,10 @@ class PageServer:
     @property
     def address(self) -> str:
         """Where a browser finds it."""
-        host = self._where[0]
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
+        return f"{url_of(self._where[0], self._socket)}/"
 
     def __enter__(self) -> Self:
-        self._socket = self._listen()
+        self._socket = listen_on(*self._where, "--set node.http_port=...")
         guard = AccessGuard(
             application(self._source, self.token),
             bound=self._where[0],
@@ -63,13 +61,3 @@ class PageServer:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
-
-    def _listen(self) -> BoundedListener:
-        host, port = self._where
-        try:
-            return listen_on(host, port)
-        except OSError as error:
-            raise PortInUse(
-                f"the page cannot listen on {host}:{port}: {error.strerror}",
-                hint="choose another --set node.http_port=..., or 0 for any free one",
-            ) from error

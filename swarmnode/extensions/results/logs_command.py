@@ -64,8 +64,10 @@ def logs(
         for one in found:
             tell(json, one, [one.text])
         time.sleep(LOOK_EVERY_S)
-        now.replaced()
-        found = deque(_entries(_lines(now), errors=errors))
+        # The end of a file that was put aside is read there.
+        earlier.place = now.place
+        lines = chain(_lines(earlier), _lines(now)) if now.replaced() else _lines(now)
+        found = deque(_entries(lines, errors=errors))
 
 
 def _lines(file: GrowingFile) -> Iterator[str]:

@@ -11,9 +11,11 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from swarmnode.extensions.page.access import AFTER_WRONG_PASSWORD_S, asks_for_us, equal, is_from_here
+from swarmnode.extensions.page.access import AFTER_WRONG_PASSWORD_S, equal, refused_unread
 from swarmnode.extensions.serve.api_routes import MOST_BODY_BYTES, refused_response
 from swarmnode.extensions.serve.questions import NoAnswer
+
+CODES = {403: "wrong_origin", 413: "too_large", 421: "wrong_host"}
 
 
 class ApiGuard:
@@ -43,16 +45,9 @@ class ApiGuard:
         """Returns what a request is refused with. None: it is not."""
         if path == "/healthz":
             return None
-        hosts = headers.getlist("Host")
-        if len(hosts) != 1 or not asks_for_us(hosts[0], self._bound, self._own_name):
-            return NoAnswer(421, "ask for this machine by its address or as localhost", "wrong_host")
-        if not is_from_here(headers, hosts[0], method, path):
-            return NoAnswer(403, "this answers no web page of another site", "wrong_origin")
-        length = headers.get("Content-Length", "0")
-        if not (
-            length.isascii() and length.isdecimal() and len(length) < 9 and int(length) <= MOST_BODY_BYTES
-        ):
-            return NoAnswer(413, f"a request has {MOST_BODY_BYTES} bytes or less", "too_large")
+        refused = refused_unread(headers, method, path, self._bound, self._own_name, MOST_BODY_BYTES)
+        if refused is not None:
+            return NoAnswer(*refused, CODES[refused[0]])
         kind, _, key = headers.get("Authorization", "").partition(" ")
         if self._key and not (kind.lower() == "bearer" and equal(key, self._key)):
             return NoAnswer(401, "the key is wrong, or missing: Authorization: Bearer KEY", "invalid_api_key")

@@ -59,7 +59,7 @@ def chat(
         home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy
     )
     asked = Question(model=ask_for, temperature=0.0 if greedy else 1.0, max_tokens=max_tokens, stream=True)
-    with answering(settings, base=base, best=best) as found:
+    with answering(settings, base=base, best=best, model=model, run=run) as found:
         if question is not None:
             _said(found, asked, (("user", question),), json)
             return

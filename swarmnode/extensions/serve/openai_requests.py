@@ -8,7 +8,7 @@ value that changes nothing.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -58,19 +58,16 @@ class _Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     frequency_penalty: Zero = None
     logit_bias: EmptyMap = None
 
-    def question(self, **prompt: object) -> Question:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return msgspec.structs.replace(
-            Question(
-                model=self.model,
-                samples=self.n or 1,
-                max_tokens=self.max_tokens,
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_p=1.0 if self.top_p is None else self.top_p,
-                stop=stop,
-                seed=self.seed,
-                stream=bool(self.stream),
-            ),
+    def question(self, **prompt: Any) -> Question:
+        return Question(
+            model=self.model,
+            samples=self.n or 1,
+            max_tokens=self.max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            seed=self.seed,
+            stream=bool(self.stream),
             **prompt,
         )
 
@@ -146,9 +143,7 @@ def read_completion(content: bytes) -> Asked:
         why = "only tokens that were sampled have their logprobs told: ask for logprobs=0"
         raise QuestionRefused(NoAnswer(400, why, "unsupported_value", "logprobs"))
     match request.prompt:
-        case str() as text:
-            question = request.question(text=text)
-        case [str() as text]:
+        case (str() as text) | [str() as text]:
             question = request.question(text=text)
         case several:
             ids = tuple(one for one in several if isinstance(one, int))

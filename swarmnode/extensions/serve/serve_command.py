@@ -17,8 +17,8 @@ from swarmnode.cli.settings import (
     RunName,
     settings_of_trained,
 )
-from swarmnode.errors import ConfigError, PortInUse
-from swarmnode.extensions.page.bounded_server import BoundedListener, BoundedServer, bounded_server, listen_on
+from swarmnode.errors import ConfigError
+from swarmnode.extensions.page.bounded_server import BoundedServer, bounded_server, listen_on, url_of
 from swarmnode.extensions.serve.api_guard import ApiGuard
 from swarmnode.extensions.serve.api_routes import FindService, application
 from swarmnode.extensions.serve.standing_alone import answering
@@ -68,11 +68,10 @@ def serve(
         home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy
     )
     with (
-        _listening(host, port) as listening,
-        answering(settings, base=base, best=best) as found,
+        listen_on(host, port) as listening,
+        answering(settings, base=base, best=best, model=model, run=run) as found,
     ):
-        shown = f"[{host}]" if ":" in host else host
-        typer.echo(f"serving {found.about} at http://{shown}:{listening.getsockname()[1]}/v1 (Ctrl-C ends)")
+        typer.echo(f"serving {found.about} at {url_of(host, listening)}/v1 (Ctrl-C ends)")
         try:
             api_server(found.find, host, key).run([listening])
         except KeyboardInterrupt:
@@ -83,13 +82,3 @@ def api_server(find: FindService, host: str, key: str) -> BoundedServer:
     """Returns the server of the endpoints, not yet running."""
     guard = ApiGuard(application(find), bound=host, own_name=socket.gethostname(), key=key)
     return bounded_server(guard, idle_s=IDLE_S, core_share=CORE_SHARE)
-
-
-def _listening(host: str, port: int) -> BoundedListener:
-    try:
-        return listen_on(host, port)
-    except OSError as error:
-        raise PortInUse(
-            f"cannot listen on {host}:{port}: {error.strerror}",
-            hint="choose another --port, or 0 for any free one",
-        ) from error

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnode.extensions.serve.answering_socket import AnsweringSocket, find_service
+from swarmnode.node.building.node_process import read_running
+from swarmnode.node.building.page_client import ask_status
 from swarmnode.node.commands.offline import load_checkpoint, of_round
+from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config_layers import Settings
 
@@ -34,12 +37,26 @@ def longest_answer(settings: Settings, noted: Mapping[str, Any]) -> int:
     return tokens if by_nobody and isinstance(tokens, int) else settings.config.rollout.max_tokens
 
 
+def node_is_meant(settings: Settings, model: str | None, run: str | None) -> bool:
+    """Returns True if the node that runs here trains the model and the run that a command line names; None:
+    it names none."""
+    if model is None and run is None:
+        return True
+    note = read_running(settings.paths.running)
+    status = None if note is None else ask_status(note, settings.paths)
+    if not isinstance(status, NodeStatus):
+        return False
+    return run in (None, status.run) and (model is None or settings.model == status.model)
+
+
 @contextmanager
-def answering(settings: Settings, *, base: bool, best: bool) -> Generator[Answering]:
-    """Finds the node that runs in this home; without one, loads a checkpoint, or the base model where `base`
-    says so. Raises SwarmnodeError."""
+def answering(
+    settings: Settings, *, base: bool, best: bool, model: str | None, run: str | None
+) -> Generator[Answering]:
+    """Finds the node that runs in this home; without one, or where `model` or `run` name another, loads a
+    checkpoint, or the base model where `base` says so. Raises SwarmnodeError."""
     state = settings.paths.state
-    if not base and not best and find_service(state) is not None:
+    if not base and not best and find_service(state) is not None and node_is_meant(settings, model, run):
         yield Answering(lambda: find_service(state), "the running node")
         return
     with Screen() as screen:

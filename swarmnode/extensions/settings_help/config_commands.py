@@ -6,10 +6,9 @@ from typing import Annotated, Any, cast
 import typer
 
 from swarmnode.cli.output import Json, tell
-from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset, settings_here
 from swarmnode.extensions.settings_help.settings_page import reference_page
 from swarmnode.settings.config import explain_setting
-from swarmnode.settings.config_layers import load_settings
 
 app = typer.Typer(help="Show settings and where they come from.", no_args_is_help=True)
 
@@ -26,7 +25,7 @@ def show(
     ] = False,
 ) -> None:
     """Print each setting with its value and its origin, as `join` would use them."""
-    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
+    settings = settings_here(home=home, preset=preset, config=config, set_=set_, flags={})
     tree = settings.config.model_dump()
     values = {key: tree[key.partition(".")[0]][key.partition(".")[2]] for key in settings.origins}
     found = {key: {"value": values[key], "origin": origin} for key, origin in settings.origins.items()}

@@ -37,8 +37,10 @@ class TensorBoardMonitor:
 class TrackioMonitor:
     """Logs to trackio's local database: `trackio show` is its page."""
 
+    package = "trackio"
+
     def __init__(self) -> None:
-        self._module = _imported("trackio", "trackio")
+        self._module = _imported(self.package, self.package)
 
     def start(self, run: RunInfo) -> None:
         self._run = self._module.init(
@@ -53,11 +55,11 @@ class TrackioMonitor:
         self._run.finish()
 
 
-class WandbMonitor:
-    """Logs to Weights & Biases; without an API key offline, into the folder `wandb` for `wandb sync`."""
+class WandbMonitor(TrackioMonitor):
+    """Logs to Weights & Biases, whose runs are told as trackio's are; without an API key offline, into the
+    folder `wandb` for `wandb sync`."""
 
-    def __init__(self) -> None:
-        self._module = _imported("wandb", "wandb")
+    package = "wandb"
 
     def start(self, run: RunInfo) -> None:
         # It would ask for a key on the terminal, and take stdout and stderr, which are the panel's.
@@ -69,12 +71,6 @@ class WandbMonitor:
             project=f"swarmnode-{run.swarm}", name=_start_name(run), config=_plain(run), dir=str(run.folder),
             settings=quiet, reinit="create_new", **offline,
         )  # fmt: skip
-
-    def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
-        self._run.log(_curves(event, values), step=round)
-
-    def finish(self, summary: Summary) -> None:
-        self._run.finish()
 
 
 def _imported(module: str, package: str) -> Any:

@@ -27,7 +27,6 @@ EVAL = "reward.eval_tasks."
 class NodeStory:
     """One node's run, as its metrics tell it. What did not happen yet is empty or None."""
 
-    round: int = 0
     rewards: tuple[float, ...] = ()
     """Mean reward of the answers it sampled, round by round."""
     tasks_first: Mapping[str, float] | None = None
@@ -83,7 +82,6 @@ def story_of(events: Iterable[Mapping[str, Any]]) -> NodeStory:
         if event["event"] == "round" and (reward := event.get("reward.own")) is not None:
             rewards.append(reward)
     return NodeStory(
-        round=int(newest.get("progress.round", 0)),
         rewards=tuple(rewards),
         tasks_first=first,
         tasks_last=last,
@@ -110,8 +108,8 @@ def lines_of(name: str, story: NodeStory, alone: NodeStory | None) -> list[str]:
     return lines
 
 
-def curves_of(series: Sequence[Sequence[float]], columns: int = CURVE_COLUMNS) -> list[str]:
-    """Curves in characters, at most so many, on one common scale.
+def curves_of(series: Sequence[Sequence[float]]) -> list[str]:
+    """Curves in characters, on one common scale.
 
     >>> curves_of([[0.0, 1.0], [0.0, 0.5]])
     ['▁█', '▁▄']
@@ -120,11 +118,11 @@ def curves_of(series: Sequence[Sequence[float]], columns: int = CURVE_COLUMNS) -
     if not every:
         return ["" for _ in series]
     ends = [min(every), max(every)]
-    return [sparkline([*ends, *_shortened(one, columns)])[len(ends) :] for one in series]
+    return [sparkline([*ends, *_shortened(one)])[len(ends) :] for one in series]
 
 
-def _shortened(values: Sequence[float], columns: int) -> list[float]:
-    """The values as at most `columns` means of neighbours."""
-    count = min(len(values), columns)
+def _shortened(values: Sequence[float]) -> list[float]:
+    """The values as at most CURVE_COLUMNS means of neighbours."""
+    count = min(len(values), CURVE_COLUMNS)
     cuts = [len(values) * place // count for place in range(count + 1)] if count else [0]
     return [fmean(values[start:end]) for start, end in pairwise(cuts)]

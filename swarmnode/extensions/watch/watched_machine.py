@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from swarmnode.cli.status import running_nodes
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import PageAddress, fetch, page_of
 from swarmnode.node.showing.node_status import NodeStatus
 
@@ -76,6 +76,8 @@ def ask(page: PageAddress) -> NodeStatus:
         code, content = fetch(page, "/status")
         if code in (401, 403):
             raise SwarmnodeError("it wants another password")
+        if code == 421:
+            raise SwarmnodeError("it answers who asks by its address, or as its own host name, alone")
         if code != 200:
             raise SwarmnodeError(f"it answers {code}")
         return msgspec.json.decode(content, type=NodeStatus)
@@ -97,19 +99,17 @@ def watched(text: str, password: str, every_s: float) -> WatchedMachine:
 
 def pages_of(home: Path) -> list[PageAddress]:
     """Returns the pages of all policies that run in a home now. Raises SwarmnodeError if there is none."""
-    places = resolve_paths(home).policies()
-    notes = [note for place in places if (note := read_running(place.running)) is not None]
-    pages = [page_of(note) for note in notes if note.http_port]
+    pages = [page_of(note) for note in running_nodes(resolve_paths(home)) if note.http_port]
     if not pages:
-        raise SwarmnodeError("its page is off (node.page)" if notes else "no node runs here")
+        raise SwarmnodeError("its page is off (node.page)")
     return pages
 
 
 def page_at(address: str, password: str = "") -> PageAddress:
     """Returns the page at an address. A password in it goes before the other. Raises ConfigError.
 
-    >>> page_at("otter.lan:8080"), page_at("https://[2001:db8::1]/node/").path
-    (PageAddress(host='otter.lan', port=8080, path='', is_tls=False, headers=None), '/node')
+    >>> page_at("otter:8080"), page_at("https://[2001:db8::1]/node/").path
+    (PageAddress(host='otter', port=8080, path='', is_tls=False, headers=None), '/node')
     """
     try:
         url = urlsplit(address if "://" in address else f"http://{address}")

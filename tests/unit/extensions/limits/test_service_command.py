@@ -84,6 +84,8 @@ def test_settings_that_are_none_are_refused_before_anything_is_written(systemctl
         run("--", "--hours", "night")
     with pytest.raises(ConfigError, match=r"limits\.disk_gb"):
         run("--", "--max-disk", "-1")
+    with pytest.raises(ConfigError, match=r"swarm\.name"):
+        run("--", "--swarm", "Bad Name!")
     refused = CliRunner().invoke(app, ["service", "install", "--", "--houres", "22-7"])
     assert refused.exit_code == 2 and "houres" in refused.output
     with pytest.raises(ConfigError, match="no such system"):

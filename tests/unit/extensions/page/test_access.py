@@ -51,6 +51,7 @@ def test_a_second_host_is_one_too_many() -> None:
         "http://127.0.0.1:9999",
         "http://127.0.0.1.evil.example:8080",
         "file://",
+        "http://[",
         "",
     ],
 )
@@ -91,6 +92,7 @@ def test_a_page_with_a_password_answers_who_has_it() -> None:
         basic("anybody:guessed"),
         basic(PASSWORD),
         ("Authorization", "Basic ~~"),
+        ("Authorization", "Basic \xff"),
         ("Authorization", ""),
     ):
         assert refused(wrong, password=PASSWORD) == 401

@@ -67,6 +67,20 @@ def test_who_sends_nothing_or_half_a_request_is_dropped(port: int) -> None:
     assert asked(port) == 200
 
 
+def test_half_a_second_request_is_dropped_as_half_a_first_one_is(port: int) -> None:
+    ask = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with connected(port) as connection:
+        for pause_s in (0.0, 0.5):  # Longer than our patience: a connection is kept while it rests.
+            time.sleep(pause_s)
+            connection.sendall(ask)
+            answer = connection.recv(65536)
+            while not answer.endswith(b"ok\n"):
+                answer += (more := connection.recv(65536))
+                assert more
+        connection.sendall(ask[:20])
+        assert ended(connection)
+
+
 async def slow_answer(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for word in (b"one ", b"two ", b"three"):

@@ -93,7 +93,11 @@ def test_following_prints_what_is_written_next_and_goes_on_in_the_next_file(
         def __init__(self) -> None:
             self.left: list[Callable[[], object]] = [
                 lambda: write("then"),
-                lambda: (path.rename(path.with_name("node.log.1")), write("in another file")),
+                lambda: (
+                    write("last in it"),
+                    path.rename(path.with_name("node.log.1")),
+                    write("in another file"),
+                ),
             ]
 
         def sleep(self, seconds: float) -> None:
@@ -104,4 +108,4 @@ def test_following_prints_what_is_written_next_and_goes_on_in_the_next_file(
     monkeypatch.setattr(module, "time", Steps())
     result = CliRunner().invoke(app, ["logs", "-f", "-n", "1", "--json", "--home", str(tmp_path)])
     said = [json.loads(line)["message"] for line in result.stdout.splitlines()]
-    assert said == ["before", "then", "in another file"]
+    assert said == ["before", "then", "last in it", "in another file"]

@@ -31,6 +31,7 @@ def test_a_name_that_was_pointed_at_us_is_refused(host: str) -> None:
     [
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
         {"origin": "http://127.0.0.1:9000"},
         {"sec_fetch_site": "cross-site"},
     ],

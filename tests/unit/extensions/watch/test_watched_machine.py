@@ -1,6 +1,7 @@
 """Machines are asked side by side: one that is dead, slow, endless or strange holds up nobody."""
 
 import os
+import re
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from swarmnode.errors import ConfigError, SwarmnodeError
+from swarmnode.extensions.page.access import asks_for_us
 from swarmnode.extensions.watch.watch_command import table
 from swarmnode.extensions.watch.watched_machine import (
     Seen,
@@ -76,7 +78,7 @@ def test_what_was_seen_last_stays_when_a_machine_goes_away(tmp_path: Path) -> No
     assert machine.seen.statuses == (STATUS,) and "no answer" in machine.seen.problem
     alone = watched(str(tmp_path), "", 60)
     alone.look()
-    assert alone.seen.problem == "no node runs here"
+    assert alone.seen.problem == "no node is running here"
     write_running(resolve_paths(tmp_path).running, RunningNode(os.getpid(), "peer", "127.0.0.1", 0))
     alone.look()
     assert alone.seen.problem == "its page is off (node.page)"
@@ -118,11 +120,15 @@ def endless(connection: socket.socket) -> None:
             lambda it: it.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n"),
             "answers 302",
         ),
+        (
+            lambda it: it.sendall(b"HTTP/1.1 421 Misdirected Request\r\nContent-Length: 0\r\n\r\n"),
+            "its address, or as its own host name",
+        ),
         (lambda it: it.sendall(b"\xff" * 99), "no answer"),
         (lambda it: it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"), "no node, or"),
         (lambda it: it.sendall(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 999), "no answer"),
     ],
-    ids=["endless", "other", "elsewhere", "garbage", "cut", "headers"],
+    ids=["endless", "other", "elsewhere", "other name", "garbage", "cut", "headers"],
 )
 def test_whatever_answers_is_bounded_and_no_fault_of_ours(
     write: Callable[[socket.socket], None], problem: str
@@ -178,3 +184,9 @@ def test_words_of_others_steer_no_terminal() -> None:
 
 def test_a_status_from_the_future_is_shown_all_the_same() -> None:
     assert "0 s" in picture(("ahead", Seen((STATUS,), time.time() + 1e6, "no answer")))
+
+
+def test_the_example_of_the_docs_names_a_machine_as_its_page_wants_to_be_asked() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "watch.md").read_text()
+    found = re.findall(r"\w[\w.]*:8080", text)
+    assert found and all(asks_for_us(host, "0.0.0.0", "otter") for host in found)
