@@ -95,6 +95,8 @@ class Workload:
     """True if the trainer's linear layers are in 4 bits; products have `number_bytes`."""
     policies: int = 1
     """Number of adapters over the one base model."""
+    guest_copies: int = 0
+    """Versions that the engine holds for guests beside the newest ones, the base included."""
     engine: "EngineMemory" = field(default_factory=lambda: EMBEDDED_MEMORY)
     engine_bytes: float | None = None
     """Fixed bytes of the engine (its share of a card). None: as many as it needs."""
@@ -178,11 +180,13 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
     (4000000000.0, 17120000, 80000000)
     """
     adapter = adapter_parameters(card, work.rank) * work.policies
-    kv_token = 2 * card.layers * card.kv_width * work.number_bytes
+    # A sequence that is longer than a micro-batch travels alone.
+    tokens = max(work.micro_batch_tokens, work.sequence_tokens)
+    work = with_tokens(work, tokens, checkpointing=work.checkpointing)
     engine = work.engine.weights(card, work)
-    kv_cache = kv_token * work.slots * work.sequence_tokens
+    kv_cache = work.slots * sequence_bytes(card, work)
     if work.engine_bytes is not None:
-        kv_cache = max(work.engine_bytes - engine, kv_token * work.sequence_tokens)
+        kv_cache = max(work.engine_bytes - engine, sequence_bytes(card, work))
     return MemoryPlan(
         weights=weight_bytes(card, work),
         engine_weights=engine,
@@ -197,6 +201,11 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
         micro_batch_tokens=work.micro_batch_tokens,
         checkpointing=work.checkpointing,
     )
+
+
+def sequence_bytes(card: ModelCard, work: Workload) -> int:
+    """Returns the bytes of the keys and values of one sequence of full length."""
+    return 2 * card.layers * card.kv_width * work.number_bytes * work.sequence_tokens
 
 
 def adapter_parameters(card: ModelCard, rank: int) -> int:
@@ -243,11 +252,11 @@ def _merged_layers(card: ModelCard, work: Workload) -> float:
     return card.linear_parameters * work.number_bytes * work.policies + head
 
 
-def _further_policies(card: ModelCard, work: Workload) -> float:
-    return card.linear_parameters * work.number_bytes * (work.policies - 1)
+def _further_versions(card: ModelCard, work: Workload) -> float:
+    return card.linear_parameters * work.number_bytes * (work.policies - 1 + work.guest_copies)
 
 
-EMBEDDED_MEMORY = EngineMemory("embedded", _merged_layers, growth=_further_policies)
+EMBEDDED_MEMORY = EngineMemory("embedded", _merged_layers, growth=_further_versions)
 """Our own decode loop's."""
 
 

@@ -89,7 +89,8 @@ def token_budget(
 
     `longest_sequence` is the lower bound, because a sequence is never cut. With checkpointing "auto" layers
     are computed again in the backward pass only where that sequence would not fit otherwise: it costs a third
-    more time. A number of tokens that was asked for (`wanted`) is taken as it is.
+    more time. A number of tokens that was asked for (`wanted`) is taken as it is; a longer sequence travels
+    alone.
 
     >>> token_budget(10_000_000, TokenCost(1000, 100, 0), 512, device="cuda").tokens
     8448
@@ -106,12 +107,12 @@ def token_budget(
         why = "as set" if wanted else "what this model needs is not known"
         return TokenBudget(tokens, checkpointing == "on", f"{tokens} tokens: {why}")
     room = free_bytes * (1 - HEADROOM) - cost.fixed
-    needed = wanted or longest_sequence
+    needed = max(wanted or 0, longest_sequence)
     on = checkpointing == "on" or (checkpointing == "auto" and room < needed * cost.per_token)
     per_token = cost.per_token_checkpointed if on else cost.per_token
     fitting = int(room / per_token) // LEAST_TOKENS * LEAST_TOKENS
     tokens = wanted or min(max(fitting, longest_sequence), most)
-    fits = room >= tokens * per_token
+    fits = room >= max(tokens, longest_sequence) * per_token
     return TokenBudget(tokens, on, _reason(tokens, on, fits, per_token, free_bytes, wanted is not None), fits)
 
 

@@ -164,6 +164,12 @@ class SharedEngine:
             self._guests[state] = progress = SimpleQueue()
         return SharedGuest(self, state, host, progress)
 
+    def hold_at_most(self, rows: int, guest_versions: int) -> None:
+        """Bounds the rows of the policies' requests, and the versions that guests keep live, by what memory
+        is left."""
+        self.capabilities = replace(self.capabilities, max_running=rows)
+        self.guest_versions = min(self.guest_versions, guest_versions)
+
     def give_way(self) -> None:
         """Lets the one who trains rest before a micro-batch, where people come first and wait for tokens."""
         self._trained_s = time.monotonic()
@@ -381,9 +387,12 @@ class SharedMember:
     """The `Engine` of one member. One thread at a time, as with any engine; members do not see each other."""
 
     def __init__(self, shared: SharedEngine, member: MemberState) -> None:
-        self.capabilities: Capabilities = shared.capabilities
         self._shared = shared
         self._member = member
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._shared.capabilities
 
     @property
     def policy_version(self) -> int:

@@ -12,11 +12,11 @@ import torch
 
 from swarmnode.engine_record import EngineRecord, record_of
 from swarmnode.machine.hardware import Machine, inspect_machine
-from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory
+from swarmnode.machine.memory_plan import ModelCard, Workload, plan_memory, sequence_bytes
 from swarmnode.model.budget import TokenBudget, token_cost
 from swarmnode.models import within_limit, workload
 from swarmnode.node.building.local_policy import LocalPolicy
-from swarmnode.node.building.machine_memory import budget_for, longest_sequence
+from swarmnode.node.building.machine_memory import budget_for, longest_sequence, slots_that_fit, spare_bytes
 from swarmnode.node.learner import Overlap, decide_overlap
 from swarmnode.registry import ours
 from swarmnode.settings.config import Config
@@ -48,16 +48,37 @@ def build_forward(config: Config, local: LocalPolicy) -> Forward:
 
 
 def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
-    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded."""
+    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded. From now
+    on the engine holds no more than was left to it."""
     card, longest = local.base.card, longest_sequence(config, local.base.name, local.base.max_positions)
     cost, room = None, None
     if card is not None:
-        work = _loaded_workload(config, local)
         free = free_bytes(config, local.base.model.device, inspect_machine())
+        _bound_engine(config, local, card, free)
+        work = _loaded_workload(config, local)
         cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
     budget = budget_for(config, room, cost, longest, local.base.model.device.type)
     logger.info("micro-batches of %s", budget.reason)
     return budget
+
+
+def _bound_engine(config: Config, local: LocalPolicy, card: ModelCard, free: float) -> None:
+    """Bounds the sequences and then the guests' versions that the engine holds, by what is free beside those
+    of a round and a micro-batch."""
+    shared, can = local.shared, local.engine.capabilities
+    slots = min(workload(config, None).slots, can.max_running)
+    work = replace(_loaded_workload(config, local), slots=slots, guest_copies=0)
+    spare = spare_bytes(card, work, free - _still_to_come(card, work, local))
+    rows, versions = can.max_running, shared.guest_versions
+    if not can.reserves_kv:
+        rows = slots_that_fit(card, work, spare, rows)
+        spare -= (rows - slots) * sequence_bytes(card, work)
+    growth = work.engine.growth
+    if a_copy := growth(card, replace(work, guest_copies=1)) - growth(card, work):
+        versions = max(0, int(spare / a_copy) - 1)
+    shared.hold_at_most(rows, versions)
+    if rows < can.max_running:
+        logger.info("memory is left for %d answers at once (rollout.slots: %d)", rows, can.max_running)
 
 
 def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
@@ -110,6 +131,9 @@ def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
     base, gpu = local.base, local.base.model.device.type == "cuda"
     return replace(
         workload(config, None),
+        slots=local.engine.capabilities.max_running,
+        # Theirs, and the base.
+        guest_copies=local.shared.guest_versions and local.shared.guest_versions + 1,
         sequence_tokens=longest_sequence(config, base.name, base.max_positions),
         number_bytes=base.model.dtype.itemsize,
         nf4=base.is_quantized,

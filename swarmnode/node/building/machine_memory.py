@@ -19,11 +19,12 @@ from swarmnode.machine.memory_plan import (
     ModelCard,
     Workload,
     plan_memory,
+    sequence_bytes,
     size_text,
     with_tokens,
 )
 from swarmnode.machine.storage import builtin_folder
-from swarmnode.model.budget import TokenBudget, TokenCost, token_budget, token_cost
+from swarmnode.model.budget import HEADROOM, TokenBudget, TokenCost, token_budget, token_cost
 from swarmnode.model.model_hub import only_from_disk
 from swarmnode.models import (
     LOWER,
@@ -89,12 +90,33 @@ def _plan_card(
     config: Config, card: ModelCard, work: Workload, free_bytes: float, place: str
 ) -> PlannedMemory:
     """The micro-batch takes what the rest leaves."""
-    rest = plan_memory(card, work)
-    room = free_bytes - (rest.total - rest.step)
+
+    def room(work: Workload) -> float:
+        rest = plan_memory(card, work)
+        return free_bytes - (rest.total - rest.step)
+
+    most = config.rollout.slots * config.node.policies
+    work = replace(work, slots=slots_that_fit(card, work, spare_bytes(card, work, room(work)), most))
     device = "cuda" if work.gpu else "cpu"
-    budget = budget_for(config, room, token_cost(card, work), work.sequence_tokens, device)
+    budget = budget_for(config, room(work), token_cost(card, work), work.sequence_tokens, device)
     plan = plan_memory(card, with_tokens(work, budget.tokens, checkpointing=budget.checkpointing))
     return PlannedMemory(plan, budget, card.name, free_bytes, place)
+
+
+def spare_bytes(card: ModelCard, work: Workload, room: float) -> float:
+    """Returns the bytes that `room` leaves beside the micro-batch of `work`, by default PLANNED_TOKENS.
+    `room`: bytes free beside the sequences of `work`."""
+    return room * (1 - HEADROOM) - plan_memory(card, work).step
+
+
+def slots_that_fit(card: ModelCard, work: Workload, spare: float, most: int) -> int:
+    """Returns the sequences to generate at once: those of `work`, which are a round's, and as many more, up
+    to `most`, as fit into the `spare` bytes.
+
+    The scheduler makes use of them (concurrency_control.py). They come before larger micro-batches: where
+    most of a decoding step is overhead, four times the sequences take hardly longer.
+    """
+    return work.slots + max(0, min(most - work.slots, int(spare / sequence_bytes(card, work))))
 
 
 def budget_for(

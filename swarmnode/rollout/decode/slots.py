@@ -94,6 +94,8 @@ class Band:
         everybody = places == list(range(len(self.rows)))
         cache = cache.narrow(1, 0, len(places)) if everybody else cache.index_select(1, self._index(places))
         self.remove(rows)
+        if everybody:  # They enter a wider band: both tables at once are more than the memory plan counts.
+            self._free()
         return starts, cache
 
     def cache_of(self, row: int, until_tick: int) -> Tensor:
@@ -116,12 +118,15 @@ class Band:
             self._places[row] = hole
         del self.rows[kept:], self.starts[kept:]
         if not kept and not self._keeps_memory:
-            self._cache = self._cache.new_zeros(cache_size(self._shape, 0, self.width))
+            self._free()
 
     def rename(self, names: Mapping[int, int]) -> None:
         """Renames row r to `names[r]`."""
         self.rows = [names[row] for row in self.rows]
         self._places = {row: place for place, row in enumerate(self.rows)}
+
+    def _free(self) -> None:
+        self._cache = self._cache.new_zeros(cache_size(self._shape, 0, self.width))
 
     def _grow(self, rows: int) -> None:
         former = self._cache

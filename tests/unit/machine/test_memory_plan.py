@@ -130,6 +130,12 @@ def test_each_policy_has_an_adapter_and_a_merged_copy_of_the_layers() -> None:
     assert three.weights == one.weights
 
 
+def test_a_micro_batch_holds_the_longest_sequence_whatever_is_set() -> None:
+    assert (
+        plan_memory(ROUND, with_tokens(WORK, 100, checkpointing=False)).step == plan_memory(ROUND, WORK).step
+    )
+
+
 def test_vllm_holds_all_weights_and_takes_its_share_of_the_card() -> None:
     plan = plan_memory(ROUND, replace(WORK, engine=record_of("vllm"), engine_bytes=40e9))
     assert plan.engine_weights + plan.kv_cache == 40e9

@@ -70,6 +70,14 @@ def test_what_is_set_is_taken_and_still_measured_against_the_memory() -> None:
     assert tight.reason.startswith("512 tokens, layers recomputed: as set")
 
 
+def test_a_sequence_that_is_longer_than_the_micro_batch_that_is_set_has_to_fit_too() -> None:
+    free = (4096 * COST.per_token + COST.fixed) / (1 - HEADROOM)
+    plain, tight = (token_budget(free + more, COST, 4096, device="cuda", wanted=512) for more in (1, -1000))
+    assert (plain.tokens, plain.checkpointing, plain.fits) == (512, False, True)
+    assert (tight.tokens, tight.checkpointing, tight.fits) == (512, True, True)
+    assert not token_budget(free / 20, COST, 4096, device="cuda", wanted=512).fits
+
+
 def test_a_model_that_nobody_knows_gets_the_usual_micro_batch_and_a_reason() -> None:
     budget = token_budget(8 * GIB, None, 512, device="cuda")
     assert (budget.tokens, budget.reason) == (4096, "4096 tokens: what this model needs is not known")

@@ -69,6 +69,14 @@ def test_who_outgrows_a_band_takes_the_nearly_full_along() -> None:
     assert slots.positions().tolist() == [slots.tick - 1 + length for length in (2, longest, longest - 5)]
 
 
+def test_who_has_grown_to_full_length_holds_one_table_and_no_emptied_ones() -> None:
+    slots = placed([3] * 8)
+    sample(slots, LONGEST - 3)
+    assert [band.cache.shape[1] * band.width for band in slots._bands] == [0, 0, 8 * LONGEST]
+    slots.release(range(8))
+    assert slots._bands[-1].cache.shape[1] == 8, "fresh memory on a CPU is dear: the last table stays"
+
+
 def test_keys_stay_where_they_are_when_rows_close_up() -> None:
     slots = placed([3, 3, LONGEST // 2, 3])
     sample(slots, 2)
