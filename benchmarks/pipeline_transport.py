@@ -58,7 +58,7 @@ def time_codecs(repeats: int) -> dict[str, list[float]]:
             began_s = time.process_time()
             sent = encode(activation, codec)
             encoded_s = time.process_time()
-            received = bytearray(sent.payload.data)
+            received = bytearray(sent.payload)
             copied_s = time.process_time()
             decode(sent.header, received)
             rates[f"{codec}_encode_mb_s"].append(size_mb / (encoded_s - began_s))
@@ -93,7 +93,7 @@ async def time_transport(folder: Path, repeats: int) -> dict[str, list[float]]:
                         assert await sender.send(other.peer_id, message, sent.payload, timeout_s=60.0) is None
 
                     async def request(sent: Encoded = sent) -> None:
-                        data = bytes(sent.payload.data)
+                        data = bytes(sent.payload)
                         await one.request(other.peer_id, PLAIN, data, timeout_s=60, max_response_bytes=0)
 
                     for name, work in (("stream", stream), ("request", request)):

@@ -83,7 +83,7 @@ class LocalChain:
     def logits(self, hidden_ND: Tensor) -> Tensor:
         return logits_of(self._stages[0], hidden_ND)
 
-    def give_up(self, node: int, why: str) -> None:
+    def give_up(self, route: Route, node: int, why: str) -> None:
         self._lost.add(node)
 
     def close_session(self, route: Route, session: int) -> None:

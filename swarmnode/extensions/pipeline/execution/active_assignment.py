@@ -59,6 +59,9 @@ class ActiveAssignment:
             # A plan of before; the transport has checked that it is one of ours.
             raise Rejected(Refusal.UNKNOWN_WORK, "no such plan is running here")
         ahead = message.iteration - self.context.iteration
+        if ahead > 0:
+            # Where no data node is busy with ours any more, we have missed its end.
+            self.barrier.begin()
         if not 0 <= ahead <= 1:
             raise Rejected(Refusal.UNKNOWN_WORK, f"iteration {message.iteration}")
         if isinstance(message, Hop):

@@ -154,7 +154,7 @@ class Alignment:
             return None
         try:
             async with asyncio.timeout(context.settings.close_timeout_s):
-                tensors = await self._reload(peers, context.assignment.stage, context.iteration + 1)
+                tensors = await self._reload(peers, context.iteration + 1)
             return await asyncio.to_thread(_checked, tensors, context.worker.model, digests, whole=whole)
         except (NetworkError, CheckpointError, TimeoutError) as error:
             logger.warning("the weights of %s are not to be had: %s", ", ".join(peers), error)

@@ -168,7 +168,6 @@ class MicroBatchDriver:
                 in_flight.awaits = None
             if failure is None:
                 report.tokens += inputs.tokens
-                self._note_skips(agent, path)
                 if path == planned and attempt == 0:
                     took_s, wanted_s = clock() - began_s, predicted_s(self._plan)[agent][wave]
                     report.round_trips.append(RoundTrip(path, took_s, wanted_s))
@@ -211,7 +210,7 @@ class MicroBatchDriver:
             wave=wave,
             path=path,
             position=1,
-            tensor=TensorHeader(codec="none", dtype="float16", shape=shape),
+            tensor=TensorHeader(dtype="float16", shape=shape),
             tokens=inputs.tokens,
             lengths=layout.lengths if layout is not None else (),
             prompts=layout.prompts if layout is not None and shares else (),
@@ -315,7 +314,3 @@ class MicroBatchDriver:
         )  # fmt: skip
         timeout_s = min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s)
         return await send(self._context, hop.path[position], question, timeout_s=timeout_s) is None
-
-    def _note_skips(self, agent: int, path: tuple[int, ...]) -> None:
-        visited = {self._plan.instance.stage_of[node] for node in path}
-        self._report.skipped.update(set(self._plan.stages(agent)) - visited)

@@ -5,7 +5,6 @@ own_stage.py (Assignment) -> pipeline_member.py (relay.py, iteration_driver.py, 
 text_feed.py, rollout_feed.py -> [Feed] -> iteration_driver.py
 """
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -57,8 +56,8 @@ class Feed(Protocol):
         ...
 
 
-Reload = Callable[[tuple[str, ...], int, int], Awaitable[Mapping[str, Tensor]]]
-"""(peers to ask, stage, optimizer steps taken) -> a stage's tensors for `StageWorker.load_state`, from a
+Reload = Callable[[tuple[str, ...], int], Awaitable[Mapping[str, Tensor]]]
+"""(peers to ask, optimizer steps taken) -> our stage's tensors for `StageWorker.load_state`, from a
 member whose weights are those of the majority (state_service.py). Raises NetworkError, CheckpointError."""
 
 
@@ -94,8 +93,6 @@ class IterationReport:
     """Attempts beyond the first of each micro-batch."""
     given_up: int = 0
     """Micro-batches that never came back."""
-    skipped: Counter[int] = field(default_factory=Counter[int])
-    """By stage, micro-batches that left it out although the plan has it on their path."""
     lost: set[int] = field(default_factory=set[int])
     """Nodes that did not answer."""
     round_trips: list[RoundTrip] = field(default_factory=list[RoundTrip])

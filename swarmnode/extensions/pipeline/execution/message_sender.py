@@ -15,7 +15,6 @@ from torch import Tensor
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext
 from swarmnode.extensions.pipeline.wire.codec import encode
-from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
     ForwardHop,
@@ -25,6 +24,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MAX_DEADLINE_S
 from swarmnode.extensions.pipeline.wire.signing import signed
+from swarmnode.network.streams import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ async def send(
     context: StageContext,
     node: int,
     message: Message,
-    payload: Payload = NO_PAYLOAD,
+    payload: Buffer = b"",
     *,
     timeout_s: float | None = None,
 ) -> Trouble | None:

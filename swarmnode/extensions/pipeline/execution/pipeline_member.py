@@ -163,7 +163,7 @@ class PipelineMember:
         where it may not be the one that the pipeline is at. `offer` is called with that of each step. Raises
         ModelError while `train` runs.
         """
-        self._end_assignment()
+        self.unassign()
         context = StageContext(
             assignment=assignment,
             worker=worker,
@@ -190,16 +190,11 @@ class PipelineMember:
         self.transport.adopt(PlanMembers(assignment.digest, assignment.peers, assignment.own))
 
     def unassign(self) -> None:
-        """Give up the assignment because the plan has no stage for us. To be called between iterations.
+        """Give up the assignment. To be called between iterations.
 
-        No message is accepted afterwards, and the stage's weights are released. Raises ModelError as
-        `assign`.
+        No message is accepted until there is another one, and the stage's weights are released. Raises
+        ModelError while `train` runs.
         """
-        self._end_assignment()
-        self.transport.adopt(None)
-
-    def _end_assignment(self) -> None:
-        """End the assignment. Raises ModelError while `train` runs."""
         if self._training:
             raise ModelError("an assignment cannot change while an iteration runs", hint="await train first")
         former, self._active = self._active, None

@@ -143,9 +143,7 @@ class Relay:
             raise Rejected(Refusal.NO_SLOT, f"for agent {message.agent}")
 
     def take(self, message: ForwardHop | BackwardHop, values: Tensor) -> None:
-        """Begin the work of a message. Raises Rejected as `admit` does: the state may have changed since it
-        was admitted."""
-        self.admit(message)
+        """Begin the work of a message that was admitted just now."""
         if isinstance(message, BackwardHop):
             relayed = self._expecting(message)
             relayed.phase = RelayPhase.BACK
@@ -183,8 +181,7 @@ class Relay:
         self.slots.begin_iteration()
         early, self._early = self._early, {}
         for message, values in early.values():
-            if message.iteration == self._context.iteration:
-                self._begin(message, values)
+            self._begin(message, values)
         return bool(early)
 
     def _newest(self, agent: int, *, early: bool = False) -> ForwardHop | None:

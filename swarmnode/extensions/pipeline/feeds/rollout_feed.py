@@ -82,15 +82,12 @@ class RolloutFeed:
         """Sums of each micro-batch, by its id()."""
         self._taken: list[MicroBatch] = []
         """Micro-batches that were taken, kept so that no id() occurs twice."""
-        self.rerouted = 0
-        """Groups whose path is not in the plan."""
         self.tokens = 0
         self._paths = paths
         by_path: defaultdict[StagePath, list[PathSamples]] = defaultdict(list)
         for group in groups:
             wanted = group.path or choose_path(group.samples[0].prompt_ids)
             path = nearest_path(wanted, list(paths.values()))
-            self.rerouted += path != wanted
             by_path[path].append(group)
         self._waiting: dict[StagePath, deque[MicroBatch]] = {}
         self.left_out = 0

@@ -144,18 +144,23 @@ class Follower:
             waits = self.in_force is not None and 0 < behind <= STEPS_TO_COME and not self._overtaken
             is_time = not waits or now_s >= self.ordered_at_s + self._catch_up_s
             # The convener's word alone does not do: it may have told others something else.
-            if is_time and not self.unconvinced(living):
+            if is_time and self.is_convinced(living):
                 return replace(self.proposed, iteration=self._held_from)
         return None
 
-    def unconvinced(self, living: Collection[str]) -> list[str]:
-        """Return members of the plan, among those that we hear, that have not told us of the same plan;
-        sorted."""
-        agreed = self.proposed
-        if agreed is None:
-            return []
-        others = (agreed.members & {*living}) - {self._own}
-        return sorted(peer for peer in others if self._said.get(peer) != agreed.digest)
+    def is_convinced(self, living: Collection[str]) -> bool:
+        """Return True if more than two thirds of the proposed plan's members, of us and those that we hear,
+        have computed it.
+
+        So no two plans with the same members are taken, and a plan is taken for sure, while less than a third
+        of them lie. Half would not do: one liar that tells each half of the others what it wants to hear is
+        in both majorities. If all had to agree, one liar could stop us.
+        """
+        if self.proposed is None:
+            return False
+        digest, asked = self.proposed.digest, self.proposed.members & {*living, self._own}
+        agreeing = sum(peer == self._own or self._said.get(peer) == digest for peer in asked)
+        return 3 * agreeing > 2 * len(asked)
 
     def planned(self, inputs: PlanInputs, agreed: AgreedPlan) -> None:
         if inputs is self._inputs:

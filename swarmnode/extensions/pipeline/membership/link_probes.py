@@ -29,7 +29,6 @@ from swarmnode.extensions.pipeline.plans.member_costs import (
     MIN_BYTES_PER_S,
     LinkCosts,
 )
-from swarmnode.extensions.pipeline.wire.frames import as_payload
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
@@ -174,12 +173,11 @@ class LinkProber:
     async def _timed(self, peer_id: str, size_bytes: int) -> float:
         """Return the seconds until this many bytes have arrived and the answer is back."""
         probe = secrets.token_bytes(size_bytes)
-        payload = as_payload(probe)
         start = self._clock()
         try:
             answer = await self._streams.ask(
                 peer_id, MemberService.PROBES, Probe(size_bytes), bytes,
-                timeout_s=TIMEOUT_S, payload=payload,
+                timeout_s=TIMEOUT_S, payload=probe,
             )  # fmt: skip
         except Rejected as error:
             raise PeerUnreachable(f"{peer_id} refused a probe: {error}") from error

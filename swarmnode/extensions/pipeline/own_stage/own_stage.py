@@ -189,9 +189,14 @@ class OwnStage:
 
     async def take(self, agreed: AgreedPlan) -> None:
         """Take our assignment of a plan. Raises ModelError, CheckpointError."""
+        # A step that still closes would change the weights that we look at, and its stage stay in memory.
+        has_lost_track = self.member.lost_track
+        self.member.unassign()
         self.ready.clear()
         # Rollouts that are under way do not wait for what goes by the former plan.
         self.decode.hold(None)
+        # Another step may have been taken since the last one that was told.
+        version = await self.member.in_stage_thread(lambda: self.version)
         part, node = part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
         assignment = None
         if node is not None:
@@ -202,7 +207,6 @@ class OwnStage:
         self.agreed = agreed
         self.plans += 1
         if part is None or assignment is None:
-            self.member.unassign()
             self.decode.adopt(None)
             self._held = self._next = self._worker = None
             logger.info(
@@ -218,9 +222,8 @@ class OwnStage:
             iteration=agreed.iteration,
         )
         if held is self._held and self._worker is not None:
-            # Another step may have been taken since the last one that was told; who has lost track may have
-            # other weights than its replicas.
-            held.iteration = None if self.member.lost_track else self._worker.version
+            # Who has lost track may have other weights than its replicas.
+            held.iteration = None if has_lost_track else version
         await self._bring_up_to_date(held, worker, agreed)
         self.states.settle()
         held.size_bytes = self._bytes_under(agreed)
@@ -233,7 +236,9 @@ class OwnStage:
             start=state if held.is_known else None,
             offer=partial(self._offer, held),
         )
-        self.decode.hold(StageCaches(held.model, max_bytes=self._settings.cache_bytes))
+        data_nodes = agreed.partition.stages[0].peers
+        caches = StageCaches(held.model, max_bytes=self._settings.cache_bytes, owners=data_nodes)
+        self.decode.hold(caches)
         self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, assignment.own))
         self.ready.set()
         self._is_news.set()
@@ -355,7 +360,7 @@ class OwnStage:
                 held.part.first_layer, held.part.end_layer - 1, found.iteration, agreed.iteration,
             )  # fmt: skip
 
-    async def _majority_state(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
+    async def _majority_state(self, peers: tuple[str, ...], steps: int) -> Mapping[str, Tensor]:
         """Return the state of our stage after this number of steps, from replicas whose weights are the
         majority's. They offer it right after the step. Raises CheckpointError."""
         if self.part is None:

@@ -115,19 +115,14 @@ def is_fresh(member: MemberCosts, now_s: float) -> bool:
 
 
 def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
-    """Return the members' costs, corrected by the observations of others, sorted by peer id.
+    """Return the costs of members with one announcement each, corrected by the observations of others, sorted
+    by peer id.
 
     The correction is the median over the observers (one vote each, whatever it says), weighed against the
     claim while few micro-batches were observed. With fewer liars than honest observers no member can make
     another look slow, or itself fast.
     """
-
-    # Of two announcements of a member the newer counts; their bytes decide between equals.
-    def age_and_bytes(said: CostAnnouncement) -> tuple[float, bytes]:
-        return said.member.measured_at_s, msgspec.msgpack.encode(said, order="deterministic")
-
-    ordered = sorted(announcements, key=age_and_bytes)
-    by_peer = {each.member.peer_id: each for each in ordered}
+    by_peer = {each.member.peer_id: each for each in announcements}
     return tuple(_corrected(by_peer[peer].member, by_peer.values()) for peer in sorted(by_peer))
 
 

@@ -43,11 +43,7 @@ class FormerStages:
     def ranges(self) -> dict[str, tuple[int, int]]:
         """The first layer of each peer id, and the one behind its last."""
         starts = (0, *self.ends)
-        return {
-            peer: (starts[stage], self.ends[stage])
-            for peer, stage in self.stage_of.items()
-            if 0 <= stage < len(self.ends)
-        }
+        return {peer: (starts[stage], self.ends[stage]) for peer, stage in self.stage_of.items()}
 
 
 @dataclass(frozen=True, slots=True)

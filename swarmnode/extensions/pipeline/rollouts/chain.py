@@ -81,16 +81,16 @@ class Chain(Protocol):
         ...
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
-        """Run the feeds side by side, each along its route. Returns the hidden states [sum of tails, D] of
-        the wanted tokens."""
+        """Run the feeds side by side, each along its route. Returns the hidden states [sequences, D] of
+        their last tokens."""
         ...
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Return final norm and head applied: [N, vocabulary] in float32."""
         ...
 
-    def give_up(self, node: int, why: str) -> None:
-        """Stop asking this node until the plan changes."""
+    def give_up(self, route: Route, node: int, why: str) -> None:
+        """Stop asking this node of a route until the plan changes."""
         ...
 
     def close_session(self, route: Route, session: int) -> None:

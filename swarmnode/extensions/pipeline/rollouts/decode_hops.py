@@ -68,7 +68,7 @@ class DecodeHops:
         suspect: Callable[[str, str], None],
     ) -> Tensor | Stopped:
         """Send the output of our own stage around the path of a step at position 0. Returns the hidden states
-        of the tails behind its end.
+        of the last tokens behind its end.
 
         `suspect(peer_id, why)` is called with a member that keeps us waiting.
         """
@@ -114,8 +114,8 @@ class DecodeHops:
     async def pass_on(
         self, members: PlanMembers, step: DecodeStep, hidden_ND: Tensor, *, timeout_s: float
     ) -> Stopped | None:
-        """Send what our stage makes of a step to the next node; behind the end of the path only the tails.
-        Returns None once that node has passed them on; otherwise the reason why it did not, without a
+        """Send what our stage makes of a step to the next node; behind the end of the path only the last
+        tokens. Returns None once that node has passed them on; otherwise the reason why it did not, without a
         node."""
         timeout_s -= min(MARGIN_S, MARGIN_SHARE * timeout_s)
         position = step.position + 1

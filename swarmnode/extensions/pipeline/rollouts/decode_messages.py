@@ -45,7 +45,7 @@ class _OfSession(MemberMessage, frozen=True, kw_only=True):
 
 class DecodeStep(_OfSession, frozen=True, kw_only=True, tag="step"):
     """Hidden states of the tokens of one step, for the node at `position`. Behind the end of the path, only
-    those of the tails."""
+    those of the last tokens."""
 
     number: Count
     """Number of the feed. A data node never uses one twice."""
@@ -60,7 +60,7 @@ class DecodeStep(_OfSession, frozen=True, kw_only=True, tag="step"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rows = sum(self.segments.tails) if self.position == len(self.path) else self.segments.tokens
+        rows = len(self.segments.counts) if self.position == len(self.path) else self.segments.tokens
         if len(self.tensor.shape) != 2 or self.tensor.shape[0] != rows:
             raise ValueError(f"a tensor {self.tensor.shape} for {rows} tokens")
 

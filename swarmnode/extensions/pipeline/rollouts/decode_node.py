@@ -55,9 +55,6 @@ from swarmnode.extensions.pipeline.wire.services import MemberService
 
 logger = logging.getLogger(__name__)
 
-KEPT_PLANS = 2
-"""Plans that are kept: the running one and the former one."""
-
 POLL_S = 0.02
 MAX_POLL_S = 0.5
 """Bounds of the pause with which a step of the next policy version looks if our weights have come to it."""
@@ -107,9 +104,10 @@ class DecodeNode:
         """Called with the peer id of a member that keeps our steps waiting, and the reason."""
         self.steps = 0
         """Steps computed here for others."""
-        self._version = version
+        self.version = version
         self._streams = streams
-        self._plans = BoundedDict[str, PlanMembers](KEPT_PLANS)
+        self._plans: dict[str, PlanMembers] = {}
+        """The plan that was adopted last, if any."""
         self._in_flight = InFlightSteps(streams.incoming.refused)
         self._hops = DecodeHops(streams, codec, self._in_flight)
         self._settled = asyncio.Event()
@@ -136,15 +134,14 @@ class DecodeNode:
         self._in_flight.replanned("our own stage changes")
 
     def adopt(self, members: PlanMembers | None) -> None:
-        """Take steps of this plan from now on. Of the former plan, only steps of ours that come around are
-        still accepted. None: the plan has no stage for us."""
+        """Take steps of this plan from now on. None: the plan has no stage for us."""
         self._settled.set()
         if members is None:
             return
         if members.plan != self.plan:
             self._in_flight.replanned("we have another plan")
         self.plan = members.plan
-        self._plans[members.plan] = members
+        self._plans = {members.plan: members}
 
     def lose(self, peer_id: str, why: str) -> None:
         """Stop waiting for steps that go past a member that is gone."""
@@ -174,7 +171,7 @@ class DecodeNode:
         def run() -> Tensor | Stopped | None:
             if self.plan != plan:
                 return Stopped(StopReason.OTHER_PLAN, None, "holds its stage under another plan")
-            own_version = self._version()
+            own_version = self.version()
             # Members are a step apart at most: what is farther ahead is not coming.
             if own_version > version or own_version + 1 < version:
                 return Stopped(StopReason.OTHER_POLICY, None, f"has version {own_version}, not {version}")
@@ -203,8 +200,8 @@ class DecodeNode:
         version: int,
         timeout_s: float,
     ) -> Tensor | Stopped:
-        """Send the output of our own stage around the path. Returns the hidden states of the tails behind its
-        end.
+        """Send the output of our own stage around the path. Returns the hidden states of the last tokens
+        behind its end.
 
         Ends early with OTHER_PLAN if our own stage changes, and with LOST if a member of the path is gone.
         """
@@ -215,7 +212,7 @@ class DecodeNode:
         step = DecodeStep(
             plan=plan, session=session, path=path, position=0, number=secrets.randbits(NUMBER_BITS),
             version=version, segments=segments,
-            tensor=TensorHeader(codec="none", dtype="float16", shape=tuple(hidden_ND.shape)),
+            tensor=TensorHeader(dtype="float16", shape=tuple(hidden_ND.shape)),
         )  # fmt: skip
         return await self._hops.run(members, step, hidden_ND, timeout_s=timeout_s, suspect=self.on_silent)
 

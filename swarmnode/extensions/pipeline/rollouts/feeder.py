@@ -12,7 +12,7 @@ get a copy of its columns and bring their own rest, its last token at least.
 import logging
 import secrets
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -24,19 +24,10 @@ from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 
 logger = logging.getLogger(__name__)
 
+SESSION_BITS = 40
+
 MAX_FAILURES = 16
 """Rounds of failed feeds after which a step is given up: nodes can be lost one after the other."""
-
-
-@dataclass(slots=True)
-class RecoveryCounts:
-    """Lost nodes and tokens computed again, since the engine was made."""
-
-    lost_nodes: int = 0
-    refed_tokens: int = 0
-    """Tokens whose keys and values were computed again because a node had lost them."""
-    rerouted: int = 0
-    """Sequences that went on without a stage that no node holds any more."""
 
 
 @dataclass(slots=True)
@@ -73,6 +64,8 @@ class _Trouble:
     tokens: int = 0
     causes: dict[str, None] = field(default_factory=dict[str, None])
     """Each cause once, in order of its first occurrence."""
+    rerouted: int = 0
+    """Sequences that go on without a stage that no node holds any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +79,17 @@ class Feeder:
     """The sequences by row, and the sessions that hold their keys and values."""
 
     def __init__(self, chain: Chain, choose_path: ChoosePath) -> None:
-        self.counts = RecoveryCounts()
         self._chain = chain
         self._choose_path = choose_path
         self._sequences: dict[int, _Sequence] = {}
         self._sessions: dict[StagePath, _Session] = {}
-        # A number that a former engine of this node had would find its session at the stages.
-        self._numbers = secrets.randbits(40)
 
-    def path_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> StagePath:
-        """Return the path for a sequence with this prompt: the wanted one, or the one chosen for the prompt,
-        without stages that no node holds. Raises EngineError if neither is a path here."""
+    def route_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> Route:
+        """Return the route of a sequence with this prompt: along the wanted path, or the one chosen for the
+        prompt, without stages that no node holds. Raises EngineError if neither is a path here."""
         for path in (wanted, self._choose_path(prompt_ids)):
             if path and (route := self._chain.route(path)) is not None:
-                return route.stages
+                return route
         raise EngineError(
             f"{self._choose_path(prompt_ids)} is no path through this pipeline",
             hint="it begins at stage 0 and visits no stage twice",
@@ -142,7 +132,7 @@ class Feeder:
         Lost and forgetful nodes are worked around. Any other stop is returned: everything that was fed stays
         fed, and the next call goes on from there. Raises EngineError if working around fails too often.
         """
-        trouble, rerouted = _Trouble(), self.counts.rerouted
+        trouble = _Trouble()
         try:
             return self._bring(version, trouble)
         finally:
@@ -150,13 +140,13 @@ class Feeder:
                 logger.info(
                     "%d of %d sequences were resumed (%d tokens), %d go along fewer stages: %s",
                     len(trouble.rows), len(self._sequences), trouble.tokens,
-                    self.counts.rerouted - rerouted, "; ".join(trouble.causes),
+                    trouble.rerouted, "; ".join(trouble.causes),
                 )  # fmt: skip
 
     def _bring(self, version: int, trouble: _Trouble) -> dict[int, Tensor] | Stopped:
         found: dict[int, Tensor] = {}
         while waiting := self._sequences.keys() - found.keys():
-            loads = self._loads(waiting, version)
+            loads = self._loads(waiting, version, trouble)
             results = self._chain.run([load.feed for load in loads])
             failed: list[tuple[_Load, Stopped]] = []
             unhelpful: Stopped | None = None
@@ -165,6 +155,8 @@ class Feeder:
                     found |= self._fed(load, result)
                 elif result.why in (StopReason.LOST, StopReason.FORGOTTEN):
                     failed.append((load, result))
+                elif result.why is StopReason.NO_MEMORY and self._is_of_no_use(result, load.feed.route):
+                    failed.append((load, replace(result, why=StopReason.LOST)))
                 else:
                     unhelpful = result
             self._restart_failed(failed, trouble)
@@ -176,31 +168,27 @@ class Feeder:
 
     # Planning
 
-    def _loads(self, waiting: Collection[int], version: int) -> list[_Load]:
+    def _loads(self, waiting: Collection[int], version: int, trouble: _Trouble) -> list[_Load]:
         """Return one load for each path, with as many tokens as a feed may have."""
         by_path: dict[StagePath, list[int]] = {}
         for row in waiting:
-            by_path.setdefault(self._settled(self._sequences[row]), []).append(row)
+            by_path.setdefault(self._settled(self._sequences[row], trouble), []).append(row)
         return [self._load(path, rows, version) for path, rows in by_path.items()]
 
-    def _settled(self, sequence: _Sequence) -> StagePath:
+    def _settled(self, sequence: _Sequence, trouble: _Trouble) -> StagePath:
         """Give the sequence an open session and a cell. Returns its path."""
         session = self._sessions.get(sequence.path)
         if session is None:
-            path = self.path_for(sequence.prompt, sequence.path)
-            self.counts.rerouted += path != sequence.path
-            sequence.path = path
-            session = self._sessions.get(path) or self._open(path)
+            route = self.route_for(sequence.prompt, sequence.path)
+            trouble.rerouted += route.stages != sequence.path
+            sequence.path = route.stages
+            session = self._sessions.get(route.stages)
+            if session is None:
+                # A member that could guess the number would open the session before us, along another path.
+                session = self._sessions[route.stages] = _Session(secrets.randbits(SESSION_BITS), route)
         if sequence.cell is None:
             sequence.cell = session.take_cell()
         return sequence.path
-
-    def _open(self, path: StagePath) -> _Session:
-        route = self._chain.route(path)
-        assert route is not None  # path_for has found it
-        self._numbers += 1
-        self._sessions[path] = session = _Session(self._numbers, route)
-        return session
 
     def _load(self, path: StagePath, rows: Sequence[int], version: int) -> _Load:
         """Make the feed of one path. Cells are in order, so that a stage need not gather them; sequences that
@@ -233,12 +221,15 @@ class Feeder:
             cells=tuple(self._cell(row) for row, _, _ in chosen),
             starts=tuple(start for _, start, _ in chosen),
             counts=tuple(len(brought) for _, _, brought in chosen),
-            tails=(1,) * len(chosen),
             forks=tuple(forks),
         )
         ids = tuple(token for _, _, brought in chosen for token in brought)
         feed = ChainFeed(session.route, session.number, ids, segments, version)
         return _Load(path, feed, tuple(row for row, _, _ in chosen))
+
+    def _is_of_no_use(self, stopped: Stopped, route: Route) -> bool:
+        """Return True if another node has no room for the only sequence that there is."""
+        return len(self._sequences) == 1 and stopped.node not in (None, route.nodes[0])
 
     def _lenders(self, path: StagePath) -> dict[tuple[int, ...], int]:
         """Return the cell that holds each prompt completely."""
@@ -280,8 +271,7 @@ class Feeder:
                     hint="what was sampled is kept; look at the members of the pipeline",
                 )
             if stopped.why is StopReason.LOST and stopped.node is not None:
-                self._chain.give_up(stopped.node, stopped.detail)
-                self.counts.lost_nodes += 1
+                self._chain.give_up(load.feed.route, stopped.node, stopped.detail)
             where = "" if stopped.node is None else f"node {stopped.node} "
             trouble.causes[f"{where}{stopped.why} ({stopped.detail})"] = None
             self._forget(load.path, trouble)
@@ -291,7 +281,6 @@ class Feeder:
             if sequence.path == path:
                 trouble.rows |= {row} if sequence.fed else set()
                 trouble.tokens += sequence.fed
-                self.counts.refed_tokens += sequence.fed
                 sequence.fed, sequence.cell, sequence.lends = 0, None, True
         self._close(path)
 

@@ -43,8 +43,8 @@ class InFlightStep:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the hidden states that come around: tails x width."""
-        return sum(self.step.segments.tails), self.step.tensor.shape[1]
+        """Shape of the hidden states that come around: sequences x width."""
+        return len(self.step.segments.counts), self.step.tensor.shape[1]
 
     def begin(self) -> None:
         """Wait for another attempt. It has the same number: the result of one before will do."""

@@ -11,9 +11,9 @@ that `choose_path` gives for its prompt, and says so in `Sampled.path`. When a s
 more, what was on it goes on along the rest, and its path is then that one: its last tokens were sampled so.
 
 The weights are at the stages. `set_policy` only names the version that they must have come to, which is the
-pipeline's iteration: a feed of another version is refused, `step` then raises EngineError with everything as
-before, and goes on once `set_policy` has named the new one. There is one policy at a time, so nothing can be
-pinned.
+pipeline's iteration. Members of another version are gone around; where our own stage is, `step` raises
+EngineError with everything as before, and goes on once `set_policy` has named the new one. There is one
+policy at a time, so nothing can be pinned.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from swarmnode.errors import ConfigError, EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import Chain, Stopped, StopReason
-from swarmnode.extensions.pipeline.rollouts.feeder import Feeder, RecoveryCounts
+from swarmnode.extensions.pipeline.rollouts.feeder import Feeder
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
@@ -77,11 +77,6 @@ class PipelineEngine(TorchEngine):
         self._tokens: dict[int, list[int]] = {}
         self._logprobs: dict[int, list[float]] = {}
         self._fitting = max_running
-
-    @property
-    def recovery(self) -> RecoveryCounts:
-        """Counters of the cost of lost nodes."""
-        return self._feeder.counts
 
     def submit(self, requests: Iterable[Request]) -> None:
         asked = list(requests)
@@ -136,8 +131,8 @@ class PipelineEngine(TorchEngine):
             self._feeder.add(row, request.prompt_ids, request.sampled.token_ids, request.sampled.path)
 
     def _on_path(self, request: Request) -> Request:
-        path = self._feeder.path_for(request.prompt_ids, request.sampled.path)
-        return request.resumed(replace(request.sampled, path=path))
+        route = self._feeder.route_for(request.prompt_ids, request.sampled.path)
+        return request.resumed(replace(request.sampled, path=route.stages))
 
     def _record_paths(self) -> None:
         """Record the path of each sequence, which may have lost a stage."""

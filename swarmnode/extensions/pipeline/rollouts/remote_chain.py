@@ -12,6 +12,7 @@ plan. The weights are the pipeline's: a policy is its version here, and nothing 
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -59,7 +60,8 @@ class RemoteChain:
         self._node = node
         self._loop = loop
         self._members = members
-        self._lost: frozenset[int] = frozenset()
+        self._lost: frozenset[tuple[str, int]] = frozenset()
+        """Plan and node of those that are not asked."""
         self._on_lost = on_lost
         self._step_timeout_s = step_timeout_s
         model = self._caches.model
@@ -74,7 +76,8 @@ class RemoteChain:
         self._members, self._lost = members, frozenset()
 
     def route(self, path: StagePath) -> Route | None:
-        return route_along(self._members, path, self._lost)
+        members = self._members
+        return route_along(members, path, {node for plan, node in self._lost if plan == members.plan})
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         self._wait(self._settle(), SETTLE_TIMEOUT_S)
@@ -89,12 +92,13 @@ class RemoteChain:
 
         return self._wait(compute(), self._step_timeout_s)
 
-    def give_up(self, node: int, why: str) -> None:
-        # A node of a plan that has just ended may be none of this one.
-        if node in self._lost or node == self._members.own or node >= len(self._members.peers):
+    def give_up(self, route: Route, node: int, why: str) -> None:
+        members, lost = self._members, (route.plan, node)
+        # A node of a plan that has just ended has another number now.
+        if route.plan != members.plan or lost in self._lost or node == members.own:
             return
-        self._lost |= {node}
-        self._loop.call_soon_threadsafe(self._on_lost, self._members.peers[node], why)
+        self._lost |= {lost}
+        self._loop.call_soon_threadsafe(self._on_lost, members.peers[node], why)
 
     def close_session(self, route: Route, session: int) -> None:
         if self._loop.is_closed():
@@ -165,8 +169,14 @@ class RemoteChain:
         )  # fmt: skip
         if not isinstance(found, Stopped):
             return found
-        is_over = found.why is StopReason.OTHER_PLAN or self._members.plan != members.plan
-        return _replanned(found) if is_over else found
+        if found.why is StopReason.OTHER_PLAN or self._members.plan != members.plan:
+            return _replanned(found)
+        if found.why is StopReason.OTHER_POLICY and await self._own_version() == feed.version:
+            return replace(found, why=StopReason.LOST)
+        return found
+
+    async def _own_version(self) -> int:
+        return await self._node.run_in_stage_thread(self._node.version)
 
     async def _close_session(self, route: Route, session: int) -> None:
         key = self._key(self._members, session)

@@ -7,12 +7,14 @@ sequences of any lengths share a step, new ones join with their whole prompt, an
 column 0 once its sequence has ended. Every step says where its tokens stand: sending one again changes
 nothing, and a session that was forgotten here is noticed instead of answered with nonsense.
 
-Nothing is allocated before its bytes are counted against `max_bytes`. For one thread: that of the stage.
+Nothing is allocated before its bytes are counted against its owner's share of `max_bytes`. For one thread:
+that of the stage.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
@@ -60,8 +62,6 @@ class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Position of the first token that each sequence brings."""
     counts: Positions
     """Tokens that each sequence brings."""
-    tails: Positions
-    """Last tokens of each sequence that are wanted behind the last stage."""
     forks: Annotated[tuple[tuple[Cell, Cell, Position], ...], Meta(max_length=MAX_SEQUENCES)] = ()
     """(from, to, length): before anything else, cell `to` becomes a copy of the first `length` columns of
     cell `from`."""
@@ -72,12 +72,10 @@ class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         rows = len(self.counts)
-        if not rows or len(self.tails) != rows or len(self.starts) != rows:
-            raise ValueError(f"{rows} counts, {len(self.starts)} starts and {len(self.tails)} tails")
+        if not rows or len(self.starts) != rows:
+            raise ValueError(f"{rows} counts and {len(self.starts)} starts")
         if min(self.counts) < 1:
             raise ValueError("a sequence brings no token")
-        if any(tail > count for tail, count in zip(self.tails, self.counts, strict=True)):
-            raise ValueError("a tail is longer than its sequence")
         if len(self.cells) != rows or len(set(self.cells)) != rows:
             raise ValueError("cells are not one for each sequence")
         if any(fork[0] == fork[1] for fork in self.forks):
@@ -85,11 +83,8 @@ class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 def tails_of(hidden_ND: Tensor, segments: Segments) -> Tensor:
-    """Return the last `tails[i]` rows of each sequence, end to end."""
-    if all(tail == count for tail, count in zip(segments.tails, segments.counts, strict=True)):
-        return hidden_ND
-    pieces = hidden_ND.split(segments.counts)
-    return torch.cat([piece[len(piece) - tail :] for piece, tail in zip(pieces, segments.tails, strict=True)])
+    """Return the last row of each sequence: behind the last stage only those are wanted."""
+    return hidden_ND[[end - 1 for end in accumulate(segments.counts)]]
 
 
 @dataclass(slots=True)
@@ -111,9 +106,9 @@ class StageCaches:
     """The sessions at one stage.
 
     >>> caches = StageCaches(model, max_bytes=1 << 30)                                     # doctest: +SKIP
-    >>> prompt = Segments(cells=(0,), starts=(0,), counts=(5,), tails=(1,))                # doctest: +SKIP
+    >>> prompt = Segments(cells=(0,), starts=(0,), counts=(5,))                            # doctest: +SKIP
     >>> hidden_ND = caches.run(("engine", 1), prompt, hidden_5D)                           # doctest: +SKIP
-    >>> hidden_ND = caches.run(("engine", 1), Segments((0,), (5,), (1,), (1,)), next_1D)   # doctest: +SKIP
+    >>> hidden_ND = caches.run(("engine", 1), Segments((0,), (5,), (1,)), next_1D)         # doctest: +SKIP
     """
 
     def __init__(
@@ -121,11 +116,14 @@ class StageCaches:
         model: StageModel,
         *,
         max_bytes: int,
+        owners: Collection[str] = (),
         idle_s: float = SESSION_IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`owners`: peers that may have sessions, each an equal share of `max_bytes`; none: anybody."""
         self.model = model
-        self._max_bytes = max_bytes
+        self._max_bytes = max_bytes // max(len(owners), 1)
+        self._owners = owners
         self._idle_s = idle_s
         self._clock = clock
         self._layers = range(model.part.first_layer, model.part.end_layer)
@@ -134,9 +132,9 @@ class StageCaches:
         """Bytes of one position of one cell."""
         self._sessions: dict[SessionKey, _Session] = {}
 
-    @property
-    def used_bytes(self) -> int:
-        return sum(session.positions for session in self._sessions.values()) * self.position_bytes
+    def used_bytes(self, owner: str) -> int:
+        positions = (session.positions for key, session in self._sessions.items() if key[0] == owner)
+        return sum(positions) * self.position_bytes
 
     def __len__(self) -> int:
         """Return the number of open sessions."""
@@ -150,9 +148,9 @@ class StageCaches:
     def run(self, key: SessionKey, segments: Segments, hidden_ND: Tensor) -> Tensor:
         """Apply our own layers to hidden states [N, D] of all tokens in `segments`, which lie end to end.
 
-        Raises Rejected, with everything as before: wrong_shape, not_finite, unknown_work (cells that do not
-        reach as far as a start says), no_memory, no_slot. If the output of the layers is not_finite, the next
-        step writes over the columns that it has filled.
+        Raises Rejected, with everything as before: wrong_shape, not_finite, not_a_member, unknown_work (cells
+        that do not reach as far as a start says), no_memory, no_slot. If the output of the layers is
+        not_finite, the next step writes over the columns that it has filled.
         """
         self._check(segments, hidden_ND)
         hidden_ND = hidden_ND.to(self.model.device, self.model.settings.dtype)
@@ -175,6 +173,8 @@ class StageCaches:
 
     def _prepared(self, key: SessionKey, segments: Segments) -> _Session:
         """Return the session with room for the step, its forks done."""
+        if self._owners and key[0] not in self._owners:
+            raise Rejected(Refusal.NOT_A_MEMBER, f"{key[0]} holds no data")
         now_s = self._clock()
         for other, session in list(self._sessions.items()):
             if other != key and now_s - session.used_s > self._idle_s:
@@ -214,8 +214,8 @@ class StageCaches:
         if others >= MAX_SESSIONS_PER_OWNER:
             raise Rejected(Refusal.NO_SLOT, f"{key[0]} has {MAX_SESSIONS_PER_OWNER} sessions")
         more = (cells * columns - session.positions) * self.position_bytes
-        if self.used_bytes + more > self._max_bytes:
-            raise Rejected(Refusal.NO_MEMORY, f"{more} bytes more, {self._max_bytes} in all for caches")
+        if self.used_bytes(key[0]) + more > self._max_bytes:
+            raise Rejected(Refusal.NO_MEMORY, f"{more} bytes more, {self._max_bytes} in all for {key[0]}")
         self._sessions[key] = session
         if not more and session.lengths:
             return

@@ -39,8 +39,6 @@ class WeightFolder:
     folder: Path
     file_of: Mapping[str, str]
     """File in the folder that holds each tensor."""
-    read_bytes: int = 0
-    """Bytes of tensors read so far."""
 
     @classmethod
     def open(cls, folder: Path) -> "WeightFolder":
@@ -68,7 +66,6 @@ class WeightFolder:
             with _opened(self.folder / file_name) as file:
                 for name in wanted:
                     found[name] = _tensor(file, name, file_name).clone()
-                    self.read_bytes += found[name].nbytes
         return found
 
     def leading(self, name: str, count: int) -> Tensor:

@@ -15,7 +15,6 @@ Each state is seen to be what its holder said before it counts: all its layers a
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -55,7 +54,7 @@ from swarmnode.extensions.pipeline.states.state_questions import (
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
 from swarmnode.extensions.pipeline.wire.of_each import of_each
-from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
+from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
 
 logger = logging.getLogger(__name__)
@@ -109,8 +108,6 @@ class StateService:
         )
         self._former: LayerHolders | None = None
         self._settled: list[LayerHolders] = []
-        self.failures: Counter[str] = Counter()
-        """Reasons why holders did not give a state that they reported, counted."""
 
     async def __aenter__(self) -> Self:
         handler = ServiceHandler(StateQuestion, self._answer, lambda peer_id: peer_id in self._members)
@@ -193,7 +190,6 @@ class StateService:
                 if len(data) == holding.size_bytes:
                     if await asyncio.to_thread(digest_of, data) == holding.digest:
                         return HeldState(holding, bytes(data))
-                    self.failures["bad_digest"] += 1
                     data = bytearray()
         raise CheckpointError(
             f"nobody of {len(offer.holders)} gave the state of layers "
@@ -267,10 +263,10 @@ class StateService:
         return (*self._settled, *([self._former] if self._former is not None else ()))
 
     async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
-        """Append the bytes that this holder gives of a state. Failures are counted; bytes that came before
-        them stay."""
+        """Append the bytes that this holder gives of a state. Those that came before a failure stay."""
 
         def rest(size_bytes: int) -> int:
+            begun.reschedule(None)
             if size_bytes != holding.size_bytes:
                 raise Rejected("wrong_size", f"of the state {holding.digest[:8]}")
             return holding.size_bytes - len(data)
@@ -278,13 +274,13 @@ class StateService:
         question = AskState(holding.digest, len(data))
         timeout_s = self._seconds(holding.size_bytes - len(data))
         try:
-            await self._streams.ask(
-                peer_id, MemberService.STATES, question, int, timeout_s=timeout_s, body=AnswerBody(rest, data)
-            )
-        except (NetworkError, MemberRefused):
-            self.failures["unreachable"] += 1
-        except Rejected:
-            self.failures["wrong_size"] += 1
+            async with asyncio.timeout(self._limits.answer_timeout_s) as begun:
+                await self._streams.ask(
+                    peer_id, MemberService.STATES, question, int,
+                    timeout_s=timeout_s, body=AnswerBody(rest, data),
+                )  # fmt: skip
+        except (NetworkError, Rejected, TimeoutError) as error:
+            logger.debug("%s gives no whole state: %s", peer_id, error)
 
     async def _holdings_of(self, peer_id: str) -> tuple[Holding, ...]:
         timeout_s = self._limits.answer_timeout_s
@@ -293,11 +289,9 @@ class StateService:
                 peer_id, MemberService.STATES, AskHoldings(), Holdings, timeout_s=timeout_s
             )
             return told.held
-        except (NetworkError, MemberRefused):
-            self.failures["unreachable"] += 1
-        except Rejected:
-            self.failures["malformed"] += 1
-        return ()
+        except (NetworkError, Rejected) as error:
+            logger.debug("%s does not tell what it holds: %s", peer_id, error)
+            return ()
 
     async def _answer(self, incoming: Incoming[StateQuestion]) -> Reply:
         question = incoming.message
@@ -317,11 +311,9 @@ class StateService:
         if former is not None and holding.iteration <= former.holding.iteration:
             return former.holding == holding
         if not self._copies.is_ours_to_keep(peer_id, holding) or peer_id in self._copies.coming:
-            self.failures["not_ours_to_keep"] += 1
             return False
         with self._copies.room(peer_id, holding.size_bytes) as is_room:
             if not is_room:
-                self.failures["no_room"] += 1
                 return False
             try:
                 self._copies.kept[peer_id] = await self.fetch(Offer(holding, (peer_id,)))

@@ -1,14 +1,15 @@
 """Activations and gradients to bytes and back, smaller if wanted, at several GB of float32 a second and core.
 
-stage_worker.py -> [encode] -> Payload -> frames.py -> wire -> frames.py -> [decode] -> stage_worker.py
+stage_worker.py -> [encode] -> member_streams.py -> incoming_streams.py -> [decode] -> stage_worker.py
 
 | codec | bytes an element | error of an element x |
 |-------|------------------|-----------------------|
 | none  | those of its dtype | none |
 | fp16  | 2 | abs(x) / 2048, at least 2^-25; beyond 65504 it is clamped to that |
 
-A number travels in two bytes: float32 as fp16, and the shorter types as they are (`codec_for`). A tensor with
-NaN or an infinity is refused at both ends: at ours it is a fault to stop at, not to send on. Numbers are
+What arrives has the type in which it was sent; a stage computes in its own (tensor_checks.py). A number
+travels in two bytes: float32 as fp16, and the shorter types as they are (`codec_for`). A tensor with NaN or
+an infinity is refused at both ends: at ours it is a fault to stop at, not to send on. Numbers are
 little-endian, as every machine that torch runs on.
 """
 
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.wire.frames import Payload, as_payload
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName, Dtype, TensorHeader
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
@@ -39,7 +39,7 @@ class Encoded:
     the message that carries it is answered."""
 
     header: TensorHeader
-    payload: Payload
+    payload: memoryview
 
 
 def codec_for(dtype: torch.dtype) -> CodecName:
@@ -57,38 +57,34 @@ def encode(tensor: Tensor, codec: CodecName) -> Encoded:
     Raises Rejected: not_finite; ValueError for a dtype, rank or size that cannot be sent.
 
     >>> sent = encode(torch.ones(2, 3), "fp16")
-    >>> sent.header.payload_bytes, decode(sent.header, sent.payload.data).tolist()
+    >>> sent.header.payload_bytes, decode(sent.header, sent.payload).tolist()
     (12, [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
     """
     values = tensor.detach().cpu().contiguous()
-    header = TensorHeader(codec=codec, dtype=_check_travels(values), shape=tuple(values.shape))
+    _check_travels(values)
     largest = _finite_bound(values)
     if codec == "fp16":
         # A pass saved for almost every tensor there is.
         values = (values if largest <= FP16_MAX else values.clamp(-FP16_MAX, FP16_MAX)).to(torch.float16)
-    return Encoded(header, as_payload(values.view(-1).view(torch.uint8).numpy().data))
+    header = TensorHeader(dtype=_NAMES[values.dtype], shape=tuple(values.shape))
+    return Encoded(header, values.view(-1).view(torch.uint8).numpy().data)
 
 
 def decode(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
-    """Return the tensor that a header describes, on the CPU; for `none` it shares the memory of `data`.
-
-    The wire has compared `data` with its checksums. Raises Rejected: malformed, not_finite.
-    """
+    """Return the tensor that a header describes, on the CPU. It shares the memory of `data`. Raises Rejected:
+    malformed, not_finite."""
     if len(data) != header.payload_bytes:
         raise Rejected(Refusal.MALFORMED, f"{len(data)} bytes of payload, not {header.payload_bytes}")
-    dtype = _DTYPES[header.dtype]
-    values = torch.frombuffer(data, dtype=torch.float16 if header.codec == "fp16" else dtype)
+    values = torch.frombuffer(data, dtype=_DTYPES[header.dtype])
     _finite_bound(values)
-    return values.to(dtype).view(header.shape)
+    return values.view(header.shape)
 
 
-def _check_travels(values: Tensor) -> Dtype:
-    name = _NAMES.get(values.dtype)
-    if name is None:
+def _check_travels(values: Tensor) -> None:
+    if values.dtype not in _NAMES:
         raise ValueError(f"{values.dtype} does not travel, only {', '.join(_DTYPES)}")
     if not 1 <= values.dim() <= 3 or values.numel() == 0:
         raise ValueError(f"a tensor of shape {tuple(values.shape)} does not travel")
-    return name
 
 
 def _finite_bound(values: Tensor) -> float:

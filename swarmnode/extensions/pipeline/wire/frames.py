@@ -1,9 +1,9 @@
-"""Messages, answers and payloads as the bytes that are sent.
+"""Messages and answers as the bytes that are sent.
 
-services.py, codec.py -> [frames] -> member_streams.py, incoming_streams.py
+services.py -> [frames] -> member_streams.py, incoming_streams.py
 
     frame     version | service | milliseconds for which it is of use | length | msgpack array
-    payload   for each chunk: CRC-32 of everything up to its end | bytes
+    payload   the bytes as they are: the streams of the network are authenticated
 
 The prefix is the same in every version of the wire, so that members of different versions can tell each
 other. Decoding makes a record within every bound of its service or refuses, before anything is allocated for
@@ -12,8 +12,6 @@ what it announces.
 
 import math
 import struct
-import zlib
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -24,14 +22,13 @@ from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.refusals import Refusal, Refused
 from swarmnode.network.streams import ByteStream
 
-VERSION = 5
+VERSION = 6
 """Version of the wire: of everything that members say to each other, their presences included."""
 
 CHUNK_BYTES = 256 * 1024
-"""A payload is sent in pieces of this size, each followed by its checksum. Smaller ones cost more CPU a byte,
-larger ones are noticed to be damaged or late only later."""
+"""A payload is sent in pieces of this size. Smaller ones cost more CPU a byte, larger ones are noticed to be
+late only later."""
 
-SUM_BYTES = 4
 _PREFIX = struct.Struct(">BBII")
 
 _T = TypeVar("_T")
@@ -57,31 +54,6 @@ class AnswerFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     content: msgspec.Raw = msgspec.Raw(b"\xc0")
     """The answer of the service."""
 
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """The bytes behind a message, and the CRC-32 of everything up to the end of each chunk.
-
-    Computed once where the bytes are made: every attempt at sending them reuses the sums.
-    """
-
-    data: memoryview
-    checksums: tuple[int, ...]
-
-
-def as_payload(data: bytes | bytearray | memoryview) -> Payload:
-    """Return bytes ready to be sent. Nothing is copied: they must not change until the message is
-    answered."""
-    content = memoryview(data).cast("B")
-    sums: list[int] = []
-    running = 0
-    for start in range(0, len(content), CHUNK_BYTES):
-        running = zlib.crc32(content[start : start + CHUNK_BYTES], running)
-        sums.append(running)
-    return Payload(content, tuple(sums))
-
-
-NO_PAYLOAD = as_payload(b"")
 
 encode = msgspec.msgpack.Encoder(order="deterministic").encode
 """Encode a record, equal ones to equal bytes."""

@@ -55,13 +55,12 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     """The description by which the bytes behind a message become a tensor. An instance is consistent and
     within bounds."""
 
-    codec: CodecName
     dtype: Dtype
-    """Type of the tensor that was encoded and of the one decoded."""
+    """Type of the numbers that follow."""
     shape: Annotated[tuple[Dim, ...], Meta(min_length=1, max_length=3)]
 
     def __post_init__(self) -> None:
-        if self.size * _ITEM_BYTES[self.dtype] > MAX_TENSOR_BYTES:
+        if self.payload_bytes > MAX_TENSOR_BYTES:
             raise ValueError(f"a tensor {self.shape} of {self.dtype} exceeds {MAX_TENSOR_BYTES} bytes")
 
     @property
@@ -72,7 +71,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     @property
     def payload_bytes(self) -> int:
         """Bytes behind the message. Computed from the header, so that no sender has to claim it."""
-        return self.size * (2 if self.codec == "fp16" else _ITEM_BYTES[self.dtype])
+        return self.size * _ITEM_BYTES[self.dtype]
 
 
 class _Message(MemberMessage, frozen=True, kw_only=True):

@@ -16,7 +16,6 @@ so memory that a sender holds comes back. Waiting for memory is how a busy membe
 
 import asyncio
 import logging
-import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -29,7 +28,6 @@ from swarmnode.errors import PeerUnreachable, Rejected
 from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.frames import (
     CHUNK_BYTES,
-    SUM_BYTES,
     AnswerFrame,
     Prefix,
     check_length,
@@ -62,6 +60,9 @@ class WireLimits:
     """Payloads being received or checked at once, from all members together."""
     max_inbound_bytes_per_peer: int = 2 * MAX_TENSOR_BYTES
     """Payloads of one member being received or checked at once: it cannot lock the others out."""
+    max_stranger_bytes: int = MAX_TENSOR_BYTES // 4
+    """The same of all peers together that are members of nothing yet: room for four probes, beside that of
+    members. Their identities cost nothing, so none has a share of its own."""
     max_streams_per_peer: int = 64
     """Some services at once at `max_in_flight`, and streams that the peer gave up and that are about to
     close."""
@@ -113,20 +114,16 @@ class Incoming(Generic[M]):
     @asynccontextmanager
     async def payload(self) -> AsyncGenerator[bytearray, None]:
         """Receive the bytes behind the message. They count as memory of their sender within the context.
-        Raises Rejected: too_large, bad_checksum; TimeoutError, PeerUnreachable."""
+        Raises Rejected: too_large; TimeoutError, PeerUnreachable."""
         size_bytes = self.message.payload_bytes
         self.waits_for_memory = True
         async with self._budget.held(self.peer_id, size_bytes):
             self.waits_for_memory = False
-            payload, running = bytearray(size_bytes), 0
+            payload = bytearray(size_bytes)
             for start in range(0, size_bytes, CHUNK_BYTES):
                 end = min(start + CHUNK_BYTES, size_bytes)
                 async with asyncio.timeout(self._chunk_timeout_s):
-                    expected = int.from_bytes(await self._stream.receive(SUM_BYTES), "big")
                     payload[start:end] = await self._stream.receive(end - start)
-                running = zlib.crc32(memoryview(payload)[start:end], running)
-                if running != expected:
-                    raise Rejected(Refusal.BAD_CHECKSUM, f"in the chunk at byte {start} of {size_bytes}")
             self.is_read = True
             yield payload
 
@@ -168,6 +165,7 @@ class IncomingStreams:
         self._limits = limits
         self._handlers: dict[int, ServiceHandler] = {}
         self._budget = ByteBudget(limits.max_inbound_bytes, limits.max_inbound_bytes_per_peer)
+        self._stranger_budget = ByteBudget(limits.max_stranger_bytes, limits.max_stranger_bytes)
         self._streams: Counter[str] = Counter()
         self._serving: dict[asyncio.Task[object], _Stream] = {}
         """The oldest first."""
@@ -231,6 +229,8 @@ class IncomingStreams:
             if not waiting:
                 raise Rejected(Refusal.TOO_MANY_STREAMS)
             waiting[0].cancel()
+            # It ends later, and the next one must not count on its room as well.
+            self._serving[waiting[0]].waits = False
 
     async def _exchange(self, stream: ByteStream, served: _Stream) -> bool:
         """Answer one message. Returns False if the stream is over, or bytes are left in it."""
@@ -245,14 +245,16 @@ class IncomingStreams:
             if handler is None or not handler.welcomes(stream.peer_id):
                 self._count(Rejected(Refusal.NOT_A_MEMBER), stream.peer_id)
                 return False
-            served.service = service
+            # It may have become a member, or have ceased to be one, since the stream was opened.
+            served.service, served.is_stranger = service, not self._knows(stream.peer_id)
+            budget = self._stranger_budget if served.is_stranger else self._budget
             limits = LIMITS[MemberService(service)]
             check_length(length, limits.max_message_bytes)
-            message = decode(handler.messages, await self._receive(stream, length))
+            message = decode(handler.messages, await self._receive(stream, length, budget))
             served.waits = False
             timeout_s = min(timeout_s, limits.longest_s)
             incoming = Incoming(
-                stream.peer_id, message, timeout_s, stream, self._budget, self._limits.chunk_timeout_s
+                stream.peer_id, message, timeout_s, stream, budget, self._limits.chunk_timeout_s
             )
             async with asyncio.timeout(timeout_s):
                 reply = await handler.respond(incoming)
@@ -282,11 +284,11 @@ class IncomingStreams:
         except (PeerUnreachable, TimeoutError):
             return None
 
-    async def _receive(self, stream: ByteStream, length: int) -> bytes:
+    async def _receive(self, stream: ByteStream, length: int, budget: ByteBudget) -> bytes:
         large = length > SMALL_FRAME_BYTES
         async with (
             asyncio.timeout(self._limits.header_timeout_s + length / LEAST_BYTES_PER_S),
-            self._budget.held(stream.peer_id, length) if large else nullcontext(),
+            budget.held(stream.peer_id, length) if large else nullcontext(),
         ):
             return await stream.receive(length)
 

@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import NetworkError, PeerUnreachable, Rejected, RequestTimeout
 from swarmnode.extensions.pipeline.wire.frames import (
     CHUNK_BYTES,
-    NO_PAYLOAD,
-    SUM_BYTES,
     AnswerFrame,
-    Payload,
     check_length,
     decode,
     encode,
@@ -34,12 +32,14 @@ from swarmnode.extensions.pipeline.wire.frames import (
 from swarmnode.extensions.pipeline.wire.incoming_streams import IncomingStreams, WireLimits
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
 from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberMessage, MemberService
-from swarmnode.network.streams import ByteStream, StreamHost
+from swarmnode.network.streams import Buffer, ByteStream, StreamHost
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL = "/swarmnode/pipeline"
 """Without a version: members of different ones meet, and refuse each other with a sentence."""
+
+MAX_TOLD = 1024
 
 T = TypeVar("T")
 
@@ -67,8 +67,8 @@ class _Link:
     )
     idle: list[tuple[float, ByteStream]] = field(default_factory=list[tuple[float, ByteStream]])
     """Streams for the next messages, each with the time of its last answer."""
-    is_told: bool = False
-    """True once the log says that the member speaks another version."""
+    users: int = 0
+    """Messages on their way, or waiting for their turn."""
 
 
 class MemberStreams:
@@ -83,6 +83,8 @@ class MemberStreams:
         self._limits = limits or WireLimits()
         self._links: dict[str, _Link] = {}
         self._open: set[ByteStream] = set()
+        self._told = BoundedDict[str, None](MAX_TOLD)
+        """Peers of which the log says that they speak another version."""
         self._leaving = False
         self.incoming = IncomingStreams(self._limits)
         """The services of ours."""
@@ -113,7 +115,7 @@ class MemberStreams:
         answer: type[T],
         *,
         timeout_s: float,
-        payload: Payload = NO_PAYLOAD,
+        payload: Buffer = b"",
         body: AnswerBody | None = None,
     ) -> T:
         """Send a message in one attempt, and return its answer within so many seconds.
@@ -121,30 +123,32 @@ class MemberStreams:
         Raises MemberRefused; RequestTimeout, PeerUnreachable (of which BrokenOff
         is one), HostDown; ValueError when the payload is not the message's; what `body.size_bytes` raises.
         """
-        if len(payload.data) != message.payload_bytes:
-            raise ValueError(f"{len(payload.data)} bytes for a message of {message.payload_bytes}")
+        if len(payload) != message.payload_bytes:
+            raise ValueError(f"{len(payload)} bytes for a message of {message.payload_bytes}")
         link = self._links.setdefault(peer_id, _Link())
         turn = link.turns.setdefault(service, asyncio.Semaphore(self._limits.max_in_flight))
         until_s = asyncio.get_running_loop().time() + timeout_s
-        attempt = _Attempt(service, message, answer, payload, body, until_s)
+        attempt = _Attempt(service, message, answer, payload, body, until_s, self._limits.chunk_timeout_s)
+        link.users += 1
         try:
             async with asyncio.timeout_at(until_s), turn:
                 return await self._deliver(peer_id, link, attempt)
         except TimeoutError as error:
             raise RequestTimeout(f"{peer_id} did not answer within {timeout_s:g} s") from error
+        finally:
+            link.users -= 1
+            self._forget_unused()
 
     def forget(self, peer_id: str) -> None:
         """Close the idle streams to a peer that is not going to be asked for a while."""
-        for _, stream in self._links.pop(peer_id, _Link()).idle:
-            self._close(stream)
+        link = self._links.get(peer_id, _Link())
+        while link.idle:
+            self._close(link.idle.pop()[1])
 
     async def _deliver(self, peer_id: str, link: _Link, attempt: "_Attempt[T]") -> T:
-        now_s = asyncio.get_running_loop().time()
+        self._forget_unused()
         while link.idle:
-            used_s, stream = link.idle.pop()
-            if used_s + self._limits.idle_timeout_s / 2 < now_s:
-                self._close(stream)
-                continue
+            _, stream = link.idle.pop()
             try:
                 return await self._exchange(stream, link, attempt)
             except BrokenOff as error:
@@ -171,11 +175,20 @@ class MemberStreams:
             else:
                 self._close(stream)
         if answer.refused is not None:
-            if answer.refused.reason is Refusal.OTHER_VERSION and not link.is_told:
-                link.is_told = True
+            if answer.refused.reason is Refusal.OTHER_VERSION and stream.peer_id not in self._told:
+                self._told[stream.peer_id] = None
                 logger.warning("%s does not talk to us: %s", stream.peer_id, ascii(answer.refused.detail))
             raise MemberRefused(answer.refused)
         return content  # type: ignore[return-value]
+
+    def _forget_unused(self) -> None:
+        """Close the streams that were idle for long, and forget the peers that have none."""
+        oldest_s = asyncio.get_running_loop().time() - self._limits.idle_timeout_s / 2
+        for peer_id, link in tuple(self._links.items()):
+            while link.idle and link.idle[0][0] < oldest_s:
+                self._close(link.idle.pop(0)[1])
+            if not link.idle and not link.users:
+                del self._links[peer_id]
 
     def _close(self, stream: ByteStream) -> None:
         stream.close()
@@ -190,9 +203,11 @@ class _Attempt(Generic[T]):
     message: MemberMessage
     kind: type[T]
     """The type of its answer."""
-    payload: Payload
+    payload: Buffer
+    """Must not change until the message is answered."""
     body: AnswerBody | None
     until_s: float
+    chunk_timeout_s: float
 
     async def converse(self, stream: ByteStream) -> AnswerFrame:
         """Write the message and listen for the answer meanwhile: a refusal stops the writing. Raises
@@ -215,8 +230,8 @@ class _Attempt(Generic[T]):
         return answer
 
     async def content(self, stream: ByteStream, answer: AnswerFrame) -> T:
-        """Return the answer of the service, once its body is read. Raises BrokenOff; Rejected: malformed, and
-        as `AnswerBody.size_bytes`."""
+        """Return the answer of the service, once its body is read. Raises BrokenOff, RequestTimeout;
+        Rejected: malformed, and as `AnswerBody.size_bytes`."""
         content = decode(self.kind, answer.content)
         expected = self.body.size_bytes(content) if self.body is not None else 0
         if expected != answer.body_bytes:
@@ -224,20 +239,21 @@ class _Attempt(Generic[T]):
         try:
             for start in range(0, expected, CHUNK_BYTES):
                 assert self.body is not None
-                self.body.data.extend(await stream.receive(min(CHUNK_BYTES, expected - start)))
+                async with asyncio.timeout(self.chunk_timeout_s):
+                    self.body.data.extend(await stream.receive(min(CHUNK_BYTES, expected - start)))
+        except TimeoutError as error:
+            raise RequestTimeout(f"{stream.peer_id} stopped in the middle of its answer") from error
         except PeerUnreachable as error:
             raise BrokenOff(f"no whole answer: {error}") from error
         return content
 
     async def _write(self, stream: ByteStream) -> None:
-        loop, payload = asyncio.get_running_loop(), self.payload
+        loop, payload = asyncio.get_running_loop(), memoryview(self.payload)
         encoded = encode(self.message)
         try:
             await stream.send(framed(self.service, encoded, max(self.until_s - loop.time(), 0.001)))
-            for number, checksum in enumerate(payload.checksums):
-                start = number * CHUNK_BYTES
-                await stream.send(checksum.to_bytes(SUM_BYTES, "big"))
-                await stream.send(payload.data[start : start + CHUNK_BYTES])
+            for start in range(0, len(payload), CHUNK_BYTES):
+                await stream.send(payload[start : start + CHUNK_BYTES])
         except PeerUnreachable as error:
             # Whoever listens on the same stream meets the same end, and may find an answer before it.
             logger.debug("a stream to %s ended under a message: %s", stream.peer_id, error)

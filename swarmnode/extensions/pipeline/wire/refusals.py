@@ -27,7 +27,6 @@ class Refusal(StrEnum):
     UNKNOWN_PLAN = "unknown_plan"
     WRONG_ROUTE = "wrong_route"
     WRONG_SHAPE = "wrong_shape"
-    BAD_CHECKSUM = "bad_checksum"
     BAD_SIGNATURE = "bad_signature"
     """The data node in whose name it comes has not signed it."""
     NOT_FINITE = "not_finite"

@@ -22,7 +22,7 @@ import msgspec
 KIB, MIB = 1024, 1024 * 1024
 
 MAX_TENSOR_BYTES = 64 * MIB
-"""Bound of a decoded tensor: 8 samples x 1024 tokens x width 2048 in float32."""
+"""Bound of a tensor as it is sent: 8 samples x 1024 tokens x width 2048 in float32."""
 
 MAX_DEADLINE_S = 3600.0
 """Bound of the time that any answer takes."""
@@ -59,7 +59,7 @@ class ServiceLimits:
 LIMITS = {
     # 2048 lengths and prompts, or 4096 micro-batches that came back.
     MemberService.HOPS: ServiceLimits(32 * KIB, KIB, MAX_DEADLINE_S),
-    # Cells, starts, counts, tails and forks of 1024 sequences.
+    # Cells, starts, counts and forks of 1024 sequences.
     MemberService.GENERATION: ServiceLimits(32 * KIB, KIB, 60.0),
     # The digests of 64 replicas, or a bit for each of 8192 parameters.
     MemberService.GRADIENTS: ServiceLimits(KIB, 16 * KIB, 120.0),

@@ -5,8 +5,8 @@ message_sender.py -> [TensorTransport.send] -> member_streams.py -> [TensorTrans
 
 `send` makes one attempt. It returns what the other member says, and raises when there is no answer: then the
 message may have been taken or not, and sending it again is safe. Choosing another member, or giving up, is
-decided above (recovery.py). A message counts as done when MessageHandler.take has seen it, complete and
-undamaged: the same message again is answered, not taken a second time.
+decided above (recovery.py). A message counts as done when MessageHandler.take has seen it, complete:
+the same message again is answered, not taken a second time.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from typing import Protocol, Self
 
 from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD, Payload
 from swarmnode.extensions.pipeline.wire.hop_messages import Message
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, check_sender
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
+from swarmnode.network.streams import Buffer
 
 KEPT_PLANS = 2
 """Plans at once: the running one, and the former one, of which something may be on its way yet."""
@@ -72,20 +72,17 @@ class TensorTransport:
         self._plans.clear()
         await self._streams.incoming.end(MemberService.HOPS)
 
-    def adopt(self, members: PlanMembers | None) -> None:
-        """Accept messages of this plan and of the one before it from now on. None: of no plan."""
+    def adopt(self, members: PlanMembers) -> None:
+        """Accept messages of this plan and of the one before it from now on."""
         former = {peer_id for plan in self._plans.values() for peer_id in plan.peers}
-        if members is None:
-            self._plans.clear()
-        else:
-            self._plans[members.plan] = members
+        self._plans[members.plan] = members
         for peer_id in former:
             if not self._knows(peer_id):
                 self._streams.forget(peer_id)
                 self._done.pop(peer_id, None)
 
     async def send(
-        self, peer_id: str, message: Message, payload: Payload = NO_PAYLOAD, *, timeout_s: float
+        self, peer_id: str, message: Message, payload: Buffer = b"", *, timeout_s: float
     ) -> Refusal | None:
         """Send a message in one attempt. Returns None if it was taken, now or before.
 
@@ -103,16 +100,19 @@ class TensorTransport:
         return any(peer_id in members.peers for members in self._plans.values())
 
     async def _respond(self, incoming: Incoming[Message]) -> Reply:
-        """Take a message. The first stream to bring it settles it for all. Raises Rejected."""
+        """Take a message. The first stream that lives to bring it settles it for all. Raises
+        Rejected."""
         peer_id, message = incoming.peer_id, incoming.message
         check_sender(message, peer_id, self._plans)
         key = peer_id, hash(message)
         if key[1] in self._done.get(peer_id, ()):
             return Reply()
-        if (pending := self._answers.get(key)) is not None:
-            if (rejected := await asyncio.shield(pending)) is not None:
+        while (pending := self._answers.get(key)) is not None:
+            rejected = await asyncio.shield(pending)
+            if rejected is None:
+                return Reply()
+            if rejected.reason != Refusal.INTERRUPTED:
                 raise rejected
-            return Reply()
         pending = self._answers[key] = asyncio.get_running_loop().create_future()
         outcome: Rejected | None = Rejected(Refusal.INTERRUPTED)
         try:

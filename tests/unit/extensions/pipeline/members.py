@@ -177,7 +177,7 @@ class Crew:
                     offer=lambda held, offered=offered: offered.update({held.holding.iteration: held}),
                 )
 
-    async def reload(self, peers: tuple[str, ...], stage: int, steps: int) -> dict[str, torch.Tensor]:
+    async def reload(self, peers: tuple[str, ...], steps: int) -> dict[str, torch.Tensor]:
         """What one of these members offers."""
         states = [self.offered[peer][steps] for peer in peers if steps in self.offered[peer]]
         if not states:

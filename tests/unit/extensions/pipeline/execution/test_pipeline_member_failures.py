@@ -16,7 +16,8 @@ from swarmnode.extensions.pipeline.execution.relay import AgentSlots
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
 from swarmnode.extensions.pipeline.execution.step_barrier import counted_elsewhere
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
-from swarmnode.extensions.pipeline.scheduling.plan import Plan
+from swarmnode.extensions.pipeline.replication.gradient_exchange import Combined
+from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.scheduling.simulator import Kind
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
@@ -28,8 +29,11 @@ from tests.unit.extensions.pipeline.members import (
     QUICK,
     Crew,
     ListFeed,
+    OfOne,
+    Together,
     crew,
     instance_of,
+    key_of,
     stage_worker,
 )
 from tests.unit.extensions.pipeline.tiny_models import SETTINGS, batches, saved, tiny_config, tiny_model
@@ -110,7 +114,6 @@ async def test_a_member_that_dies_in_the_middle_costs_a_repaired_path(folder: Pa
         nothing_is_lost(report)
         assert report.lost == {1}
         assert report.retried == 1
-        assert report.skipped == {}
         assert (0, "1") in {(by, node) for by, node, _ in found.lost}
         # The next iteration knows, and does not try again.
         later = await found.nodes[0].member.train(ListFeed(batches(True), 2))
@@ -121,10 +124,11 @@ async def test_a_member_that_dies_in_the_middle_costs_a_repaired_path(folder: Pa
 
 async def test_a_stage_is_left_out_where_no_replica_has_room(folder: Path) -> None:
     async with crew(FULL, workers(folder), settings=QUICK) as found:
+        notes = Notes(found)
         report = await found.nodes[0].member.train(WithEvent(lambda: found.kill(1)))
         await all_step(found, [2, 3], 1)
         nothing_is_lost(report)
-        assert report.skipped[1] >= 1
+        assert notes.visits[2, 0][found.peers[3]] > sum(notes.visits[1, 0].values())
 
 
 async def test_who_finds_all_slots_reserved_waits_for_those_that_have_them_to_pass(
@@ -182,6 +186,41 @@ async def test_a_member_that_freezes_is_replaced_and_does_not_step_alone_when_it
         nothing_is_lost(await found.nodes[0].member.train(ListFeed(batches(True), 2)))
         await all_step(found, [1, 2, 3], 2)
         assert same_weights(found, 1, 2)
+
+
+class HeldUp:
+    """An exchange of a member alone in its stage that takes as long as we say."""
+
+    def __init__(self, inner: OfOne) -> None:
+        self._inner = inner
+        self.compare = inner.compare
+        self.done = asyncio.Event()
+
+    async def combine(self, *given: Any) -> Combined:
+        await self.done.wait()
+        return await self._inner.combine(*given)
+
+
+async def test_who_is_iterations_behind_finds_that_it_has_lost_track(folder: Path) -> None:
+    """No micro-batch of the one that runs here is to come, only the word that later ones are over."""
+    plan = Plan(instance_of([[0], [1], [2]], path_length=2), ((0, 1),))
+    impatient = replace(QUICK, hop_timeout_s=0.1, grace_s=0.1, close_timeout_s=0.2)
+    exchange = HeldUp(Together().at(key_of(2).peer_id))
+    async with crew(
+        plan, workers(folder), settings=impatient,
+        of_member=lambda node, peers: {"gradient_exchange": exchange} if node == 2 else {},
+    ) as found:  # fmt: skip
+        for _ in range(4):
+            await found.nodes[0].member.train(ListFeed(batches(True), 2))
+        exchange.done.set()
+        late = found.nodes[2].member
+        await late.wait_step(2)
+        told = Finished(plan=digest(plan), iteration=4, node=0, back=())
+        assert await found.nodes[0].member.transport.send(found.peers[2], told, timeout_s=1.0) is not None
+        async with asyncio.timeout(5):
+            with pytest.raises(ModelError, match="missed the end"):
+                await late.wait_step(3)
+        assert late.lost_track
 
 
 async def test_who_wakes_up_before_the_end_does_not_count_what_a_replica_has_counted(folder: Path) -> None:
@@ -263,7 +302,7 @@ async def test_a_data_node_alone_goes_on_alone(folder: Path) -> None:
     one_stage = lambda stage: stage_worker(folder, [2, 6], stage, CUT, SETTINGS, slots=4)  # noqa: E731
     async with crew(plan, one_stage, settings=QUICK) as found:
         report = await found.nodes[0].member.train(WithEvent(lambda: found.kill(1)))
-        assert (report.micro_batches, report.skipped) == (2, {1: 1})
+        assert (report.micro_batches, report.lost) == (2, {1})
 
 
 async def test_a_micro_batch_without_finite_numbers_is_given_up(folder: Path) -> None:

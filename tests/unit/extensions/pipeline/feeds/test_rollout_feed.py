@@ -205,7 +205,7 @@ def test_groups_are_trained_along_the_paths_that_sampled_them(pipeline: LocalPip
     first, second = halves()
     paths = [(0, 1), (0, 2)]
     feed = feed_of([PathSamples((0, 1), first), PathSamples((0, 2), second)], paths)
-    assert (feed.rerouted, feed.left_out) == (0, 0)
+    assert feed.left_out == 0
     drive(pipeline, feed, paths)
     _, middle, last = pipeline.take_gradients()
     assert (middle.tokens, last.tokens) == (completion_tokens(first), completion_tokens(second))
@@ -223,7 +223,6 @@ def test_an_agent_gets_what_was_sampled_along_its_path_and_nothing_else() -> Non
 def test_a_group_whose_path_the_plan_does_not_have_any_more_takes_the_nearest() -> None:
     first, second = halves()
     feed = feed_of([PathSamples((0, 2, 3), first), PathSamples((0, 1), second)], [(0, 1), (0, 3)])
-    assert feed.rerouted == 1
     taken = feed.take(1, 0, (0, 3))
     assert taken is not None and set(taken.batch.samples) <= set(first)
 
@@ -240,7 +239,7 @@ def test_a_strangers_group_is_trained_along_the_path_of_its_prompt() -> None:
     assert asked == [strangers[0].prompt_ids], "of a group once"
     taken = feed.take(1, 0, (0, 2))
     assert taken is not None and taken.path == (0, 2)
-    assert (feed.rerouted, feed.tokens) == (0, completion_tokens(strangers))
+    assert feed.tokens == completion_tokens(strangers)
 
 
 def test_strangers_tokens_are_no_part_of_what_is_measured_of_our_own(pipeline: LocalPipeline) -> None:
@@ -345,4 +344,4 @@ def test_where_no_step_was_taken_there_is_no_loss_but_the_groups_are_counted() -
 def test_a_feed_without_groups_has_nothing_for_anybody() -> None:
     feed = feed_of([])
     assert feed.take(0, 0, WHOLE) is None
-    assert (feed.tokens, feed.left_out, feed.rerouted) == (0, 0, 0)
+    assert (feed.tokens, feed.left_out) == (0, 0)

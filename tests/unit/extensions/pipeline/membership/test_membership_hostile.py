@@ -207,18 +207,38 @@ def test_a_convener_that_was_passed_over_may_not_propose_for_a_while():
     assert members.may_convene(author, SETTINGS.barred_s + 1)
 
 
-def test_nobody_is_seated_before_each_living_member_of_the_plan_told_us_of_the_same_one():
-    follower = Follower("b", catch_up_s=60.0)
-    follower.propose("a", INPUTS, 0.0)
-    follower.planned(INPUTS, PLAN)
-    follower.prepared(PLAN)
+def told_to_take(names: str) -> tuple[Follower, AgreedPlan]:
+    """Member b, which is to take a plan of these members."""
+    inputs = replace(INPUTS, announcements=pretend.announced([pretend.costs(name) for name in names]))
+    follower, plan = Follower("b", catch_up_s=60.0), compute_plan(inputs)
+    follower.propose("a", inputs, 0.0)
+    follower.planned(inputs, plan)
+    follower.prepared(plan)
     follower.hold("a", 1, 0, 0.0)
     follower.take("a", 1, 0, 0.0)
-    follower.hear("a", status(epoch=1, proposed=PLAN.digest), 0.0)
-    follower.hear("c", status(epoch=1, proposed="0" * 64), 0.0)
-    assert follower.job(0.0, ["a", "c"]) is None and follower.unconvinced(["a", "c"]) == ["c"]
-    follower.hear("c", status(epoch=1, proposed=PLAN.digest), 0.0)
-    assert isinstance(follower.job(0.0, ["a", "c"]), AgreedPlan)
+    return follower, plan
+
+
+@pytest.mark.parametrize(("names", "needed"), [("ab", 1), ("abc", 2), ("abcd", 2), ("abcdefg", 4)])
+def test_a_plan_is_taken_when_more_than_two_thirds_of_its_living_members_told_us_of_the_same_one(
+    names: str, needed: int
+):
+    follower, plan = told_to_take(names)
+    others = [name for name in names if name != "b"]
+    for liar in others[needed:]:
+        follower.hear(liar, status(epoch=1, proposed="0" * 64), 0.0)
+    for number, name in enumerate(others[:needed]):
+        assert follower.job(0.0, others) is None, f"{number} others are too few"
+        follower.hear(name, status(epoch=1, proposed=plan.digest), 0.0)
+    assert isinstance(follower.job(0.0, others), AgreedPlan)
+
+
+def test_of_two_plans_that_one_liar_tells_of_one_at_most_is_taken():
+    """It convenes, and gives each half of the honest ones another plan and its own word for it."""
+    follower, plan = told_to_take("abcde")
+    for name, said in zip("acde", (plan.digest, plan.digest, "0" * 64, "0" * 64), strict=True):
+        follower.hear(name, status(epoch=1, proposed=said), 0.0)
+    assert follower.job(0.0, "acde") is None
 
 
 def test_a_newcomer_does_not_use_up_the_epochs_on_one_members_word():

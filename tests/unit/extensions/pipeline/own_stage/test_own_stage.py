@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from swarmnode.errors import PipelineError
 from swarmnode.extensions.pipeline.own_stage import collected_state as learned_state
 from swarmnode.extensions.pipeline.own_stage import own_stage
+from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
@@ -185,7 +188,7 @@ async def test_a_change_of_place_ends_the_steps_of_generation_that_are_under_way
             plan is not None and first.own_stage.agreed is not None and plan == first.own_stage.agreed.digest
         )
         hidden_1D = torch.ones(1, 32)
-        one = Segments((0,), (0,), (1,), (1,))
+        one = Segments((0,), (0,), (1,))
         going = asyncio.create_task(
             first.decode.send_around(plan, (0, 1), 1, one, hidden_1D, version=0, timeout_s=60.0)
         )
@@ -323,3 +326,56 @@ async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_
         first.states._copies.kept.clear()  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(PipelineError, match="no members hold layers 0 to 5"):
             await first.own_stage.whole_state(1)
+
+
+async def test_a_step_that_is_still_under_way_does_not_change_the_weights_of_the_next_assignment(
+    whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home(whole, tmp_path, 3) as (found, (data, quick, slow)):
+        await found.assign([[data], [quick, slow]], [2, LAYERS])
+        await found.step(data)
+        go, exchange = asyncio.Event(), slow.own_stage._gradient_exchange
+        combine, publish = exchange.combine, slow.own_stage._publish
+
+        async def combine_late(*given: Any) -> Any:
+            combined = await combine(*given)
+            await go.wait()
+            return combined
+
+        async def publish_and_let_it_go_on(*given: Any) -> Any:
+            state = await publish(*given)
+            go.set()
+            await asyncio.sleep(0.05)
+            return state
+
+        async def agree(digest: str, *given: Any, before: str) -> ReplicaVote:
+            return ReplicaVote(agrees=True, digest=digest)
+
+        monkeypatch.setattr(exchange, "combine", combine_late)
+        monkeypatch.setattr(quick.own_stage._gradient_exchange, "compare", agree)
+        monkeypatch.setattr(slow.own_stage, "_publish", publish_and_let_it_go_on)
+        await data.member.train(ListFeed(batches(True), 2))
+        await quick.member.wait_step(2)
+        await quick.own_stage.stepped()
+        await found.assign([[data], [quick, slow]], [2, LAYERS], iteration=2)
+        equal(slow.learnt(), quick.learnt())
+
+
+async def test_the_former_stage_is_out_of_memory_before_the_next_one_is_loaded(
+    whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home(whole, tmp_path, 2) as (found, (first, second)):
+        await found.assign([[first], [second]], [2, LAYERS])
+        await found.step(first)
+        former, load = weakref.ref(second.own_stage.model), second.own_stage._load  # pyright: ignore
+        in_memory: list[object] = []
+
+        def look(part: Any) -> Any:
+            gc.collect()
+            in_memory.append(former())
+            return load(part)
+
+        monkeypatch.setattr(second.own_stage, "_load", look)
+        agreed = found.plan([[first], [second]], [3, LAYERS], 1)
+        await asyncio.gather(*(one.own_stage.take(agreed) for one in (first, second)))
+        assert in_memory == [None]

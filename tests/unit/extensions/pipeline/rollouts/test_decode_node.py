@@ -36,7 +36,7 @@ from tests.unit.extensions.pipeline.tiny_models import LAYERS, tiny_model
 PLAN = "ab" * 32
 WIDTH = 32
 LIMITS = WireLimits(header_timeout_s=0.3, chunk_timeout_s=0.3, max_streams_per_peer=8)
-ONE = Segments((0,), (0,), (1,), (1,))
+ONE = Segments((0,), (0,), (1,))
 STAGES = stages_of(tiny_model(), (2, 4, LAYERS))
 
 
@@ -108,7 +108,7 @@ async def send_around(node: DecodeNode, timeout_s: float = 20.0, session: int = 
 
 def test_frames_survive_the_wire() -> None:
     frames = (
-        step(segments=Segments((0,), (3,), (1,), (1,), ((1, 0, 3),))),
+        step(segments=Segments((0,), (3,), (1,), ((1, 0, 3),))),
         Halted(plan=PLAN, session=1, path=(0, 1), position=2, number=3, why=StopReason.LOST, detail="x"),
         Closed(plan=PLAN, session=1, path=(0, 1), position=1),
     )
@@ -120,7 +120,7 @@ def test_the_largest_step_fits_into_a_frame() -> None:
     rows = MAX_SEQUENCES
     largest = step(
         segments=Segments(
-            cells=tuple(range(rows)), starts=(1 << 19,) * rows, counts=(1,) * rows, tails=(1,) * rows,
+            cells=tuple(range(rows)), starts=(1 << 19,) * rows, counts=(1,) * rows,
             forks=tuple((row, (row + 1) % rows, 1 << 19) for row in range(rows)),
         ),
         tensor=header(rows), path=tuple(range(60)),
@@ -209,9 +209,9 @@ async def test_a_step_goes_around_the_path_and_sessions_end_along_it() -> None:
         await eventually(lambda: [len(node.caches or ()) for node in nodes] == [0, 0, 0])
 
 
-async def test_only_the_tails_come_back() -> None:
+async def test_only_the_last_tokens_come_back() -> None:
     async with members() as (_, nodes):
-        segments = Segments((0, 1), (0, 0), (3, 2), (1, 1))
+        segments = Segments((0, 1), (0, 0), (3, 2))
         assert (await send_around(nodes[0], segments=segments, hidden=torch.ones(5, WIDTH))).shape == (
             2,
             WIDTH,
@@ -220,7 +220,7 @@ async def test_only_the_tails_come_back() -> None:
 
 async def test_a_stage_without_the_session_says_so() -> None:
     async with members() as (_, nodes):
-        found = await send_around(nodes[0], segments=Segments((0,), (4,), (1,), (1,)))
+        found = await send_around(nodes[0], segments=Segments((0,), (4,), (1,)))
         assert (found.why, found.node) == (StopReason.FORGOTTEN, 1)
 
 

@@ -11,7 +11,6 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import Closed, Halte
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.wire.byte_budget import ByteBudget
 from swarmnode.extensions.pipeline.wire.codec import encode
-from swarmnode.extensions.pipeline.wire.frames import NO_PAYLOAD
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from tests.unit.extensions.pipeline import raw_wire
@@ -30,15 +29,14 @@ from tests.unit.extensions.pipeline.rollouts.test_decode_node import (
 async def say(host: Any, target: Any, message: Any, tensor: torch.Tensor | None = None) -> None:
     """Sends a message and hears the answer."""
     stream = await host.open_stream(target.peer_id, PROTOCOL)
-    payload = encode(tensor, "none").payload if tensor is not None else NO_PAYLOAD
-    sums = [checksum.to_bytes(4, "big") for checksum in payload.checksums]
-    await raw_wire.write(stream, MemberService.GENERATION, message, *sums, bytes(payload.data))
+    payload = bytes(encode(tensor, "none").payload) if tensor is not None else b""
+    await raw_wire.write(stream, MemberService.GENERATION, message, payload)
     await raw_wire.answer_on(stream)
     stream.close()
 
 
 def brings(tensor: torch.Tensor, *, start: int = 0, **fields: Any) -> Any:
-    segments = Segments((0,), (start,), (len(tensor),), (len(tensor),))
+    segments = Segments((0,), (start,), (len(tensor),))
     return step(segments=segments, tensor=encode(tensor, "none").header, **fields)
 
 

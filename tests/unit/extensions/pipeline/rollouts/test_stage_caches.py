@@ -49,12 +49,15 @@ class Stages:
         self.caches = [StageCaches(stage, max_bytes=max_bytes) for stage in self.stages]
 
     @torch.no_grad()
-    def logits(self, segments: Segments, ids: Sequence[int], key: tuple[str, int] | None = KEY) -> Tensor:
-        """Of the tails."""
+    def logits(
+        self, segments: Segments, ids: Sequence[int], key: tuple[str, int] = KEY, *, all_tokens: bool = False
+    ) -> Tensor:
+        """Of the last tokens, or of all."""
         hidden_ND = self.stages[0].embed(torch.tensor([ids]))[0]
         for caches in self.caches:
             hidden_ND = caches.run(key, segments, hidden_ND)
-        return self.stages[0].head(self.stages[0].final_norm(tails_of(hidden_ND, segments)))
+        wanted_ND = hidden_ND if all_tokens else tails_of(hidden_ND, segments)
+        return self.stages[0].head(self.stages[0].final_norm(wanted_ND))
 
 
 @torch.no_grad()
@@ -63,11 +66,11 @@ def whole(model: Any, ids: Sequence[int]) -> Tensor:
 
 
 def prompt(cell: int, count: int) -> Segments:
-    return Segments((cell,), (0,), (count,), (1,))
+    return Segments((cell,), (0,), (count,))
 
 
 def token(cell: int, start: int) -> Segments:
-    return Segments((cell,), (start,), (1,), (1,))
+    return Segments((cell,), (start,), (1,))
 
 
 def sentences(*lengths: int) -> list[list[int]]:
@@ -100,9 +103,7 @@ def check_in_pieces(model: Any, stages: Stages) -> None:
     while any(done < len(text) for done, text in zip(fed, texts, strict=True)):
         rows = [row for row in range(4) if fed[row] < len(texts[row]) and step >= 2 * row]
         counts = [min(rng.choice((1, 1, 2, 5)), len(texts[row]) - fed[row]) for row in rows]
-        segments = Segments(
-            tuple(cells[row] for row in rows), tuple(fed[row] for row in rows), tuple(counts), tuple(counts)
-        )
+        segments = Segments(tuple(cells[row] for row in rows), tuple(fed[row] for row in rows), tuple(counts))
         step += 1
         if not rows:
             continue
@@ -111,7 +112,8 @@ def check_in_pieces(model: Any, stages: Stages) -> None:
             for row, n in zip(rows, counts, strict=True)
             for token in texts[row][fed[row] : fed[row] + n]
         ]
-        for row, n, part in zip(rows, counts, stages.logits(segments, ids).split(counts), strict=True):
+        parts = stages.logits(segments, ids, all_tokens=True).split(counts)
+        for row, n, part in zip(rows, counts, parts, strict=True):
             found[row].append(part)
             fed[row] += n
     for text, parts in zip(texts, found, strict=True):
@@ -123,7 +125,7 @@ def test_a_fork_goes_on_from_a_copy_and_leaves_the_lender_alone() -> None:
     stages = Stages(model, [2, LAYERS])
     (text,) = sentences(6)
     stages.logits(prompt(0, 6), text)
-    segments = Segments((0, 3), (6, 5), (1, 1), (1, 1), forks=((0, 3, 5),))
+    segments = Segments((0, 3), (6, 5), (1, 1), forks=((0, 3, 5),))
     one, other = stages.logits(segments, [7, 9])
     torch.testing.assert_close(one, whole(model, [*text, 7])[-1], atol=1e-5, rtol=0)
     torch.testing.assert_close(other, whole(model, [*text[:5], 9])[-1], atol=1e-5, rtol=0)
@@ -155,7 +157,7 @@ def test_cells_grow_beyond_what_they_were_made_with() -> None:
     (text,) = sentences(2 * GROWTH_COLUMNS + 5)
     stages.logits(prompt(0, 5), text[:5])
     stages.logits(prompt(4, 3), text[:3])
-    rest = Segments((0,), (5,), (len(text) - 5,), (1,))
+    rest = Segments((0,), (5,), (len(text) - 5,))
     torch.testing.assert_close(stages.logits(rest, text[5:])[0], whole(model, text)[-1], atol=1e-5, rtol=0)
 
 
@@ -166,12 +168,12 @@ def test_no_byte_is_allocated_beyond_the_limit_and_what_was_there_stays() -> Non
     stages = Stages(model, [LAYERS], max_bytes=limit)
     (text,) = sentences(6)
     stages.logits(prompt(1, 6), text)
-    assert stages.caches[0].used_bytes == limit
+    assert stages.caches[0].used_bytes("engine") == limit
     for segments, key in ((prompt(2, 1), KEY), (prompt(0, 1), ("engine", 2))):
         with pytest.raises(Rejected) as caught:
             stages.logits(segments, [5], key=key)
         assert caught.value.reason == Refusal.NO_MEMORY
-    assert (stages.caches[0].used_bytes, len(stages.caches[0])) == (limit, 1)
+    assert (stages.caches[0].used_bytes("engine"), len(stages.caches[0])) == (limit, 1)
     found = stages.logits(token(1, 6), [5])
     torch.testing.assert_close(found[0], whole(model, [*text, 5])[-1], atol=1e-5, rtol=0)
 
@@ -192,6 +194,20 @@ def test_sessions_are_apart_and_an_owner_has_so_many() -> None:
     stages.logits(prompt(0, 1), [5], key=("engine", 0))
 
 
+def test_each_owner_has_its_share_of_the_memory_and_who_is_none_has_nothing() -> None:
+    (stage,) = stages_of(tiny_model(), [LAYERS])
+    one_cell = StageCaches(stage, max_bytes=ROOM).position_bytes * GROWTH_COLUMNS
+    caches = StageCaches(stage, max_bytes=2 * one_cell, owners=("engine", "other"))
+    hidden_1D = torch.zeros(1, 32)
+    caches.run(("engine", 1), prompt(0, 1), hidden_1D)
+    for owner, reason in (("engine", Refusal.NO_MEMORY), ("stranger", Refusal.NOT_A_MEMBER)):
+        with pytest.raises(Rejected) as caught:
+            caches.run((owner, 2), prompt(0, 1), hidden_1D)
+        assert caught.value.reason == reason
+    caches.run(("other", 1), prompt(0, 1), hidden_1D)
+    assert len(caches) == 2
+
+
 def test_an_idle_session_makes_room() -> None:
     now_s = [0.0]
     (stage,) = stages_of(tiny_model(), [LAYERS])
@@ -207,12 +223,11 @@ def test_an_idle_session_makes_room() -> None:
 
 
 BAD: dict[str, tuple[Any, ...]] = {
-    "no sequence": ((), (), (), ()),
-    "no token": ((0,), (0,), (0,), (0,)),
-    "a cell twice": ((0, 0), (0, 0), (1, 1), (1, 1)),
-    "a tail too long": ((0,), (0,), (1,), (2,)),
-    "without cells from the middle": ((), (3,), (1,), (1,)),
-    "a fork into itself": ((0,), (0,), (1,), (1,), ((1, 1, 1),)),
+    "no sequence": ((), (), ()),
+    "no token": ((0,), (0,), (0,)),
+    "a cell twice": ((0, 0), (0, 0), (1, 1)),
+    "without cells from the middle": ((), (3,), (1,)),
+    "a fork into itself": ((0,), (0,), (1,), ((1, 1, 1),)),
 }
 
 

@@ -150,7 +150,6 @@ async def test_copies_are_bounded_in_number_and_bytes_and_those_of_the_gone_make
         services[3].publish(large)
         assert not await services[3].push_copy(keeper, large)
         assert services[0]._copies.kept.get(hosts[3].peer_id) == one
-        assert services[0].failures == {"no_room": 2}
 
 
 async def test_a_recent_copy_of_a_member_that_others_keep_now_outlives_old_ones_of_the_gone() -> None:
@@ -229,7 +228,6 @@ async def test_what_one_holder_began_another_finishes() -> None:
         await serve(hosts[2], LARGE, goes_on)
         offer = Offer(LARGE.holding, (hosts[1].peer_id, hosts[2].peer_id))
         assert await services[0].fetch(offer) == LARGE
-        assert services[0].failures == {"unreachable": 1}
     assert asked == [2 * CHUNK_BYTES]
 
 
@@ -245,7 +243,6 @@ async def test_a_holder_that_hands_out_other_bytes_is_not_believed() -> None:
         await serve(hosts[2], LARGE, lies)
         offer = Offer(LARGE.holding, (hosts[2].peer_id, hosts[1].peer_id))
         assert await services[0].fetch(offer) == LARGE
-        assert services[0].failures == {"bad_digest": 1}
         with pytest.raises(CheckpointError, match="nobody of 1 gave the state of layers 0 to 1"):
             await services[0].fetch(Offer(LARGE.holding, (hosts[2].peer_id,)))
 
@@ -264,7 +261,6 @@ async def test_a_wrong_beginning_does_not_spoil_what_others_hold() -> None:
         await serve(hosts[2], LARGE, lies)
         offer = Offer(LARGE.holding, (hosts[2].peer_id, hosts[1].peer_id))
         assert await services[0].fetch(offer) == LARGE
-        assert services[0].failures == {"unreachable": 2, "bad_digest": 1}
 
 
 @pytest.mark.parametrize("claimed", [0, 2**40, -1])
@@ -281,7 +277,6 @@ async def test_a_holder_that_sends_too_much_or_claims_it_is_not_read(claimed: in
         else:
             with pytest.raises(CheckpointError):
                 await fetch
-            assert services[0].failures == {"wrong_size": 2}
 
 
 async def test_a_state_beyond_the_bound_is_not_asked_for() -> None:
@@ -302,6 +297,17 @@ async def test_a_frozen_holder_costs_its_deadline_and_the_other_layers_are_not_l
         await serve(hosts[3], held(0, 4, 5), freezes)
         found = await services[0].assemble(ids(hosts), StagePart(0, 4), at_most=5)
     same(found.tensors, tensors(0, 4, 5))
+
+
+async def test_a_holder_that_is_silent_is_given_up_before_a_whole_state_could_have_come() -> None:
+    async def freezes(stream: ByteStream, question: Any) -> None:
+        await stream.discard()
+
+    slow = StateLimits(answer_timeout_s=0.05, least_bytes_per_s=1.0)
+    async with members(3, slow, honest=2) as (services, hosts):
+        services[1].publish(LARGE)
+        await serve(hosts[2], LARGE, freezes)
+        assert await services[0].fetch(Offer(LARGE.holding, (hosts[2].peer_id, hosts[1].peer_id))) == LARGE
 
 
 async def test_bytes_that_are_no_state_are_looked_for_elsewhere() -> None:

@@ -82,7 +82,6 @@ async def test_a_digest_that_is_no_text_is_a_malformed_answer() -> None:
         await hosts[2].serve_streams(PROTOCOL, handler)
         services[1].publish(held(0, 2, 5))
         found = await services[0].assemble(ids(hosts), StagePart(0, 2), at_most=5)
-        assert services[0].failures == {"malformed": 1}
     same(found.tensors, tensors(0, 2, 5))
 
 
@@ -129,7 +128,6 @@ async def test_copies_are_kept_for_those_whom_the_plan_gives_us_only() -> None:
         owner.publish(held(0, 3, 1))
         for service, state in ((other, held(2, 4, 1)), (owner, held(0, 3, 1))):
             assert not await service.push_copy(names[0], state)
-        assert keeper.failures == {"not_ours_to_keep": 2}
         owner.publish(held(0, 2, 1))
         assert await owner.push_copy(names[0], held(0, 2, 1))
         # Another plan: the former owner lives, its copy is kept elsewhere and makes room.

@@ -1,14 +1,11 @@
-"""Frames: the same prefix in every version, bounded answers, and sums that run on."""
+"""Frames: the same prefix in every version and bounded answers."""
 
 import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.frames import (
-    CHUNK_BYTES,
-    NO_PAYLOAD,
     VERSION,
     AnswerFrame,
-    as_payload,
     check_version,
     decode,
     encode,
@@ -34,11 +31,3 @@ def test_members_of_different_versions_are_told_to_install_the_same():
     check_version(VERSION)
     with pytest.raises(Rejected, match=rf"version 1 .* meets version {VERSION}: install the same swarmnode"):
         check_version(1)
-
-
-def test_the_sums_run_on_from_chunk_to_chunk():
-    payload = as_payload(bytes(range(256)) * (CHUNK_BYTES // 256) + b"the rest")
-    assert len(payload.checksums) == 2
-    assert payload.checksums[:1] == as_payload(payload.data[:CHUNK_BYTES]).checksums
-    assert payload.checksums[1:] != as_payload(b"the rest").checksums
-    assert NO_PAYLOAD.checksums == ()

@@ -28,7 +28,7 @@ from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberService
 
 PLAN = "ab" * 32
 OTHER = "cd" * 32
-HEADER = TensorHeader(codec="fp16", dtype="float32", shape=(2, 3, 64))
+HEADER = TensorHeader(dtype="float32", shape=(2, 3, 64))
 FORWARD = ForwardHop(
     plan=PLAN, iteration=3, attempt=1, micro_batch=9, agent=4, wave=1,
     path=(0, 5, 2), position=1, tensor=HEADER, tokens=4, lengths=(3, 3), prompts=(None, 0),
@@ -131,7 +131,7 @@ def test_arbitrary_bytes_are_refused_and_nothing_else(data: bytes):
 
 
 def test_the_bytes_that_follow_are_counted_from_the_header_alone():
-    assert FORWARD.payload_bytes == 2 * 2 * 3 * 64
+    assert FORWARD.payload_bytes == 4 * 2 * 3 * 64
     assert PASSED.payload_bytes == 0
 
 

@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 
-from swarmnode.errors import PeerUnreachable, RequestTimeout
+from swarmnode.errors import NetworkError, PeerUnreachable, RequestTimeout
 from swarmnode.extensions.pipeline.wire.frames import VERSION, encode, framed
 from swarmnode.extensions.pipeline.wire.incoming_streams import Incoming, Reply, ServiceHandler, WireLimits
-from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, AnswerBody, MemberStreams
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberMessage, MemberService
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from tests.unit.extensions.pipeline import raw_wire
 
-WIRE = WireLimits(max_stranger_streams=4, max_streams_per_stranger=2)
+WIRE = WireLimits(
+    max_stranger_streams=4, max_streams_per_stranger=2,
+    max_inbound_bytes=100, max_inbound_bytes_per_peer=100, max_stranger_bytes=40,
+)  # fmt: skip
 
 
 class Hello(MemberMessage, frozen=True, tag="hello"):
@@ -75,6 +78,61 @@ async def test_identities_that_wait_without_a_word_make_room_for_one_that_asks()
         begun = await third.open_stream(streams.peer_id, PROTOCOL)
         await begun.send(framed(MemberService.MEMBERSHIP, b"", 5.0)[:9])
         assert await ask(honest, streams) == "good day"
+
+
+async def test_the_bound_on_streams_of_strangers_holds_when_many_come_at_once() -> None:
+    async with alone(12, MEMBERSHIP=OPEN) as (streams, hosts):
+        opening = (host.open_stream(streams.peer_id, PROTOCOL) for host in hosts for _ in range(2))
+        kept = await asyncio.gather(*opening)
+        await asyncio.sleep(0.01)
+        assert len(streams.incoming._serving) == WIRE.max_stranger_streams
+        assert len(kept) == 24
+
+
+class Bytes(MemberMessage, frozen=True, tag="bytes"):
+    """A message with bytes behind it."""
+
+    size_bytes: int
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.size_bytes
+
+
+async def take(incoming: Incoming[Bytes]) -> Reply:
+    async with incoming.payload():
+        return Reply("thank you")
+
+
+async def give(host: MemoryHost, streams: MemberStreams, service: MemberService, size_bytes: int) -> str:
+    async with MemberStreams(host) as asking:
+        return await asking.ask(
+            streams.peer_id, service, Bytes(size_bytes), str,
+            timeout_s=1.0, payload=bytes(size_bytes),
+        )  # fmt: skip
+
+
+async def test_strangers_that_announce_bytes_and_send_none_leave_the_memory_of_members_alone() -> None:
+    """However many they are, and a member's own streams from before it was one count as a member's."""
+    known: set[str] = set()
+    closed = ServiceHandler(Bytes, take, knows=lambda peer_id: peer_id in known)
+    async with alone(4, PROBES=ServiceHandler(Bytes, take, knows=None), HOPS=closed) as (streams, hosts):
+        member = hosts[0]
+        async with MemberStreams(member) as asking:
+            for service, size_bytes in ((MemberService.PROBES, 5), (MemberService.HOPS, 100)):
+                given = bytes(size_bytes)
+                answer = await asking.ask(
+                    streams.peer_id, service, Bytes(size_bytes), str, timeout_s=1.0, payload=given
+                )
+                assert answer == "thank you"
+                known.add(member.peer_id)
+        silent = [await host.open_stream(streams.peer_id, PROTOCOL) for host in hosts[1:]]
+        for stream in silent:
+            await stream.send(framed(MemberService.PROBES, encode(Bytes(30)), 5.0))
+        await asyncio.sleep(0.01)
+        assert await give(member, streams, MemberService.HOPS, 100) == "thank you"
+        with pytest.raises(MemberRefused, match="too_large"):
+            await give(hosts[3], streams, MemberService.PROBES, 41)
 
 
 async def test_one_stranger_has_few_streams_and_who_is_known_has_more() -> None:
@@ -152,3 +210,39 @@ async def test_who_answers_nothing_is_given_up_in_time() -> None:
         await host.serve_streams(PROTOCOL, silent)
         with pytest.raises(RequestTimeout):
             await streams.ask(host.peer_id, MemberService.MEMBERSHIP, Hello(), str, timeout_s=0.1)
+
+
+async def test_who_is_asked_once_and_answers_nothing_is_not_remembered() -> None:
+    async with alone(1) as (streams, _):
+        for number in range(3):
+            with pytest.raises(NetworkError):
+                await streams.ask(f"peer {number}", MemberService.MEMBERSHIP, Hello(), str, timeout_s=0.01)
+        assert streams._links == {}
+
+
+async def test_streams_that_were_idle_for_long_are_closed_and_their_peers_forgotten() -> None:
+    limits = WireLimits(idle_timeout_s=0.0)
+    async with alone(1, MEMBERSHIP=OPEN) as (streams, (host,)), MemberStreams(host, limits) as asking:
+        asked = asking.ask(streams.peer_id, MemberService.MEMBERSHIP, Hello(), str, timeout_s=1.0)
+        assert await asked == "good day"
+        with pytest.raises(NetworkError):
+            await asking.ask("nobody", MemberService.MEMBERSHIP, Hello(), str, timeout_s=0.01)
+        assert (asking._links, asking._open) == ({}, set())
+
+
+async def test_a_peer_that_freezes_in_the_middle_of_an_answer_is_given_up_after_one_chunk() -> None:
+    async def freezes(stream: ByteStream) -> None:
+        await raw_wire.read(stream, Hello)
+        await raw_wire.say(stream, 1000, body_bytes=1000)
+        await stream.send(bytes(900))
+        await stream.discard()
+
+    async with alone(2) as (_, (host, other)):
+        await other.connect((await host.addresses())[0])
+        await other.serve_streams(PROTOCOL, freezes)
+        async with MemberStreams(host, WireLimits(chunk_timeout_s=0.05)) as asking:
+            with pytest.raises(RequestTimeout, match="middle of its answer"):
+                await asking.ask(
+                    other.peer_id, MemberService.STATES, Hello(), int,
+                    timeout_s=600.0, body=AnswerBody(lambda size_bytes: size_bytes),
+                )  # fmt: skip
