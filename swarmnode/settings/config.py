@@ -58,8 +58,8 @@ class Section(BaseModel):
     @classmethod
     def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
         """Turns a single value into a list of one, so that `--set tasks.names=rev` works."""
-        field = cls.model_fields[str(info.field_name)]
-        return (value,) if isinstance(value, str) and get_origin(field.annotation) is tuple else value
+        is_list = get_origin(cls.model_fields[str(info.field_name)].annotation) is tuple
+        return (value,) if is_list and isinstance(value, str | int | float) else value
 
 
 SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from swarmnode.errors import ConfigError
 from swarmnode.machine.storage import Paths, builtin_folder, resolve_paths
 from swarmnode.models import resolve_model
-from swarmnode.settings.config import KEYS, SECRET, SECTIONS, Config
+from swarmnode.settings.config import KEYS, SECRET, SECTIONS, Config, JudgeConfig, Section
 from swarmnode.settings.other_names import other_names
 
 ENV_PREFIX = "SWARMNODE_"
@@ -27,6 +27,10 @@ NOT_SETTINGS = frozenset(
     {"SWARMNODE_HOME", "SWARMNODE_SERVE_KEY", "SWARMNODE_WATCH_PASSWORD", "SWARMNODE_VLLM_STARTED_BY"}
 )
 """Environment variables with our prefix that are no settings."""
+
+
+_NAMES = (*KEYS, *(f"tasks.judge.{name}" for name in JudgeConfig.model_fields))
+"""Names that an unknown one may stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +89,22 @@ def load_config(
 
 
 def merge_layers(layers: Iterable[ConfigLayer]) -> LoadedConfig:
-    """Merges layers; later ones win. Every key of every layer must exist, even an overridden one."""
+    """Merges layers; later ones win, in a table entry by entry. Every key of every layer must exist, even an
+    overridden one."""
     origins = dict.fromkeys(KEYS, "default")
     tree: dict[str, dict[str, Any]] = {}
     for layer in layers:
         for key, value in layer.values.items():
-            if key not in KEYS:
-                raise ConfigError(f"unknown setting {key!r} ({layer.origin})", hint=_closest(key))
-            section, _, name = key.partition(".")
-            tree.setdefault(section, {})[name] = value
-            origins[key] = layer.origin
+            section, name, *entry = key.split(".", 2) if "." in key else ("", key)
+            setting = f"{section}.{name}"
+            if setting not in KEYS:
+                raise _unknown(key, layer.origin)
+            value = {entry[0]: value} if entry else value
+            before = tree.setdefault(section, {}).get(name)
+            if isinstance(before, Mapping) and isinstance(value, Mapping):
+                value = {**cast(Mapping[str, Any], before), **cast(Mapping[str, Any], value)}
+            tree[section][name] = value
+            origins[setting] = layer.origin
     try:
         return LoadedConfig(Config.model_validate(tree), origins)
     except ValidationError as error:
@@ -174,10 +184,10 @@ def _environment_layers(environ: Mapping[str, str]) -> list[ConfigLayer]:
     for variable, text in sorted(environ.items()):
         if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue
-        section, separator, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
-        if not separator:
+        key = variable.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+        if "." not in key:
             raise ConfigError(f"{variable} is no setting", hint=f"write {ENV_PREFIX}SECTION__KEY")
-        layers.append(ConfigLayer(variable, {f"{section}.{key}": _parse_value(text)}))
+        layers.append(ConfigLayer(variable, {key: _parse_value(key, text)}))
     return layers
 
 
@@ -185,29 +195,45 @@ def _split_assignment(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator:
         raise ConfigError(f"--set {text!r} has no '='", hint="write --set section.key=value")
-    return key.strip(), _parse_value(value.strip())
+    return key.strip(), _parse_value(key.strip(), value.strip())
 
 
-def _parse_value(text: str) -> Any:
-    """Returns the TOML value of a text (3, true, ["a"]), or the text itself."""
+def _parse_value(key: str, text: str) -> Any:
+    """Returns the TOML value of a text (3, true, ["a"]); the text itself if it has none, or one that is no
+    text for a setting that is."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    kinds: dict[Any, Any] = {str: str, SecretStr: str, tuple[str, ...]: (str, list)}
+    return value if isinstance(value, kinds.get(_kind_of(key), object)) else text
+
+
+def _kind_of(key: str) -> Any:
+    """Returns the type of a setting or of an entry of its table. None: there is no such setting."""
+    kind: Any = Config
+    for name in key.split("."):
+        fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
+        kind = fields[name].annotation if name in fields else None
+    return kind
+
+
+def _unknown(key: str, origin: str) -> ConfigError:
+    return ConfigError(f"unknown setting {key!r} ({origin})", hint=_closest(key))
 
 
 def _closest(key: str) -> str:
     """Returns advice for an unknown key, the nearest known one: a slip of one letter, another trainer's name,
     the name in another section, then the nearest by whole name and by last part."""
     tail = key.rpartition(".")[2]
-    slips = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.94)
+    slips = difflib.get_close_matches(key, _NAMES, n=1, cutoff=0.94)
     theirs = next((advice for one in other_names() if (advice := one.advice(tail))), None)
     if theirs is not None and not slips:
         return theirs
     matches = (
         slips
-        or [full for full in KEYS if full.endswith(f".{tail}")]
-        or difflib.get_close_matches(key, KEYS, n=1, cutoff=0.6)
+        or [full for full in _NAMES if full.endswith(f".{tail}")]
+        or difflib.get_close_matches(key, _NAMES, n=1, cutoff=0.6)
     )
     if not matches:
         tails = {full.partition(".")[2]: full for full in KEYS}
@@ -236,11 +262,11 @@ def advice_for_argument(name: str, known: Collection[str]) -> str:
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"][:2])
-    where = f" ({origins[key]})" if key in origins else ""
+    key = ".".join(map(str, first["loc"]))
+    origin = origins.get(".".join(map(str, first["loc"][:2])), "")
+    if first["type"] == "extra_forbidden":
+        return _unknown(key, origin)
     message = first["msg"].removeprefix("Value error, ")
-    value = "..." if first["type"] == SECRET else repr(first["input"])
-    shown = f"{key} = {value}: " if key in origins else ""
-    return ConfigError(
-        f"{shown}{message}{where}", hint="`swarmnode config show --explain` explains every setting"
-    )
+    value = "..." if first["type"] == SECRET or _kind_of(key) is SecretStr else repr(first["input"])
+    told = f"{key} = {value}: {message} ({origin})" if origin else message
+    return ConfigError(told, hint="`swarmnode config show --explain` explains every setting")

@@ -82,10 +82,10 @@ def _run(path: Path, text: str, digest: str) -> ModuleType:
 
 def of_theirs(what: str, call: Callable[[], T], hint: str = "") -> T:
     """Returns what code of the user returns. Raises TaskError for whatever it raises, with the place of it
-    behind `hint`, and an error of ours as it is. `what`: begins the message."""
+    behind `hint`, and an error of ours or a MemoryError as it is. `what`: begins the message."""
     try:
         return call()
-    except SwarmnodeError:
+    except (SwarmnodeError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
         place = where(error)

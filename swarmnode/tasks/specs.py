@@ -68,6 +68,14 @@ class TaskSpec:
             raise TaskError(f"{self} has {key} {len(values)} times", hint="give it once")
         return values[0] if values else None
 
+    def flag(self, key: str) -> bool:
+        """Returns an option that is true or false; false where it is not given. Raises TaskError for anything
+        else."""
+        value = self.one(key) or "false"
+        if value not in ("true", "false"):
+            raise TaskError(f"{self}: {key} is {value!r}", hint="write true or false")
+        return value == "true"
+
     def only(self, *known: str) -> None:
         """Raises TaskError if an option is none of these."""
         for key in self.options.keys() - set(known):
@@ -154,10 +162,11 @@ def judged_elsewhere(spec: str) -> str:
 
 
 def _split(spec: str) -> tuple[str, dict[str, tuple[str, ...]]]:
-    # Columns and files may have a plus in their names, where a web form would have a space.
-    name, _, query = spec.replace("+", "%2B").rpartition("?") if "?" in spec else (spec, "", "")
+    name, _, query = spec.rpartition("?") if "?" in spec else (spec, "", "")
     options: dict[str, tuple[str, ...]] = {}
     try:
+        # Columns and files may have a plus in their names, where a web form would have a space.
+        query = query.replace("+", "%2B")
         for key, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
             options[key] = (*options.get(key, ()), value)
     except ValueError as error:

@@ -12,7 +12,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol, Self, TypeGuard, cast
+from typing import Any, Protocol, Self, TypeGuard, cast
 
 from swarmnode.chat import Message, Prompt, Said, Turn, written_prompt
 from swarmnode.errors import TaskError
@@ -116,6 +116,7 @@ class Isolated(ABC):
     judges_groups: bool
     levels: int
     evaluation_size: int
+    demonstrations: Any
 
     @property
     @abstractmethod
@@ -175,6 +176,12 @@ def evaluation_size_of(task: object) -> int:
     """Returns the number of examples in a task's own evaluation set; 0 if a share of its prompts is held
     out."""
     return int(getattr(task, "evaluation_size", 0))
+
+
+def demonstrations_of(task: object) -> Any:
+    """Returns the demonstrations (drawing/demonstrations.py) that a task brings besides those in its
+    columns."""
+    return getattr(task, "demonstrations", {})
 
 
 def may_be_exchanged(task: object) -> bool:
@@ -239,7 +246,8 @@ def redraw(task: Task, key: ExampleKey) -> Example:
 
 
 def score_strictly(task: Task, example: Example, completions: Sequence[Said]) -> tuple[Scores, ...]:
-    """`task.score`, with length and numbers checked: a broken judge is an error and not a zero."""
+    """`task.score` as plain numbers, they and their count checked: a broken judge is an error and not a
+    zero."""
     # Only an environment's completions are turns, and its `score` takes them.
     scores = task.score(example, cast(Sequence[str], completions))
     if len(scores) != len(completions):
@@ -253,7 +261,9 @@ def score_strictly(task: Task, example: Example, completions: Sequence[Said]) ->
                     f"{task.name}.score: reward {name!r} is {value}, not a number within {MAX_ABS_REWARD:g}",
                     hint="scale it: advantages do not depend on its unit",
                 )
-    return tuple(scores)
+    return tuple(
+        {name: None if value is None else float(value) for name, value in named.items()} for named in scores
+    )
 
 
 def score_completions(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:

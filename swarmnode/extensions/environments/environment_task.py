@@ -7,6 +7,7 @@ environment_maker.py -> [environment_around] -> EnvironmentTask -> episodes.py, 
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,7 +95,7 @@ class EnvironmentTask:
             episode = self._episode(example, turns[:-1])
             if episode is None:
                 raise JudgementLost(f"an episode of {self.name} is gone, and cannot be played again")
-            observed = episode.hear(turns[-1].said)
+            observed = _heard(episode, turns[-1].said)
             if self.parts.factories:
                 self.live.put(_place(example, turns), observed or (), episode)
             return observed
@@ -105,23 +106,23 @@ class EnvironmentTask:
             return self._scores(example, [turns_of(said) for said in completions])
 
     def _scores(self, example: Example, told: Sequence[tuple[Turn, ...]]) -> list[Mapping[str, float | None]]:
-        episodes = [self._played(example, turns) for turns in told]
-        alive = [number for number, episode in enumerate(episodes) if episode is not None]
-        environments = [episode.environment for episode in episodes if episode is not None]
-        given = {"environments": environments} if self.parts.factories else {}
-        alive_told = [told[number] for number in alive]
-        held_out = holds_out(self, example)
-        found = iter(score_turns(self.rewards, example, alive_told, given, held_out=held_out))
-        scores: list[Mapping[str, float | None]] = []
-        for episode, turns in zip(episodes, told, strict=True):
-            place = place_of(example.key, turns)
-            if episode is None:
-                scores.append(self.scored.get(place, {}))
-                continue
-            own = episode.reward()
-            scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
-            close(episode)
-            self.scored[place] = scores[-1]
+        with ExitStack() as closing:
+            episodes = [self._played(example, turns, closing) for turns in told]
+            alive = [number for number, episode in enumerate(episodes) if episode is not None]
+            environments = [episode.environment for episode in episodes if episode is not None]
+            given = {"environments": environments} if self.parts.factories else {}
+            alive_told = [told[number] for number in alive]
+            held_out = holds_out(self, example)
+            found = iter(score_turns(self.rewards, example, alive_told, given, held_out=held_out))
+            scores: list[Mapping[str, float | None]] = []
+            for episode, turns in zip(episodes, told, strict=True):
+                place = place_of(example.key, turns)
+                if episode is None:
+                    scores.append(self.scored.get(place, {}))
+                    continue
+                own = episode.reward()
+                scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
+                self.scored[place] = scores[-1]
         if self.live.of_one_example:
             self.live.end_all()
         return scores
@@ -131,6 +132,7 @@ class EnvironmentTask:
     def _asked(self, example: Example) -> Example:
         with TASK_LOCK.taken():
             episode = self._begun(example)
+        close(episode.environment)
         messages = [] if self.parts.asks_by_reset else messages_of(example.prompt)
         if episode.opening:
             *before, last = messages or [{"role": "user", "content": ""}]
@@ -141,7 +143,6 @@ class EnvironmentTask:
                 hint="return the question from reset(), or write examples(seed)",
             )
         tools = [tool.schema for tool in own_tools(episode)]
-        close(episode)
         return replace(example, prompt=prompt_of(messages, tools), conversational=True)
 
     def _begun(self, example: Example) -> Episode:
@@ -164,6 +165,7 @@ class EnvironmentTask:
         the question was drawn: the policy would be asked about another game than it plays."""
         episode = self._begun(example)
         if not messages_of(example.prompt)[-1]["content"].endswith(episode.opening):
+            close(episode.environment)
             raise TaskError(
                 f"reset() of the environment of {self.name} says something else each time",
                 hint="let it follow from the example's columns: seed a generator with one of them",
@@ -181,22 +183,34 @@ class EnvironmentTask:
             return episode
         episode = self._begun_as_asked(example)
         for turn in past:
-            if (episode.hear(turn.said) or ()) != turn.observed:
+            if (_heard(episode, turn.said) or ()) != turn.observed:
+                close(episode.environment)
                 return None
         return episode
 
-    def _played(self, example: Example, turns: Sequence[Turn]) -> Episode | None:
-        """Returns the episode with all these turns played, ready to be scored. An action that no step has
-        taken yet is taken now; a tool that was not called during the episode is not called for its score."""
-        if self.parts.factories and (whole := self.live.take(_place(example, turns), turns[-1].observed)):
-            return whole
-        episode, last = self._episode(example, turns[:-1]), turns[-1]
-        if episode is None or not self.parts.factories:
-            return episode
-        if last.observed or isinstance(episode, StepEpisode):
+    def _played(self, example: Example, turns: Sequence[Turn], closing: ExitStack) -> Episode | None:
+        """Returns the episode with all these turns played, ready to be scored; `closing` closes it. An action
+        that no step has taken yet is taken now; a tool that was not called during the episode is not called
+        for its score."""
+        last = turns[-1]
+        whole = self.live.take(_place(example, turns), last.observed) if self.parts.factories else None
+        episode = whole or self._episode(example, turns[:-1])
+        if episode is None:
+            return None
+        closing.callback(close, episode.environment)
+        if whole is None and self.parts.factories and (last.observed or isinstance(episode, StepEpisode)):
             heard = episode.hear(last.said)
             return None if last.observed and heard != last.observed else episode
         return episode
+
+
+def _heard(episode: Episode, said: str) -> tuple[Message, ...] | None:
+    """Returns the answer to the next turn. Closes an episode that raises."""
+    try:
+        return episode.hear(said)
+    except BaseException:
+        close(episode.environment)
+        raise
 
 
 def environment_around(

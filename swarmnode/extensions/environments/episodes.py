@@ -115,11 +115,15 @@ class StepEpisode:
 
 
 def begin(environment: Any, columns: Mapping[str, Any], action: Callable[[str], Any] | None) -> Episode:
-    """Begins a new episode with a fresh object. Raises TaskError if it cannot be reset."""
-    said = called("reset()", environment.reset, columns)
-    if is_stepwise(environment):
-        return StepEpisode(environment, action or action_of(environment), observation_text(_shown(said)))
-    return ToolEpisode(_methods(environment), environment, "" if said is None else text_of(said))
+    """Begins a new episode with a fresh object. Raises TaskError if it cannot be reset, and closes it."""
+    try:
+        said = called("reset()", environment.reset, columns)
+        if is_stepwise(environment):
+            return StepEpisode(environment, action or action_of(environment), observation_text(_shown(said)))
+        return ToolEpisode(_methods(environment), environment, "" if said is None else text_of(said))
+    except BaseException:
+        close(environment)
+        raise
 
 
 def is_stepwise(environment: Any) -> bool:
@@ -334,9 +338,9 @@ def _observed(text: str) -> tuple[Message, ...]:
     return ({"role": "user", "content": bounded(text)},)
 
 
-def close(episode: Episode) -> None:
+def close(environment: Any) -> None:
     """Closes an environment with its connections and processes, if it can be closed."""
-    ending = getattr(episode.environment, "close", None)
+    ending = getattr(environment, "close", None)
     if ending is not None:
         heard(ending)
 

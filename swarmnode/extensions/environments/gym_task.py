@@ -71,8 +71,7 @@ class GymTask:
         """Returns the data set's own score of each answer, None if it cannot score one."""
         if not self._judges:
             self._judges.append(made(self.gym, self.name, self.parameters, 0))
-        entry = {"question": example.columns["question"], **example.columns}
-        return [{"score_answer": self._score(tagged(text), entry)} for text in completions]
+        return [{"score_answer": self._score(tagged(text), example.columns)} for text in completions]
 
     def _example(self, entry: Mapping[str, Any], key: ExampleKey) -> Example:
         question = str(entry["question"])
@@ -110,10 +109,10 @@ def load_gym(spec: TaskSpec) -> GymTask:
         if key in parameters:
             raise TaskError(f"{spec}: {key} is set by the node", hint="leave it out: seeds differ by round")
     system = spec.one("system")
-    levels = _levels(gym, spec, parameters) if spec.one("curriculum") == "true" else 1
+    levels = _levels(gym, spec, parameters) if spec.flag("curriculum") else 1
     digest = _digest(gym, spec.name, {**parameters, **({"levels": levels} if levels > 1 else {})}, system)
-    private = spec.one("private") == "true"
-    return GymTask(spec.name, digest, gym, parameters, system, exchangeable=not private, levels=levels)
+    may_leave = not spec.flag("private")
+    return GymTask(spec.name, digest, gym, parameters, system, exchangeable=may_leave, levels=levels)
 
 
 def _levels(gym: Any, spec: TaskSpec, parameters: Mapping[str, Any]) -> int:

@@ -54,7 +54,7 @@ class LiveEpisodes:
             self.end_all()
         self._waiting.append(_Waiting(place, observed, episode, now))
         while len(self._waiting) > MAX_LIVE or self._waiting[0].since < now - MAX_WAIT_S:
-            close(self._waiting.pop(0).episode)
+            close(self._waiting.pop(0).episode.environment)
 
     def take(self, place: EpisodeKey, observed: tuple[Message, ...] = ()) -> Episode | None:
         """Returns an episode at this point with this last answer, or with any if the answer is not known."""
@@ -66,7 +66,7 @@ class LiveEpisodes:
     def end_all(self) -> None:
         """Lets go of every episode."""
         while self._waiting:
-            close(self._waiting.pop(0).episode)
+            close(self._waiting.pop(0).episode.environment)
 
 
 def place_of(key: object, turns: Sequence[Turn]) -> EpisodeKey:

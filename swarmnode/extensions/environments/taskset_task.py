@@ -126,8 +126,8 @@ def load_taskset(spec: TaskSpec) -> TasksetTask:
     for row in rows:
         digest.update(encode(row))
     name = spec.name.rpartition("/")[2].partition("@")[0]
-    private = spec.one("private") == "true"
-    return TasksetTask(name, digest.hexdigest(), vf, tasks, rows, exchangeable=not private)
+    may_leave = not spec.flag("private")
+    return TasksetTask(name, digest.hexdigest(), vf, tasks, rows, exchangeable=may_leave)
 
 
 def _first_sentence(error: ModuleNotFoundError) -> str:

@@ -192,7 +192,7 @@ class HttpJudge:
             said = msgspec.json.decode(reply, type=_ChatReply).choices[0].message.content
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as error:
             raise Unanswered(f"no chat completion: {error}") from None
-        found = [match[1] for match in re.finditer(self.config.read, said)]
+        found = [match[1] for match in re.finditer(self.config.read, said) if match[1] is not None]
         if not found:
             raise Unanswered(f"no number in: {self._shown(said)}")
         return [self._within(found[-1])]

@@ -79,26 +79,20 @@ class ProgramEnd:
     ended_by: Limit | None
     """The limit that ended it. None: it ended by itself."""
     isolation: Isolation
-    wall_s: float
-    cpu_s: float | None
-    """Seconds of processor time. None: it was ended from outside."""
 
 
 def run(
     code: str,
     *,
     beside: str | None = None,
-    stdin: str = "",
     limits: Limits | None = None,
     isolation: Isolation | None = None,
-    libraries: Sequence[Path] = (),
 ) -> ProgramEnd:
     """Runs an untrusted Python program and waits for its end. Raises SandboxError.
 
     `beside`: a second program, confined as the first is and from it, at the other end of a socket that both
     have as descriptor 3. It writes nowhere else and is ended when the first ends. `isolation` None: the
-    strongest available one. `libraries`: folders that it may read and import from, besides the standard
-    library.
+    strongest available one.
 
     >>> run("print(6 * 7)").stdout
     '42\\n'
@@ -106,8 +100,7 @@ def run(
     limits = limits or Limits()
     isolation = _allowed() if isolation is None else isolation
     with _place() as place, _texts([code] if beside is None else [code, beside]) as codes:
-        folders = [os.path.realpath(path) for path in libraries]
-        return _Running(codes, place, stdin, limits, isolation, folders).finished()
+        return _Running(codes, place, limits, isolation).finished()
 
 
 def available() -> Isolation:
@@ -168,37 +161,34 @@ class _Running:
 
     codes: list[int]
     place: str
-    stdin: str
     limits: Limits
     isolation: Isolation
-    libraries: list[str]
     _written: dict[str, bytearray] = field(default_factory=dict[str, bytearray])
 
     def finished(self) -> ProgramEnd:
-        began = time.monotonic()
+        deadline = time.monotonic() + self.limits.wall_s
         report, theirs = os.pipe()
-        with _unnamed(self.stdin) as stdin, os.fdopen(report, "rb") as report_file:
+        with _unnamed("") as no_input, os.fdopen(report, "rb") as report_file:
             try:
-                child = self._start(stdin, theirs)
+                child = self._start(no_input, theirs)
             finally:
                 os.close(theirs)
             with child:
                 try:
-                    ended_by = self._watch(child, began + self.limits.wall_s)
+                    ended_by = self._watch(child, deadline)
                 finally:
                     _end(child)
             word, rest = _reported(report_file)
-        return self._end_of(word, rest, ended_by, time.monotonic() - began)
+        return self._end_of(word, rest, ended_by)
 
-    def _start(self, stdin: IO[bytes], report: int) -> subprocess.Popen[bytes]:
+    def _start(self, no_input: IO[bytes], report: int) -> subprocess.Popen[bytes]:
         command = [interpreter(), "-P", "-s", "-S", "-c", _BOOT, str(Path(__file__).parent)]
         order = {
             "codes": self.codes,
             "report": report,
             "parent": os.getpid(),
             "place": self.place,
-            "readable": [*runtime_paths(), *self.libraries],
-            "libraries": self.libraries,
+            "readable": runtime_paths(),
             "namespaces": self.isolation.namespaces,
             "landlock": bool(self.isolation.landlock),
             "seccomp": self.isolation.seccomp,
@@ -207,7 +197,7 @@ class _Running:
         try:
             return subprocess.Popen(
                 [*command, marshal.dumps(order).hex()],
-                stdin=stdin,
+                stdin=no_input,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(*self.codes, report),
@@ -239,19 +229,19 @@ class _Running:
                     return "disk"
         return None
 
-    def _end_of(self, word: str, rest: str, ended_by: Limit | None, wall_s: float) -> ProgramEnd:
+    def _end_of(self, word: str, rest: str, ended_by: Limit | None) -> ProgramEnd:
         stdout, stderr = (self._text(name) for name in ("stdout", "stderr"))
         if word == "failed":
             raise SandboxError(f"the sandbox cannot be set up: {rest}")
         if ended_by is not None:
-            return ProgramEnd(None, stdout, stderr, ended_by, self.isolation, wall_s, None)
+            return ProgramEnd(None, stdout, stderr, ended_by, self.isolation)
         if word != "ended":
             raise SandboxError(
                 f"the sandbox ended before the program: {stderr.strip()[-500:] or 'no reason'}"
             )
         status, cpu_s = (kind(text) for kind, text in zip((int, float), rest.split(), strict=True))
         ended_by = _limit_met(int(status), cpu_s, stderr, self.limits)
-        return ProgramEnd(int(status), stdout, stderr, ended_by, self.isolation, wall_s, cpu_s)
+        return ProgramEnd(int(status), stdout, stderr, ended_by, self.isolation)
 
     def _text(self, name: str) -> str:
         return bytes(self._written[name][: self.limits.output_bytes]).decode(errors="replace")

@@ -106,7 +106,6 @@ def share_passed(
     entry_point: str | None = None,
     *,
     limits: Limits | None = None,
-    libraries: Sequence[Path] = (),
 ) -> float | None:
     """Returns the share of the tests among `steps` that code passes. Raises SandboxError.
 
@@ -123,7 +122,7 @@ def share_passed(
         return 0.0
     judge = f"{_source()}\njudge({list(steps)!r}, {entry_point!r})\n"
     candidate = f"{_source()}\nserve({code!r})\n"
-    end = run(judge, beside=candidate, limits=limits or LIMITS, libraries=libraries)
+    end = run(judge, beside=candidate, limits=limits or LIMITS)
     if end.ended_by == "wall":
         return None
     return end.stdout[:count].count("1") / count
@@ -141,7 +140,7 @@ def steps_of(tests: Any, setup: str = "") -> list[Step]:
     steps = _leading(setup)
     if isinstance(tests, str):
         return [*steps, *(step for node in _parsed(tests).body for step in _steps_of(node))]
-    return [*steps, *((str(one), True) for one in tests)]
+    return [*steps, *((str(one), True) for one in tests or ())]
 
 
 def _parsed(tests: str) -> ast.Module:

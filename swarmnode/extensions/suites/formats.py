@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarmnode.extensions.suites.code import pass_tests
+from swarmnode.extensions.suites.code_tests import passes_tests
 from swarmnode.extensions.suites.instructions import fault_of_instructions, follows_all, unknown_instruction
 from swarmnode.extensions.suites.shots import GSM8K_SHOTS, MATH_SHOTS
 from swarmnode.extensions.suites.suite_rows import Columns
@@ -121,7 +121,15 @@ def _ask_humaneval(columns: Columns, prompting: Prompting) -> str:
 
 
 def _judge_humaneval(columns: Columns, completions: Sequence[str]) -> list[float | None]:
-    return pass_tests(columns, [_body(text) for text in completions])
+    # Every answer is a stranger's program: without a sandbox this raises SandboxError.
+    count = len(completions)
+    shares = passes_tests(
+        [columns["prompt"]] * count,
+        [_body(text) for text in completions],
+        test=[columns["test"]] * count,
+        entry_point=[columns["entry_point"]] * count,
+    )
+    return [None if share is None else float(share == 1.0) for share in shares]
 
 
 _BEHIND_BODY = re.compile(r"\n(?=class |def |#|if |print\(|```)")

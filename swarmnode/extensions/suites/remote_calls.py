@@ -137,16 +137,15 @@ def _letter(value: Any) -> str:
 class Channel:
     """Messages of bounded length over the socket."""
 
-    def __init__(self, descriptor: int = CHANNEL) -> None:
-        self._descriptor = descriptor
-        self._file = os.fdopen(descriptor, "rb")
+    def __init__(self) -> None:
+        self._file = os.fdopen(CHANNEL, "rb")
 
     def send(self, message: Wire) -> None:
         """Sends a message. Raises OSError if the other end is closed."""
         body = json.dumps(message).encode()
         left = memoryview(len(body).to_bytes(4, "big") + body)
         while left:
-            left = left[os.write(self._descriptor, left) :]
+            left = left[os.write(CHANNEL, left) :]
 
     def receive(self) -> Wire:
         """Returns the next message. Raises CandidateGone at the end, or if one is too long or invalid."""

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from swarmnode.errors import TaskError
-from swarmnode.extensions.suites.code import pass_tests
 from swarmnode.extensions.suites.formats import (
     FORMATS,
     HUMANEVAL,
@@ -111,7 +110,7 @@ def _load(path: Path) -> list[Suite]:
         raise TaskError(f"{path} has no rows", hint="name a file of questions")
     if programs := rows.get(HUMANEVAL.name):
         # Where nothing can be run, that is to be said before a model is loaded.
-        pass_tests(programs[0], ["    pass\n"])
+        HUMANEVAL.judge(programs[0], ["    pass\n"])
     several = len(formats) > 1
     return [
         Suite(

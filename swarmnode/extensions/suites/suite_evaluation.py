@@ -42,7 +42,6 @@ def evaluate_suites(
     samples: int = 1,
     shots: int | None = None,
     limit: int | None = None,
-    screen: Screen | None = None,
 ) -> SuiteEvaluation:
     """Measures the base model and, unless `base` says otherwise, the newest or the best checkpoint on suites.
 
@@ -53,7 +52,7 @@ def evaluate_suites(
         raise ConfigError("greedy gives one answer, however often it is asked", hint="leave out --samples")
     loaded = load_suites(suites)
     settings = replace(settings, config=_with_long_prompts(settings.config))
-    with screen or Screen() as shown:
+    with Screen() as shown:
         local, checkpoint = load_checkpoint(
             settings, base=base, best=best, progress=shown.progress, apply=False
         )

@@ -1,6 +1,7 @@
 """Rows of a suite's files, each with its file and line."""
 
 import gzip
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
@@ -52,7 +53,7 @@ def read_rows(path: Path) -> Iterator[ReadRow]:
         else:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
                 yield from read_json_lines(cast(IO[bytes], file), path, MAX_ROW_BYTES)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TaskError(f"cannot read {path}: {error}", hint="is it whole?") from error
 
 

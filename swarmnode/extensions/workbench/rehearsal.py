@@ -93,7 +93,8 @@ def _lines(example: Example) -> Iterator[str]:
 def _arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values for the required arguments in a tool's schema."""
     parameters = parameters_of(tool)
-    return {name: _sample(parameters["properties"][name]) for name in parameters.get("required") or ()}
+    known: Mapping[str, Any] = parameters.get("properties") or {}
+    return {name: _sample(known.get(name, {})) for name in parameters.get("required") or ()}
 
 
 def _sample(schema: Mapping[str, Any]) -> Any:

@@ -1,23 +1,20 @@
 """A task as `swarmnode task show` prints it: name, version, rewards, and a few examples.
 
-TasksConfig -> isolated_task.py -> [descriptions_of] -> TaskDescription
+TasksConfig -> task_processes.py -> [descriptions_of] -> TaskDescription
 """
 
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from swarmnode.chat import Prompt, tools_of
 from swarmnode.errors import TaskError
+from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.settings.config import TasksConfig
-from swarmnode.tasks.data_settings import specs_of
 from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED
-from swarmnode.tasks.loader import load_tasks
-from swarmnode.tasks.processes.isolated_task import isolate_as_set
-from swarmnode.tasks.task import Isolated, Task, holds_out, is_environment, is_exchangeable, score_strictly
+from swarmnode.tasks.task import Task, holds_out, is_environment, is_exchangeable, score_strictly
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +54,8 @@ def descriptions_of(config: TasksConfig, *, seed: int = 0, count: int = 5) -> li
     8
     """
     with ExitStack() as stack:
-        tasks = load_tasks(specs_of(config), partial(isolate_as_set, config=config, workers=1))
-        for task in tasks:
-            if isinstance(task, Isolated):
-                stack.enter_context(task)
-        return [description_of(task, seed=seed, count=count) for task in tasks]
+        tasks = start_tasks(stack, config.model_copy(update={"workers": 1}))
+        return [description_of(task, seed=seed, count=count) for task in tasks.values()]
 
 
 def description_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskDescription:

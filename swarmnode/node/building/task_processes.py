@@ -7,7 +7,6 @@ tasks -> [tasks_for_strangers] -> the same tasks in processes of their own
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from swarmnode.exchange.exchange_settings import STRANGERS_TIMEOUT_S
@@ -22,12 +21,12 @@ from swarmnode.tasks.task import Isolated, Task
 def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None) -> dict[str, Task]:
     """Load the tasks by name; the stack ends their processes. `home`: where the node lives. Raises
     TaskError."""
-    load = partial(isolate_as_set, config=config, home=home)
-    tasks = {task.name: task for task in load_tasks(specs_of(config), load)}
-    for task in tasks.values():
-        if isinstance(task, Isolated):
-            stack.enter_context(task)
-    return tasks
+
+    def load(spec: str) -> Task:
+        task = isolate_as_set(spec, config, home=home)
+        return stack.enter_context(task) if isinstance(task, Isolated) else task
+
+    return {task.name: task for task in load_tasks(specs_of(config), load)}
 
 
 def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str, Task]:

@@ -17,7 +17,14 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.kinds.rows_in_memory import rows_of
 from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.source_file import of_theirs
-from swarmnode.tasks.task import DEMONSTRATED_SEED, Task, draw_held_out, evaluation_size_of, is_held_out
+from swarmnode.tasks.task import (
+    DEMONSTRATED_SEED,
+    Task,
+    demonstrations_of,
+    draw_held_out,
+    evaluation_size_of,
+    is_held_out,
+)
 from swarmnode.types import Example, ExampleKey
 
 COLUMN = "demonstration"
@@ -30,11 +37,6 @@ Texts = str | Sequence[str] | None
 GivenDemonstrations = Callable[[Example], Texts] | Mapping[str, Texts] | Sequence[Mapping[str, Any]]
 """Forms of given demonstrations: a function of the example; texts by prompt; or rows with a prompt, what the
 judge needs, and a column `demonstration`."""
-
-
-def demonstrations_of(task: object) -> GivenDemonstrations:
-    """Returns the demonstrations that a task brings besides those in its columns."""
-    return getattr(task, "demonstrations", {})
 
 
 class Demonstrations:

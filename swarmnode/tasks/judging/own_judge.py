@@ -30,6 +30,7 @@ from swarmnode.tasks.builtin import BuiltinTask
 from swarmnode.tasks.deadlines.daemon_threads import DaemonThread
 from swarmnode.tasks.deadlines.task_lock import leave_behind
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
+from swarmnode.tasks.source_file import of_theirs
 from swarmnode.tasks.task import (
     Environment,
     Isolated,
@@ -199,7 +200,9 @@ class JudgedTask:
         if isinstance(self.task, BuiltinTask | Isolated):
             return judge()
         with self._one_at_a_time:
-            return self._judge.threads.result_of(judge, self._rewards)
+            return self._judge.threads.result_of(
+                lambda: of_theirs(f"{self._rewards} failed", judge), self._rewards
+            )
 
     @property
     def _rewards(self) -> str:
@@ -228,7 +231,7 @@ class JudgedEnvironment(JudgedTask):
         self._judge.asking.add(thread)
         try:
             self._judge.goes_on()
-            return self._observe(example, turns)
+            return of_theirs(f"observe() of {self.name} failed", lambda: self._observe(example, turns))
         except JudgementAbandoned:
             raise
         except (JudgementLost, TaskError) as error:

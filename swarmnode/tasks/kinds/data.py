@@ -63,14 +63,14 @@ def load_data(spec: TaskSpec) -> FileTask:
     rows = without(packed_rows(read_table(spec), spec, exact=exact), evaluation)
     if not rows:
         raise TaskError(f"{spec.name} has no rows", hint="write at least a few hundred")
-    private = (spec.one("private") or "false").lower() in ("true", "1", "yes")
+    may_leave = not spec.flag("private")
     judges = {"correct": load_reward("exact_match")} if exact else rewards
     # Who judges elsewhere makes the version of these rows and of that judge by the same rule.
     digest = digest_of(rows, evaluation)
     version = judged_version(digest, judges) if judges else digest
     draw = partial(drawn, rows, evaluation, f"{name}/{version}")
     asked = frozenset(prompts_of(evaluation))
-    return FileTask(name, version, Path(spec.name), draw, judges, may_leave=not private, evaluated=asked)
+    return FileTask(name, version, Path(spec.name), draw, judges, may_leave=may_leave, evaluated=asked)
 
 
 DATA_SETS = TaskSource(

@@ -7,7 +7,8 @@ noticed within seconds; `datasets` alone would try for minutes.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from swarmnode.errors import TaskError
@@ -31,19 +32,18 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
     repo, subset, split = found["repo"], found["subset"], found["split"] or "train"
     datasets = extra_module("datasets", how_to_install("data"), f"hf:{repo}")
     trouble = trouble_with_hub(repo, "README.md", repo_type="dataset")
-    if trouble is not None:
-        _go_offline(datasets)
     datasets.disable_progress_bars()
     try:
-        builder = datasets.load_dataset_builder(repo, subset)
-        size = builder.info.download_size or 0
-        if size > MAX_DOWNLOAD_BYTES:
-            raise TaskError(
-                f"{repo} is a download of {size / 2**30:.0f} GiB, at most {MAX_DOWNLOAD_BYTES >> 30}",
-                hint="save a part of it, and name that file or folder",
-            )
-        builder.download_and_prepare()
-        return iter(builder.as_dataset(split=split))
+        with _offline(datasets, trouble is not None):
+            builder = datasets.load_dataset_builder(repo, subset)
+            size = builder.info.download_size or 0
+            if size > MAX_DOWNLOAD_BYTES:
+                raise TaskError(
+                    f"{repo} is a download of {size / 2**30:.0f} GiB, at most {MAX_DOWNLOAD_BYTES >> 30}",
+                    hint="save a part of it, and name that file or folder",
+                )
+            builder.download_and_prepare()
+            return iter(builder.as_dataset(split=split))
     except (OSError, ValueError, KeyError) as error:
         if trouble is not None:
             raise TaskError(
@@ -55,8 +55,14 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
         ) from error
 
 
-def _go_offline(datasets: Any) -> None:
-    """Keeps both libraries to this disk, as HF_HUB_OFFLINE does."""
+@contextmanager
+def _offline(datasets: Any, offline: bool) -> Generator[None]:
+    """Keeps both libraries to this disk meanwhile, as HF_HUB_OFFLINE does."""
     from huggingface_hub import constants
 
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = (offline or one for one in before)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarmnode.tasks.digests import judged_version
-from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations, demonstrations_of
+from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations
 from swarmnode.tasks.environment_maker import environments
 from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups, score_with
 from swarmnode.tasks.task import (
     Task,
+    demonstrations_of,
     evaluation_size_of,
     holds_out,
     is_environment,

@@ -80,7 +80,7 @@ def decoded(text: bytes) -> Any:
     """Returns the value of a JSON text, or a `BadRow` without a place."""
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return BadRow("", f"no JSON: {error}")
 
 
@@ -92,6 +92,7 @@ def json_row(row: Any, place: str) -> PlacedRow | BadRow:
 
 
 def _comma_separated(path: Path) -> Iterator[PlacedRow]:
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file, strict=True)

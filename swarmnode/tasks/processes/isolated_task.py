@@ -58,6 +58,7 @@ class IsolatedTask(Isolated):
         self.judges_groups = loaded.judges_groups
         self.levels = loaded.levels
         self.evaluation_size = loaded.evaluation_size
+        self.demonstrations = loaded.demonstrations
         if loaded.most_turns is not None:
             self.most_turns = loaded.most_turns
 

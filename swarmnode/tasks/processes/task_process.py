@@ -238,7 +238,10 @@ class TaskProcess:
         """Returns the next reply, or None if the process is gone."""
         assert self._reader is not None
         data = self._reader.read(deadline)
-        return None if data is None else msgspec.msgpack.decode(data, type=wire.Reply)
+        try:
+            return None if data is None else msgspec.msgpack.decode(data, type=wire.Reply)
+        except msgspec.DecodeError as error:
+            raise TaskError(f"task {self.name} returned what it should not: {error}") from error
 
     def _lost(self, request: wire.Request, seconds: float) -> JudgementLost:
         what = _doing(self.name, request)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NoReturn
 
@@ -28,6 +28,7 @@ from swarmnode.bounded_dict import BoundedDict
 from swarmnode.chat import read_prompt, written_prompt
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of, where
 from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
+from swarmnode.tasks.drawing.demonstrations import COLUMN, Demonstrations
 from swarmnode.tasks.drawing.draw_digest import draw_digest, written_down
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes import worker_messages as wire
@@ -37,6 +38,7 @@ from swarmnode.tasks.task import (
     EVALUATION_SEED,
     MAX_INDEX,
     Task,
+    demonstrations_of,
     evaluation_size_of,
     is_environment,
     is_exchangeable,
@@ -99,7 +101,14 @@ class TaskWorker:
         drawing = self._drawing(seed, start + count)
         rows = drawing.examples[start : start + count]
         failure = drawing.failure if len(rows) < count else None
-        return wire.Drawn(tuple(map(written_down, rows)), failure)
+        return wire.Drawn(tuple(written_down(self._with_shown(row)) for row in rows), failure)
+
+    def _with_shown(self, example: Example) -> Example:
+        """Returns an example with the texts of a function of demonstrations, which stays in this process."""
+        if not callable(demonstrations_of(self._task)):
+            return example
+        shown = Demonstrations().of(self._task, example)
+        return replace(example, columns={**example.columns, COLUMN: shown})
 
     def _score(self, asked: wire.Score) -> wire.Reply:
         given = asked.given
@@ -149,15 +158,18 @@ def serve(channel: socket.socket, trace: int) -> None:
                 worker, reply = _load(order.request)
             else:
                 reply = worker.answer(order.request)
+            framed = wire.frame(reply)
         except SwarmnodeError as error:
-            reply = wire.Failure(error.message, error.hint, "\n".join(notes_of(error)))
+            framed = wire.frame(wire.Failure(error.message, error.hint, "\n".join(notes_of(error))))
         except MemoryError:
-            reply = wire.Failure("ran out of memory", "--set tasks.memory_mb=MIB gives it more", lost=True)
+            hint = "--set tasks.memory_mb=MIB gives it more"
+            framed = wire.frame(wire.Failure("ran out of memory", hint, lost=True))
         except BaseException as error:  # noqa: BLE001  a reward that calls sys.exit() fails, and no more
-            reply = wire.Failure(f"the task raised {error!r:.1000}", where(error), traceback_of(error))
+            what = f"the task raised {error!r:.1000}"
+            framed = wire.frame(wire.Failure(what, where(error), traceback_of(error)))
         faulthandler.cancel_dump_traceback_later()
         channel.settimeout(None)
-        channel.sendall(wire.frame(reply))
+        channel.sendall(framed)
 
 
 def _load(request: wire.Request) -> tuple[TaskWorker, wire.Loaded]:
@@ -180,6 +192,7 @@ def _load(request: wire.Request) -> tuple[TaskWorker, wire.Loaded]:
         levels=levels_of(task),
         evaluation_size=evaluation_size_of(task),
         most_turns=task.most_turns if is_environment(task) else None,
+        demonstrations={} if callable(shown := demonstrations_of(task)) else shown,
     )
     return TaskWorker(task), known
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.chat import Message, Said, Turn
+from swarmnode.errors import TaskError
 from swarmnode.types import Scores
 
 MAX_FRAME_BYTES = 1 << 28
@@ -102,6 +103,8 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     evaluation_size: int = 0
     most_turns: int | None = None
     """Most turns of the policy. None: the task is no environment."""
+    demonstrations: Any = {}
+    """Those that the task brings. A function of the example is none of them: what it returns is a column."""
 
 
 class Drawn(msgspec.Struct, frozen=True, tag=True):
@@ -138,8 +141,13 @@ Reply = Failure | Loaded | Drawn | Scored | Observed | OtherExample | Digested
 
 
 def frame(message: Order | Reply) -> bytes:
-    """Returns a message framed as bytes to send."""
+    """Returns a message framed as bytes to send. Raises TaskError if it is too large."""
     body = msgspec.msgpack.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise TaskError(
+            f"a message between a node and its task is longer than {MAX_FRAME_BYTES} bytes",
+            hint="leave out large columns",
+        )
     return len(body).to_bytes(4, "big") + body
 
 
@@ -151,20 +159,20 @@ class MessageReader:
     _bytes: bytearray = field(default_factory=bytearray)
 
     def read(self, deadline: float | None) -> bytes | None:
-        """Returns the next message. None: the other end is gone. Raises TimeoutError at `deadline`
-        (time.monotonic)."""
-        while (body := self._whole()) is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError
-            self.channel.settimeout(left)
-            try:
+        """Returns the next message. None: the other end is gone, or sends something else. Raises TimeoutError
+        at `deadline` (time.monotonic)."""
+        try:
+            while (body := self._whole()) is None:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError
+                self.channel.settimeout(left)
                 received = self.channel.recv(READ_BYTES)
-            except ConnectionError:
-                return None
-            if not received:
-                return None
-            self._bytes += received
+                if not received:
+                    return None
+                self._bytes += received
+        except ConnectionError:
+            return None
         return body
 
     def _whole(self) -> bytes | None:

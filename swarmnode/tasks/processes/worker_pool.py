@@ -43,11 +43,6 @@ class WorkerPool:
         """Most processes of this pool."""
         return len(self._slots)
 
-    @property
-    def ready(self) -> int:
-        """Number of processes that have loaded the task."""
-        return sum(slot.ready for slot in self._slots)
-
     def start(self) -> Loaded:
         """Starts the first process. Raises JudgementLost, or TaskError if the task cannot be loaded."""
         with self._taken(self._interrupts, 0) as slot:

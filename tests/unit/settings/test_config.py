@@ -179,8 +179,52 @@ def test_every_section_of_the_tree_is_listed() -> None:
 
 
 def test_one_value_stands_for_a_list_of_one() -> None:
-    loaded = load_config(environ={"SWARMNODE_TASKS__NAMES": "sort"})
+    loaded = load_config(
+        environ={"SWARMNODE_TASKS__NAMES": "sort"},
+        assignments=["tasks.reward_weights=2", "limits.programs=7"],
+    )
     assert loaded.config.tasks.names == ("sort",)
+    assert (loaded.config.tasks.reward_weights, loaded.config.limits.programs) == ((2.0,), ("7",))
+
+
+def test_a_setting_that_is_a_text_may_look_like_a_number_or_a_date() -> None:
+    config = load_config(
+        environ={"SWARMNODE_NODE__HTTP_PASSWORD": "1234567890"},
+        assignments=[
+            "node.run=2024-06-01",
+            "swarm.name=2024",
+            "tasks.system_prompt=[42]",
+            "policy.device='cpu'",
+        ],
+    ).config
+    assert config.node.http_password.get_secret_value() == "1234567890"
+    assert (config.node.run, config.swarm.name) == ("2024-06-01", "2024")
+    assert (config.tasks.system_prompt, config.policy.device) == ("[42]", "cpu")
+
+
+def test_a_password_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
+    file = write(tmp_path / "config.toml", "[node]\nhttp_password = 1234567890\n")
+    with pytest.raises(ConfigError, match=r"node\.http_password = \.\.\.: .*valid string"):
+        load_config(environ={}, user_file=file)
+
+
+def test_a_later_layer_replaces_single_entries_of_a_table(tmp_path: Path) -> None:
+    judge = load_config(
+        user_file=write(tmp_path / "home.toml", "[tasks.judge]\nurl = 'http://j/v1'\nmodel = 'm'\n"),
+        config_file=write(tmp_path / "mine.toml", "[tasks.judge]\ntimeout_s = 5.0\n"),
+        environ={"SWARMNODE_TASKS__JUDGE__MAX_TOKENS": "7"},
+        assignments=["tasks.judge.model=8"],
+    ).config.tasks.judge
+    assert (judge.url, judge.model, judge.timeout_s, judge.max_tokens) == ("http://j/v1", "8", 5.0, 7)
+
+
+def test_what_is_wrong_in_a_table_names_its_entry() -> None:
+    with pytest.raises(ConfigError, match=r"tasks\.judge\.max_tokens = 0: .*--set"):
+        load_config(environ={}, assignments=["tasks.judge={url = 'http://j', max_tokens = 0}"])
+    for assignment in ("tasks.judge.ulr=x", "tasks.judge={ulr = 'x'}"):
+        with pytest.raises(ConfigError, match=r"unknown setting 'tasks\.judge\.ulr' \(--set\)") as caught:
+            load_config(environ={}, assignments=[assignment])
+        assert "'tasks.judge.url'" in caught.value.hint
 
 
 @pytest.mark.parametrize("assignment", ["rollout.temperature=inf", "network.listen=::1", "network.listen=me"])

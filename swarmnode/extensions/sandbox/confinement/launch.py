@@ -55,7 +55,6 @@ class LaunchOrder:
     place: str
     """An empty folder of ours."""
     readable: list[str]
-    libraries: list[str]
     namespaces: bool
     landlock: bool
     seccomp: bool
@@ -196,7 +195,7 @@ def _program(order: LaunchOrder, number: int, channel: int | None) -> NoReturn:
     os.closerange(OTHER_PROGRAM + (channel is not None), LAST_DESCRIPTOR)
     if order.seccomp:
         apply_filter(filtered(os.getpid(), folders=order.namespaces))
-    sys.argv, sys.path[1:1] = [""], order.libraries
+    sys.argv = [""]
     os._exit(_run(code))
 
 

@@ -324,6 +324,47 @@ def test_a_reset_that_says_something_else_each_time_is_refused() -> None:
         play(task, first(task), ["a"])
 
 
+def test_no_environment_stays_open_after_an_error() -> None:
+    opened: list[Any] = []
+
+    class Door:
+        exchangeable = True
+
+        def reset(self, answer: str) -> str:
+            opened.append(self)
+            if answer == "stuck":
+                raise OSError("it is stuck")
+            return f" Number {len(opened)}." if answer == "other" else ""
+
+        def step(self, said: str) -> Any:
+            return 5 if said == "bad" else ("go on", None, False, {})
+
+        def close(self) -> None:
+            opened.remove(self)
+
+    def reward(completions: Any, **columns: Any) -> Any:
+        raise ValueError("no reward")
+
+    rows = [("?", "open"), ("??", "stuck"), ("???", "other")]
+    task = as_task(lambda seed: rows[seed:], [reward], environment=Door)
+    assert is_environment(task)
+    example = next(iter(task.examples(0)))
+    turn = Turn("a", task.observe(example, [Turn("a")]) or ())
+    with pytest.raises(TaskError, match="no reward"):
+        task.score(example, [(turn, Turn("b"))] * 8)
+    with pytest.raises(TaskError, match="returned 5"):
+        task.score(example, [(Turn("b"),), (Turn("bad"),)])
+    with pytest.raises(TaskError, match="returned 5"):
+        task.observe(example, [turn, Turn("bad")])
+    with pytest.raises(JudgementLost, match="cannot be played again"):
+        task.observe(example, [Turn("a", ({"role": "user", "content": "forged"},)), Turn("b")])
+    with pytest.raises(TaskError, match="it is stuck"):
+        next(iter(task.examples(1)))
+    with pytest.raises(TaskError, match="something else each time"):
+        task.observe(replace(example, columns={"answer": "other"}), [Turn("a")])
+    assert opened == []
+
+
 def test_several_factories_are_chosen_by_a_column(tmp_path: Path) -> None:
     source = HANGMAN.replace("environment_factory = Hangman", "")
     source += (

@@ -195,6 +195,11 @@ def test_what_a_model_says_is_believed_in_its_form_and_range_only(
     assert judge(model="m")(["?"], ["a"]) == [None]
 
 
+def test_a_match_without_a_number_is_none(judging: Judging, judge) -> None:
+    judging.says(chat("score 1, or n/a"), *[chat("n/a")] * 9)
+    assert judge(model="m", read=r"score (\d)|n/a", concurrency=1)(["?", "?"], ["a", "b"]) == [1.0, None]
+
+
 @pytest.mark.parametrize("scores", ["[1]", "[1, 2]", '[1, "1"]', "[1, true]", "[1, NaN]", "[1, 1e999]", "{}"])
 def test_scores_are_believed_in_their_form_and_range_only(judging: Judging, judge, scores: str) -> None:
     judging.says((200, {}, f'{{"scores": {scores}}}'.encode()))

@@ -37,11 +37,10 @@ def a_machine_without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_a_sandbox
-def test_a_program_reads_its_input_and_writes_its_output() -> None:
-    end = run("import sys\nprint(input()[::-1])\nprint('aside', file=sys.stderr)", stdin="abc\n")
-    assert (end.status, end.stdout, end.stderr, end.ended_by) == (0, "cba\n", "aside\n", None)
+def test_a_program_has_no_input_and_writes_its_output() -> None:
+    end = run("import sys\nprint([*sys.stdin])\nprint('aside', file=sys.stderr)")
+    assert (end.status, end.stdout, end.stderr, end.ended_by) == (0, "[]\n", "aside\n", None)
     assert end.isolation == available()
-    assert end.cpu_s is not None and 0 <= end.cpu_s <= end.wall_s
 
 
 @needs_a_sandbox
@@ -65,15 +64,6 @@ def test_two_runs_share_nothing() -> None:
 @needs_a_sandbox
 def test_strings_hash_alike_in_every_run() -> None:
     assert len({run("print(hash('swarm'), list({'a', 'b', 'c', 'd'}))").stdout for _ in range(3)}) == 1
-
-
-@needs_a_sandbox
-def test_it_imports_what_lies_in_the_folders_that_it_is_given(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text("answer = 42")
-    tmp_path.chmod(0o755)
-    program = "import helper; print(helper.answer)"
-    assert run(program, libraries=[tmp_path]).stdout == "42\n"
-    assert "ModuleNotFoundError" in run(program).stderr
 
 
 @needs_a_sandbox
@@ -106,7 +96,7 @@ def test_a_traceback_shows_the_program_and_nothing_of_ours() -> None:
 
 @needs_a_sandbox
 def test_odd_texts_reach_a_program_and_come_back() -> None:
-    assert run("print(ascii(input()))", stdin="\u00e4\U0001f600").stdout == "'\\xe4\\U0001f600'\n"
+    assert run("print(ascii('\u00e4\U0001f600'))").stdout == "'\\xe4\\U0001f600'\n"
     assert run("import os; os.write(1, b'\\xff\\xfe')").stdout == "\ufffd\ufffd"
     assert run("print('\ud800')").status == 1
     assert run("").status == 0 and run("\x00").status == 1

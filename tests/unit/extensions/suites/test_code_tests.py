@@ -148,6 +148,7 @@ def test_lists_of_assertions_are_run_as_mbpp_has_them() -> None:
 @needs_a_sandbox
 def test_without_tests_it_does_not_apply() -> None:
     assert passes_tests(["?"], ["def f(): pass"], tests=["x = 1"]) == [None]
+    assert passes_tests(["?"], ["def f(): pass"], tests=[None]) == [None]
     with pytest.raises(TaskError, match="no tests"):
         passes_tests(["?"], ["def f(): pass"])
     with pytest.raises(TaskError, match="no Python"):

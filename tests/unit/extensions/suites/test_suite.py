@@ -77,6 +77,16 @@ def test_a_packed_file_is_read(tmp_path: Path) -> None:
     assert (suite.name, len(suite.rows)) == ("test", 2)
 
 
+def test_a_damaged_file_and_one_that_is_too_deep_are_told(tmp_path: Path) -> None:
+    packed = gzip.compress("".join(f"{json.dumps(row)}\n" for row in GSM8K).encode())
+    (tmp_path / "test.jsonl.gz").write_bytes(packed[:30] + b"\x00\xff\x13" + packed[33:])
+    with pytest.raises(TaskError, match="is it whole"):
+        load(tmp_path / "test.jsonl.gz")
+    (tmp_path / "deep.json").write_text("[" * 3000 + "]" * 3000)
+    with pytest.raises(TaskError, match="no JSON"):
+        load(tmp_path / "deep.json")
+
+
 def test_a_parquet_file_has_the_same_digest(tmp_path: Path, gsm8k: Suite) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pytest.importorskip("pyarrow").Table.from_pylist([dict(row) for row in GSM8K])

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Turn, prompt_of
 from swarmnode.extensions.environments.environment_task import OWN_REWARD
 from swarmnode.extensions.workbench.check import check_task
-from swarmnode.extensions.workbench.rehearsal import Rehearsal, difference_of
+from swarmnode.extensions.workbench.rehearsal import Rehearsal, difference_of, rehearse
 from swarmnode.extensions.workbench.task_description import description_of
 from swarmnode.extensions.workbench.template import write_template
 from swarmnode.tasks.loader import load_task
+from swarmnode.testing import FakeTask
+from swarmnode.types import Example, ExampleKey
 
 
 def test_a_new_environment_passes_the_check(tmp_path: Path) -> None:
@@ -72,3 +74,30 @@ def test_answers_that_differ_are_shown_from_there_on() -> None:
     assert len(told) < 200
     lost = replace(heard("7"), scores={"won": 0.0})
     assert difference_of(heard("7"), lost) == "the rewards: {'won': 1.0}, then {'won': 0.0}"
+
+
+def test_a_tool_may_require_what_its_schema_does_not_describe() -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "go", "parameters": {"type": "object", "required": ["to"]}},
+    }
+    example = Example(
+        ExampleKey("maze", "1", 0, 0), prompt_of([{"role": "user", "content": "?"}], [tool]), {}
+    )
+    task = Answering()
+    assert (
+        rehearse(task, example).turns[0].said
+        == '<tool_call>{"name": "go", "arguments": {"to": "a"}}</tool_call>'
+    )
+
+
+class Answering(FakeTask):
+    """An environment that says the same to everything."""
+
+    most_turns, exchangeable = 2, True
+
+    def score(self, example, completions):
+        return [{"right": 1.0} for _ in completions]
+
+    def observe(self, example, turns):
+        return ({"role": "tool", "content": "there"},)

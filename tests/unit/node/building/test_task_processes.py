@@ -5,9 +5,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import pytest
 
 from swarmnode.chat import Turn
+from swarmnode.errors import TaskError
+from swarmnode.extensions.workbench.task_description import descriptions_of
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.settings.config import TasksConfig
@@ -50,6 +53,20 @@ def test_what_a_task_keeps_lies_in_the_home_of_the_node(tmp_path: Path) -> None:
         own = start_tasks(stack, TasksConfig(names=(str(path),)), home.home)
         for (task,) in (own.values(), tasks_for_strangers(stack, own).values()):
             assert next(iter(task.examples(1))).prompt == str(home.cache)
+
+
+def test_the_tasks_before_one_that_cannot_be_loaded_leave_no_process_behind(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text(TASK)
+    (tmp_path / "bad.py").write_text("raise ValueError('no')\n")
+    names = tuple(str(tmp_path / name) for name in ("good.py", "bad.py"))
+    before = psutil.Process().children()
+    for load in (
+        lambda: start_tasks(stack, TasksConfig(names=names)),
+        lambda: descriptions_of(TasksConfig(names=names)),
+    ):
+        with pytest.raises(TaskError, match=r"bad\.py cannot be loaded"), ExitStack() as stack:
+            load()
+        assert psutil.Process().children() == before
 
 
 LIMITED = """

@@ -51,6 +51,10 @@ class Hanging(FakeTask):
                 self.release.wait()
             case ["nonsense"]:
                 return []
+            case ["bug"]:
+                raise ValueError("in the reward")
+            case ["text"]:
+                return [{"correct": "1"}]
         return super().score(example, completions)
 
 
@@ -110,7 +114,7 @@ def test_so_many_failures_in_a_row_end_the_run(how):
     task.release.set()
 
 
-@pytest.mark.parametrize("how", ["raise", "nonsense"])
+@pytest.mark.parametrize("how", ["raise", "nonsense", "bug", "text"])
 def test_a_reward_that_judged_before_may_raise_now_and_then(how, caplog):
     judge = judge_of(Hanging())
     for _ in range(5):
@@ -131,6 +135,19 @@ def test_what_a_reward_raised_is_shown_with_its_traceback(caplog):
         score(judge, "sum", "raise")
     assert caught.value.__notes__ == ["Traceback: sums.py, line 7, in reward"]
     assert "see sums.py line 7" in caught.value.hint
+
+
+@pytest.mark.parametrize("how", ["bug", "text"])
+def test_an_object_of_a_script_that_fails_is_an_error_with_its_line(how):
+    with pytest.raises(TaskError, match="the reward of task sum failed") as caught:
+        score(judge_of(Hanging()), "sum", how)
+    assert how == "text" or "test_own_judge.py line" in caught.value.hint
+
+
+def test_a_bug_in_the_answer_of_an_environment_is_one_of_the_task():
+    judge = judge_of(Answering())
+    with pytest.raises(TaskError, match=r"observe\(\) of sum failed: ValueError"):
+        judge.tasks["sum"].observe(EXAMPLE, [Turn("bug")])
 
 
 def test_a_reward_that_raises_before_it_ever_judged_ends_the_run_at_once():

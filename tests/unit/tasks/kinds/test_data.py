@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from swarmnode.errors import TaskError
@@ -153,12 +154,14 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 
 def test_a_hub_that_does_not_answer_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets", reason="the extra `data` is not installed")
+    datasets = pytest.importorskip("datasets", reason="the extra `data` is not installed")
     monkeypatch.setattr(hub, "trouble_with_hub", lambda *_, **__: "no line today")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
-    with pytest.raises(TaskError, match="the hub cannot be asked for it: no line today"):
-        load_task("hf:nobody/has-this")
+    for _ in range(2):
+        with pytest.raises(TaskError, match="the hub cannot be asked for it: no line today"):
+            load_task("hf:nobody/has-this")
+        assert not (huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE)
 
 
 def test_a_name_that_no_set_of_the_hub_has_is_refused() -> None:
@@ -178,6 +181,7 @@ def test_a_name_that_no_set_of_the_hub_has_is_refused() -> None:
         ('{"prompt": "", "answer": "4"}\n', "line 1: a prompt is ''"),
         ('{"prompt": 7, "answer": "4"}\n', "line 1: a prompt is 7"),
         ('{"prompt": "?", "answer": "4", "n": %s}\n' % 10**30, "line 1 holds what is neither"),
+        ("[" * 3000 + "]" * 3000, "line 1 is no JSON"),
         ("", "has no rows"),
     ],
 )
@@ -200,6 +204,12 @@ def test_a_bad_line_of_comma_separated_values_too(tmp_path: Path, text: str, com
     path.write_text(text)
     with pytest.raises(TaskError, match=complaint):
         load_task(str(path))
+
+
+def test_a_field_of_comma_separated_values_is_as_long_as_a_row_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text(f"prompt,answer\n{'x' * 200_000},4\n")
+    assert len(next(iter(load_task(str(path)).examples(0))).prompt) == 200_000
 
 
 def test_sizes_are_bounded(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

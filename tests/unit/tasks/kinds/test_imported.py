@@ -2,16 +2,25 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.drawing.demonstrations import Demonstrations
 from swarmnode.tasks.drawing.example_stream import draw_round
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.specs import TaskKind, TaskSpec, absolute, parse_spec, with_defaults
-from swarmnode.tasks.task import Task, is_exchangeable, redraw
+from swarmnode.tasks.task import (
+    Task,
+    evaluation_size_of,
+    is_exchangeable,
+    judges_groups,
+    levels_of,
+    redraw,
+)
 
 PACKAGE = '''
 from swarmnode.types import Example, ExampleKey
@@ -55,6 +64,21 @@ class Rows(Doubles):
         yield {"prompt": "2 + 2 =", "answer": "4"}
 
 
+class Told(Doubles):
+    """Says all that a task may say of itself."""
+
+    name = "told"
+    judges_groups, levels, evaluation_size = True, 3, 50
+    demonstrations = {"2 * 1 =": "2"}
+
+
+class Telling(Doubles):
+    name = "telling"
+
+    def demonstrations(self, example):
+        return str(example.columns["answer"])
+
+
 class Broken(Doubles):
     name = "broken"
 
@@ -92,6 +116,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "mypackage.tasks"
     for name in [name for name in sys.modules if name.split(".")[0] == "mypackage"]:
         del sys.modules[name]
+
+
+def isolated(spec: str) -> IsolatedTask:
+    task = isolate(spec, timeout_s=30.0)
+    assert isinstance(task, IsolatedTask)
+    return task
 
 
 def drawn(task: Task) -> list[str]:
@@ -171,6 +201,16 @@ def test_a_file_says_so_too(tmp_path: Path) -> None:
     assert is_exchangeable(load_task("rev"))
 
 
+def test_what_an_object_says_of_itself_holds_here_and_in_a_process_of_its_own(package: str) -> None:
+    here = load_task(f"{package}:Told")
+    with ExitStack() as stack:
+        for task in (here, stack.enter_context(isolated(f"{package}:Told"))):
+            assert judges_groups(task) and (levels_of(task), evaluation_size_of(task)) == (3, 50)
+            assert Demonstrations().of(task, next(iter(task.examples(1)))) == ("2",)
+        telling = stack.enter_context(isolated(f"{package}:Telling"))
+        assert Demonstrations().of(telling, next(iter(telling.examples(1)))) == ("2",)
+
+
 @pytest.mark.parametrize(
     ("attribute", "complaint"),
     [
@@ -228,6 +268,23 @@ def test_options_that_cannot_be_read_are_refused() -> None:
         parse_spec("x.jsonl?reward")
     with pytest.raises(TaskError, match="2 times"):
         parse_spec("x.jsonl?a=1&a=2").one("a")
+
+
+def test_an_option_that_is_true_or_false_is_nothing_else() -> None:
+    said = [
+        parse_spec(f"x.jsonl{query}").flag("private") for query in ("", "?private=false", "?private=true")
+    ]
+    assert said == [False, False, True]
+    for text in ("True", "1", "yes", "ture"):
+        with pytest.raises(TaskError, match=f"private is '{text}'") as caught:
+            parse_spec(f"x.jsonl?private={text}").flag("private")
+        assert caught.value.hint == "write true or false"
+
+
+def test_a_path_may_have_a_plus_beside_options() -> None:
+    spec = parse_spec("c++/q.jsonl?answer=a+b")
+    assert (spec.name, spec.options) == ("c++/q.jsonl", {"answer": ("a+b",)})
+    assert parse_spec(str(spec)) == spec
 
 
 def test_a_name_of_ours_is_no_folder_that_happens_to_lie_there(tmp_path, monkeypatch) -> None:

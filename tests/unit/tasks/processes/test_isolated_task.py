@@ -3,6 +3,8 @@
 import itertools
 import os
 import signal
+import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,14 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 
+from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
 from swarmnode.tasks.loader import load_task, spec_of
+from swarmnode.tasks.processes import worker
+from swarmnode.tasks.processes import worker_messages as wire
 from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.processes.worker_messages import Score
 from swarmnode.tasks.task import DEMONSTRATED_SEED
+from swarmnode.testing import FakeTask
 from swarmnode.types import Example
 
 SUMS = """
@@ -92,6 +99,67 @@ def test_a_column_that_cannot_be_written_down_still_reaches_the_reward(start: St
     (example,) = first(task)
     assert "lost" not in example.columns
     assert task.score(example, ["a"]) == [{"reward": 1.0}]
+
+
+OBJECT = """
+import numpy
+
+class Sums:
+    name, version, most_turns, exchangeable = "sums", "1", 2, False
+
+    def examples(self, seed):
+        yield "1+1=", "2"
+
+    def score(self, example, completions):
+        return [{7: 1.0} if said == "odd" else {"right": numpy.float32(1)} for said in completions]
+
+    def observe(self, example, turns):
+        return "no messages"
+"""
+
+
+def test_what_an_object_should_not_return_is_an_error_of_the_task_and_its_process_goes_on(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.py").write_text(OBJECT)
+    task = isolate(f"{tmp_path / 'mine.py'}:Sums", 60.0)
+    assert isinstance(task, IsolatedTask)
+    with task:
+        (example,) = first(task)
+        with pytest.raises(TaskError, match="returned what it should not: Expected `str`"):
+            task.score(example, ["odd"])
+        with pytest.raises(TaskError, match="returned what it should not: Expected `array"):
+            task.observe(example, [Turn("?")])
+        assert task.score(example, ["2"]) == [{"right": 1.0}]
+
+
+def test_a_reply_that_is_too_long_or_cannot_be_written_is_an_error_of_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Odd(FakeTask):
+        def score(self, example, completions):
+            return [{object(): 1.0}]  # type: ignore[dict-item]
+
+    def load(request: wire.Load) -> tuple[worker.TaskWorker, wire.Loaded]:
+        return worker.TaskWorker(Odd()), wire.Loaded("sum", "1")
+
+    monkeypatch.setattr(worker, "_load", load)
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 400)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, tempfile.TemporaryFile() as trace:
+        served = in_daemon_thread(lambda: worker.serve(theirs, trace.fileno()))
+        reader = wire.MessageReader(ours)
+
+        def asked(request: wire.Request) -> wire.Reply:
+            ours.sendall(wire.frame(wire.Order(request, None)))
+            return msgspec.msgpack.decode(reader.read(time.monotonic() + 30.0) or b"", type=wire.Reply)
+
+        assert isinstance(asked(wire.Load("sum", None)), wire.Loaded)
+        assert isinstance(asked(wire.Draw(0, 0, 2)), wire.Drawn)
+        for request in (wire.Draw(0, 0, 256), wire.Score(0, 0, next(FakeTask().examples(0)).prompt, ("2",))):
+            assert isinstance(asked(request), wire.Failure)
+        ours.close()
+        served.result(30.0)
 
 
 def test_an_example_that_stands_in_no_draw_is_judged_by_the_columns_it_was_given_with(start: Start) -> None:

@@ -1,6 +1,7 @@
 """Which process of a task is asked, and what becomes of the others meanwhile."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -153,6 +154,10 @@ def test_what_cannot_be_started_a_second_time_leaves_the_others_working(caplog):
         first.asked.acquire()
         first.may_answer.set()
         assert [one.result() for one in asked] == [0, 0, 0]
+    for _ in range(3000):  # It is told in the thread that starts the second one.
+        if caplog.text:
+            break
+        time.sleep(0.01)
     assert second.starts == 1 and "goes on with fewer processes: no memory" in caplog.text
 
 
