@@ -106,8 +106,8 @@ class Saving:
         """Take a snapshot and return; what becomes of it is told to the board."""
         assert self._tasks is not None, "nobody would hear of an error"
         self._board.enter("saving", f"checkpoint of round {counters.round}")
-        self._tried(counters)
         written = await self._workers.learn(self._learner.save, counters)
+        self._tried(counters)
         self._outcome = self._tasks.create_task(self._tell(counters.round, written))
 
     async def settled(self) -> None:

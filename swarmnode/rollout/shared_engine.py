@@ -370,12 +370,12 @@ class SharedEngine:
         try:
             yield
         except BaseException as error:
-            # The engine still has them, and would fail again at every step. What failed may fail at this, too.
-            with suppress(Exception):
-                self.engine.abort()
             self._rows.clear()
             for member in (*self._members.values(), *self._guests):
                 member.fail(None if member is caller else error)
+            # The engine still has them, and would fail at every step. What failed may fail at this, too.
+            with suppress(Exception):
+                self.engine.abort()
             raise
 
     def all_are(self, condition: Callable[[MemberState], bool]) -> bool:

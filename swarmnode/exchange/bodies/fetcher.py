@@ -400,7 +400,10 @@ class Fetcher:
         """A fetch gave us nothing: pause before the next, and count what it cost."""
         if reason in (Reason.JUDGE_STUCK, Reason.JUDGE_BUSY):
             return
-        if self._context.trust_of(author) == "newcomer":
+        is_new = self._context.trust_of(author) == "newcomer"
+        if reason == Reason.COPIED and not is_new:  # A copier may have been heard before the author.
+            return
+        if is_new:
             self._vain.owe(size_bytes)
             self._vain_dials.owe(not self._bodies.routes.leads_to(author))
         # Our judge may have had no time for those of its answers that differ.

@@ -119,7 +119,7 @@ class Helping:
         self._awaited = BoundedDict[str, float](MAX_ASKED)
         self._own_pace = TokenBucket(ASKS_PER_S, ASKS_BURST)
         self._answers_pace = TokenBucket(ANSWERS_PER_S, ANSWERS_BURST)
-        self._everybody = TokenBucket(ALL_ASKS_PER_S, ALL_ASKS_BURST)
+        self._newcomers = TokenBucket(ALL_ASKS_PER_S, ALL_ASKS_BURST)
         self._allowances = BoundedDict[str, TokenBucket](MAX_ASKERS)
         self._wanted = BoundedDict[str, ExampleKey](MAX_ASKERS)
         self._to_answer = BoundedDict[str, HelpWanted](MAX_ASKERS)
@@ -215,7 +215,9 @@ class Helping:
             raise Rejected(Reason.GOSSIP_TOO_LARGE)
         allowance = self._allowances.get(author) or TokenBucket(ASKS_PER_S, ASKS_BURST)
         self._allowances[author] = allowance
-        if not (allowance.take(now=now) and self._everybody.take(now=now)):
+        # Names are free: what newcomers say in turn bounds nobody whose groups were good.
+        is_new = self._context.trust_of(author) == "newcomer"
+        if not allowance.take(now=now) or (is_new and not self._newcomers.take(now=now)):
             raise Rejected(Reason.RATE_LIMITED)
         envelope = unseal(message.data, CONTEXT, max_bytes=MAX_REQUEST_BYTES)
         if envelope.author != author:

@@ -14,8 +14,8 @@ class GrowingFile:
         self.path = path
         self.place = 0
         """Bytes that were read."""
-        self._number: int | None = None
-        """The file's own number: another one under the same name is read from its beginning."""
+        self.number: int | None = None
+        """Inode: the file's own number: another one under the same name is read from its beginning."""
 
     def replaced(self) -> bool:
         """Returns True if what was read so far is no longer in the file. What comes next is its beginning."""
@@ -23,10 +23,10 @@ class GrowingFile:
             found = self.path.stat()
         except OSError:
             return False
-        was_read = self._number is not None
-        if found.st_ino == self._number and found.st_size >= self.place:
+        was_read = self.number is not None
+        if found.st_ino == self.number and found.st_size >= self.place:
             return False
-        self._number, self.place = found.st_ino, 0
+        self.number, self.place = found.st_ino, 0
         return was_read
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:

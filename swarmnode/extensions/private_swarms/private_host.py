@@ -46,8 +46,10 @@ STRANGER_S = 60.0
 REMOVED_S = 3600.0
 
 NEWS_EVERY_S = 5.0
+"""Seconds after which the next ones of the connected members are asked for a newer list."""
+
 ASKED_AT_ONCE = 8
-"""Every so many seconds the next ones of the connected members are asked for a newer list."""
+"""Members that are asked then."""
 
 MAX_PROVED = 4096
 
@@ -293,7 +295,7 @@ class PrivateHost:
         """Moves to the names of another key. Tried again if the host was down."""
         key = self._swarm.key
         # A member learns of the key when it is our turn to be asked by it, or another's that learnt of it.
-        turns = len(await self._inner.peers()) + 2
+        turns = -(-len(self._proved) // ASKED_AT_ONCE) + 2
         self._follow_by_s = time.monotonic() + NEWS_EVERY_S * turns
         self._proved.clear()
         self._seen_s.clear()

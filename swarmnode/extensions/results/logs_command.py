@@ -55,6 +55,7 @@ def logs(
     if not path.exists() and not follow:
         raise StorageError(f"there is no log {path}", hint="`swarmnode join` writes one; or name its --home")
     earlier, now = GrowingFile(path.with_name(f"{LOG_FILE}.1")), GrowingFile(path)
+    earlier.replaced()
     now.replaced()
     found = deque(_entries(chain(_lines(earlier), _lines(now)), errors=errors), maxlen=number or None)
     if not follow:
@@ -64,9 +65,13 @@ def logs(
         for one in found:
             tell(json, one, [one.text])
         time.sleep(LOOK_EVERY_S)
-        # The end of a file that was put aside is read there.
-        earlier.place = now.place
-        lines = chain(_lines(earlier), _lines(now)) if now.replaced() else _lines(now)
+        place, was = now.place, now.number
+        lines = _lines(now)
+        if now.replaced():
+            earlier.replaced()
+            if earlier.number == was:
+                earlier.place = place  # The end of the file that was put aside is read there.
+                lines = chain(_lines(earlier), lines)
         found = deque(_entries(lines, errors=errors))
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from swarmnode.extensions.serve.answering_socket import AnsweringSocket, find_service
@@ -46,7 +47,9 @@ def node_is_meant(settings: Settings, model: str | None, run: str | None) -> boo
     status = None if note is None else ask_status(note, settings.paths)
     if not isinstance(status, NodeStatus):
         return False
-    return run in (None, status.run) and (model is None or settings.model == status.model)
+    # A node shows the name of a folder without the way to it.
+    named = (None, status.model) if model is None else (settings.model, Path(settings.model).name)
+    return run in (None, status.run) and status.model in named
 
 
 @contextmanager

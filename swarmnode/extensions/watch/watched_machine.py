@@ -77,7 +77,7 @@ def ask(page: PageAddress) -> NodeStatus:
         if code in (401, 403):
             raise SwarmnodeError("it wants another password")
         if code == 421:
-            raise SwarmnodeError("it answers who asks by its address, or as its own host name, alone")
+            raise SwarmnodeError("it answers only to its IP address or its own host name")
         if code != 200:
             raise SwarmnodeError(f"it answers {code}")
         return msgspec.json.decode(content, type=NodeStatus)

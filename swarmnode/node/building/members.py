@@ -34,11 +34,7 @@ from swarmnode.node.showing.kept_rollouts import FILE, find_keeper
 from swarmnode.node.showing.monitors import Monitor, MonitorFeed, run_info
 from swarmnode.node.showing.screen import Screen
 from swarmnode.registry import find_called, made
-from swarmnode.rollout.engine import Engine
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
-from swarmnode.training.cohort import Cohort
-from swarmnode.training.records import TrainReport
-from swarmnode.training.round import RoundOfPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -118,16 +114,9 @@ def build_members(
             keep_rollouts=find_keeper(store.folder / FILE, learner.credit, seat.seed, local.renderer.pieces),
         )
         network = partial(build_network, tasks=tasks_of_others, local=local, neighbourhood=neighbourhood)
-        leave = partial(_leave, seat.label, local.engine, cohort)
+        leave = (lambda: None) if cohort is None else partial(cohort.leave, seat.label)
         members.append(PolicyNode(seat, loop, network, leave))
     return members
-
-
-def _leave(label: str, engine: Engine, cohort: Cohort[RoundOfPolicy, TrainReport] | None) -> None:
-    """Has the other policies wait for this one no more, whether it ended or never began."""
-    engine.close()
-    if cohort is not None:
-        cohort.leave(label)
 
 
 def _put_checkpoints_aside(seats: Sequence[Seat], model: str, loaded: LocalPolicy) -> None:

@@ -308,9 +308,15 @@ class Teachers:
     def saved(self) -> tuple[SavedAuthor, ...]:
         return tuple(
             SavedAuthor(
-                name, one.mean, one.recent, one.measured, one.admitted, one.trusted, tuple(one.held.values()),
+                name,
+                one.mean,
+                one.recent,
+                one.measured,
+                one.admitted,
+                one.trusted,
+                tuple(one.held.values()),
                 one.new,
-            )  # fmt: skip
+            )
             for name, one in self._authors.items()
         )
 

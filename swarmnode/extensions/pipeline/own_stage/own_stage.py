@@ -190,7 +190,9 @@ class OwnStage:
     async def take(self, agreed: AgreedPlan) -> None:
         """Take our assignment of a plan. Raises ModelError, CheckpointError."""
         # A step that still closes would change the weights that we look at, and its stage stay in memory.
-        has_lost_track = self.member.lost_track
+        if self.member.lost_track and self._held is not None:
+            # It may have other weights than its replicas, also where this attempt fails.
+            self._held.iteration, self._held.is_known = None, False
         self.member.unassign()
         self.ready.clear()
         # Rollouts that are under way do not wait for what goes by the former plan.
@@ -221,9 +223,8 @@ class OwnStage:
             activations=self._settings.activations,
             iteration=agreed.iteration,
         )
-        if held is self._held and self._worker is not None:
-            # Who has lost track may have other weights than its replicas.
-            held.iteration = None if has_lost_track else version
+        if held is self._held and self._worker is not None and held.is_known:
+            held.iteration = version
         await self._bring_up_to_date(held, worker, agreed)
         self.states.settle()
         held.size_bytes = self._bytes_under(agreed)
@@ -237,7 +238,9 @@ class OwnStage:
             offer=partial(self._offer, held),
         )
         data_nodes = agreed.partition.stages[0].peers
-        caches = StageCaches(held.model, max_bytes=self._settings.cache_bytes, owners=data_nodes)
+        # No path of another data node leads through ours.
+        owners = (self._peer_id,) if self._peer_id in data_nodes else data_nodes
+        caches = StageCaches(held.model, max_bytes=self._settings.cache_bytes, owners=owners)
         self.decode.hold(caches)
         self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, assignment.own))
         self.ready.set()

@@ -11,9 +11,9 @@ that `choose_path` gives for its prompt, and says so in `Sampled.path`. When a s
 more, what was on it goes on along the rest, and its path is then that one: its last tokens were sampled so.
 
 The weights are at the stages. `set_policy` only names the version that they must have come to, which is the
-pipeline's iteration. Members of another version are gone around; where our own stage is, `step` raises
-EngineError with everything as before, and goes on once `set_policy` has named the new one. There is one
-policy at a time, so nothing can be pinned.
+pipeline's iteration: a feed of another version is refused, `step` then raises EngineError with everything as
+before, and goes on once `set_policy` has named the new one. There is one policy at a time, so nothing can be
+pinned.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -12,7 +12,6 @@ plan. The weights are the pipeline's: a policy is its version here, and nothing 
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -169,14 +168,8 @@ class RemoteChain:
         )  # fmt: skip
         if not isinstance(found, Stopped):
             return found
-        if found.why is StopReason.OTHER_PLAN or self._members.plan != members.plan:
-            return _replanned(found)
-        if found.why is StopReason.OTHER_POLICY and await self._own_version() == feed.version:
-            return replace(found, why=StopReason.LOST)
-        return found
-
-    async def _own_version(self) -> int:
-        return await self._node.run_in_stage_thread(self._node.version)
+        is_over = found.why is StopReason.OTHER_PLAN or self._members.plan != members.plan
+        return _replanned(found) if is_over else found
 
     async def _close_session(self, route: Route, session: int) -> None:
         key = self._key(self._members, session)

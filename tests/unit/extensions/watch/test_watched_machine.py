@@ -122,7 +122,7 @@ def endless(connection: socket.socket) -> None:
         ),
         (
             lambda it: it.sendall(b"HTTP/1.1 421 Misdirected Request\r\nContent-Length: 0\r\n\r\n"),
-            "its address, or as its own host name",
+            "its IP address or its own host name",
         ),
         (lambda it: it.sendall(b"\xff" * 99), "no answer"),
         (lambda it: it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"), "no node, or"),
