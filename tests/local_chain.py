@@ -20,7 +20,7 @@ from swarmnode.extensions.pipeline.rollouts.chain import (
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import MAX_FEED_TOKENS
 from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
-from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tails_of
+from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, last_rows
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.rollout.decode.adapters.adapter import LoraPair, lora_pairs
@@ -131,4 +131,4 @@ class LocalChain:
                 hidden_ND = self._caches[node].run((LOCAL, feed.session), feed.segments, hidden_ND)
             except Rejected as rejected:
                 return stopped_by(rejected, node)
-        return tails_of(hidden_ND, feed.segments)
+        return last_rows(hidden_ND, feed.segments)

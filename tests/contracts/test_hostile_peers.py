@@ -23,7 +23,7 @@ from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.library.signed_group import SignedGroup
-from swarmnode.exchange.limits import MAX_POOL_HEADERS_PER_AUTHOR, MAX_RAW_BODY_BYTES
+from swarmnode.exchange.limits import MAX_POOL_HEADERS_PER_AUTHOR, MAX_RAW_BODY_BYTES, PROVEN_AFTER
 from swarmnode.exchange.messages import Answer, decode_body, encode_body, encode_header, hash_body
 from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
 from swarmnode.identity.envelope import seal
@@ -559,6 +559,21 @@ async def test_the_answers_of_another_node_are_trained_on_once(stage):
         assert s.score_of_mallory() == 100.0, "who comes second may be the one that was copied"
         assert s.victim.exchange._ledger.reputation.known(s.mallory.key.peer_id).pause_s(s.clock()) > 0
         await s.goes_on()
+
+
+async def test_a_proven_author_whose_answers_somebody_else_told_first_is_asked_on(stage):
+    async with stage() as s:
+        ledger, author = s.victim.exchange._ledger, s.mallory.key.peer_id
+        await s.honest.publish()
+        [group] = await s.victim.exchange.collect(1, 0, 30.0)
+        for _ in range(PROVEN_AFTER):
+            ledger.accept(author)
+        told = replace(group, author=author)
+        await s.mallory.announce(
+            compose(told, s.mallory.key, swarm="test", model=ModelLabel("", None), now=s.clock())
+        )
+        await s.counted("copied")
+        assert ledger.reputation.may_be_asked(author, s.clock())
 
 
 async def test_a_judge_that_hangs_stalls_neither_the_loop_nor_the_next_judgement(stage):

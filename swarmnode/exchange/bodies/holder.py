@@ -25,6 +25,7 @@ from swarmnode.errors import Rejected
 from swarmnode.exchange.library.signed_group import glance
 from swarmnode.exchange.limits import MAX_HEADER_BYTES, SLOW_S
 from swarmnode.network.host import Message
+from swarmnode.network.stream_slots import MAX_STREAMS
 from swarmnode.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
@@ -51,11 +52,11 @@ MAX_PULLS_OF_STRANGERS = 16
 MAX_PULLS_PER_AUTHOR = 4
 """Bodies fetched at the same time from one author that has given us one."""
 
-MAX_WAITING = 128
-"""Askers that wait at the same time, half of the places for streams (stream_slots.py): one that is worked on
-makes no room for another, however long the author is silent. Further ones are told "not here" at once."""
+MAX_WAITING = MAX_STREAMS // 2
+"""Askers that wait at the same time, in half of the places for streams: one that is worked on makes no room
+for another, however long the author is silent. Further ones are told "not here" at once."""
 
-MAX_WAITING_FOR_STRANGERS = 64
+MAX_WAITING_FOR_STRANGERS = MAX_WAITING // 2
 
 WAITS_S_PER_S = 0.5
 """Seconds that we wait for one author in vain, or longer than SLOW_S for what it gives, in each second."""

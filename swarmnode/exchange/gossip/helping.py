@@ -54,9 +54,9 @@ MAX_ASKED = 4096
 ASKS_PER_S, ASKS_BURST = 1.0, 8.0
 """Requests of one author that are heard, and that we send."""
 
-ALL_ASKS_PER_S, ALL_ASKS_BURST = 64.0, 512.0
-"""Requests of all authors together whose signature is checked: identities are free, and a check takes 0.2
-ms."""
+NEW_ASKS_PER_S, NEW_ASKS_BURST = 64.0, 512.0
+"""Requests of all newcomers together that are heard: identities are free, and to check a signature takes 0.2
+ms. Authors whose groups were good have their own allowance alone."""
 
 ANSWERS_PER_S, ANSWERS_BURST = 4.0, 16.0
 """Headers that we repeat, for all authors together: well under what we may announce."""
@@ -119,7 +119,7 @@ class Helping:
         self._awaited = BoundedDict[str, float](MAX_ASKED)
         self._own_pace = TokenBucket(ASKS_PER_S, ASKS_BURST)
         self._answers_pace = TokenBucket(ANSWERS_PER_S, ANSWERS_BURST)
-        self._newcomers = TokenBucket(ALL_ASKS_PER_S, ALL_ASKS_BURST)
+        self._newcomers = TokenBucket(NEW_ASKS_PER_S, NEW_ASKS_BURST)
         self._allowances = BoundedDict[str, TokenBucket](MAX_ASKERS)
         self._wanted = BoundedDict[str, ExampleKey](MAX_ASKERS)
         self._to_answer = BoundedDict[str, HelpWanted](MAX_ASKERS)
@@ -215,7 +215,6 @@ class Helping:
             raise Rejected(Reason.GOSSIP_TOO_LARGE)
         allowance = self._allowances.get(author) or TokenBucket(ASKS_PER_S, ASKS_BURST)
         self._allowances[author] = allowance
-        # Names are free: what newcomers say in turn bounds nobody whose groups were good.
         is_new = self._context.trust_of(author) == "newcomer"
         if not allowance.take(now=now) or (is_new and not self._newcomers.take(now=now)):
             raise Rejected(Reason.RATE_LIMITED)

@@ -15,7 +15,7 @@ class GrowingFile:
         self.place = 0
         """Bytes that were read."""
         self.number: int | None = None
-        """Inode: the file's own number: another one under the same name is read from its beginning."""
+        """Inode of the file: another one under the same name is read from its beginning."""
 
     def replaced(self) -> bool:
         """Returns True if what was read so far is no longer in the file. What comes next is its beginning."""

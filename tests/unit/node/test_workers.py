@@ -1,13 +1,16 @@
+import asyncio
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import wait
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from swarmnode.errors import StorageError
-from swarmnode.node.workers import CheckpointWriter
+from swarmnode.errors import EngineError, StorageError
+from swarmnode.node.workers import CheckpointWriter, Saving
+from swarmnode.training.records import Counters
 
 PATIENCE_S = 30.0
 
@@ -127,3 +130,23 @@ def test_what_is_logged_while_writing_is_said_in_the_name_of_who_saved() -> None
     name.set("policy 1")
     assert writer.submit(1).result(PATIENCE_S) == "policy 1"
     writer.close()
+
+
+async def test_a_round_whose_snapshot_could_not_be_taken_does_not_count_as_saved() -> None:
+    class InThisThread:
+        async def learn(self, work: Callable[..., Any], *given: Any) -> Any:
+            return work(*given)
+
+    class Fails:
+        def save(self, counters: Counters) -> None:
+            raise EngineError("somebody's step has failed")
+
+    class Board:
+        def enter(self, phase: str, detail: str) -> None: ...
+
+    saving = Saving(cast(Any, Fails()), cast(Any, InThisThread()), cast(Any, Board()))
+    async with asyncio.TaskGroup() as tasks:
+        saving.report_in(tasks)
+        with pytest.raises(EngineError):
+            await saving.save(Counters(round=3))
+    assert saving.tried_round is None

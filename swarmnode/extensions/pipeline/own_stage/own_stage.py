@@ -189,10 +189,10 @@ class OwnStage:
 
     async def take(self, agreed: AgreedPlan) -> None:
         """Take our assignment of a plan. Raises ModelError, CheckpointError."""
-        # A step that still closes would change the weights that we look at, and its stage stay in memory.
         if self.member.lost_track and self._held is not None:
             # It may have other weights than its replicas, also where this attempt fails.
             self._held.iteration, self._held.is_known = None, False
+        # A step that still closes would change the weights that we look at, and its stage stay in memory.
         self.member.unassign()
         self.ready.clear()
         # Rollouts that are under way do not wait for what goes by the former plan.

@@ -23,7 +23,7 @@ from swarmnode.errors import HostDown, NetworkError
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeStep
 from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightStep, InFlightSteps
-from swarmnode.extensions.pipeline.rollouts.stage_caches import tails_of
+from swarmnode.extensions.pipeline.rollouts.stage_caches import last_rows
 from swarmnode.extensions.pipeline.wire.codec import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import CodecName
 from swarmnode.extensions.pipeline.wire.member_streams import BrokenOff, MemberStreams
@@ -120,7 +120,7 @@ class DecodeHops:
         timeout_s -= min(MARGIN_S, MARGIN_SHARE * timeout_s)
         position = step.position + 1
         is_last = position == len(step.path)
-        encoded = encode(tails_of(hidden_ND, step.segments) if is_last else hidden_ND, self._codec)
+        encoded = encode(last_rows(hidden_ND, step.segments) if is_last else hidden_ND, self._codec)
         step = msgspec.structs.replace(step, position=position, tensor=encoded.header)
         try:
             await self._streams.ask(

@@ -104,7 +104,7 @@ class DecodeNode:
         """Called with the peer id of a member that keeps our steps waiting, and the reason."""
         self.steps = 0
         """Steps computed here for others."""
-        self.version = version
+        self._version = version
         self._streams = streams
         self._plans: dict[str, PlanMembers] = {}
         """The plan that was adopted last, if any."""
@@ -171,7 +171,7 @@ class DecodeNode:
         def run() -> Tensor | Stopped | None:
             if self.plan != plan:
                 return Stopped(StopReason.OTHER_PLAN, None, "holds its stage under another plan")
-            own_version = self.version()
+            own_version = self._version()
             # Members are a step apart at most: what is farther ahead is not coming.
             if own_version > version or own_version + 1 < version:
                 return Stopped(StopReason.OTHER_POLICY, None, f"has version {own_version}, not {version}")

@@ -21,7 +21,7 @@ from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, embedded, logits_of
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
-from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, tails_of
+from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, last_rows
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.of_each import of_each
@@ -160,7 +160,7 @@ class RemoteChain:
                 return _replanned(hidden_ND)
             return Stopped(hidden_ND.why, nodes[0], hidden_ND.detail)
         if len(nodes) == 1:
-            return tails_of(hidden_ND, segments)
+            return last_rows(hidden_ND, segments)
         left_s = self._step_timeout_s - (self._loop.time() - started_s)
         found = await self._node.send_around(
             members.plan, nodes, feed.session, segments, hidden_ND,

@@ -82,7 +82,7 @@ class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             raise ValueError("a fork into its own cell")
 
 
-def tails_of(hidden_ND: Tensor, segments: Segments) -> Tensor:
+def last_rows(hidden_ND: Tensor, segments: Segments) -> Tensor:
     """Return the last row of each sequence: behind the last stage only those are wanted."""
     return hidden_ND[[end - 1 for end in accumulate(segments.counts)]]
 

@@ -137,7 +137,8 @@ class MemberStreams:
             raise RequestTimeout(f"{peer_id} did not answer within {timeout_s:g} s") from error
         finally:
             link.users -= 1
-            self._forget_unused()
+            if not link.idle and not link.users:
+                del self._links[peer_id]
 
     def forget(self, peer_id: str) -> None:
         """Close the idle streams to a peer that is not going to be asked for a while."""

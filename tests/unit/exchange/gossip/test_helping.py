@@ -8,17 +8,18 @@ from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.helping import (
     AGAIN_S,
-    ALL_ASKS_BURST,
     ASKS_BURST,
     CONTEXT,
     MAX_AGE_S,
     MAX_ASKERS,
     MAX_REQUEST_BYTES,
+    NEW_ASKS_BURST,
     Helping,
     help_topic_of,
     rarely_right,
 )
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
+from swarmnode.exchange.limits import PROVEN_AFTER
 from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.identity.envelope import seal, unseal
@@ -29,6 +30,7 @@ from tests.unit.exchange.conftest import Addition, Clock, make_group
 
 ASKER = NodeKey(b"\1" * 32)
 HELPER = NodeKey(b"\2" * 32)
+NEVER_HEARD = NodeKey(b"\3" * 32)
 
 
 def helping(key: NodeKey, clock: Clock, version: str = "1") -> Helping:
@@ -85,11 +87,24 @@ def test_a_flood_of_one_author_and_of_many_is_bounded(clock: Clock) -> None:
     for number in range(4 * int(ASKS_BURST)):
         hear(one, ask(ASKER, clock, number))
     assert one.heard == ASKS_BURST
-    for number in range(int(ALL_ASKS_BURST) + 50):
+    for number in range(int(NEW_ASKS_BURST) + 50):
         other = NodeKey(number.to_bytes(32, "big"))
         hear(one, ask(other, clock), other)
-    assert one.heard == ALL_ASKS_BURST
+    assert one.heard == NEW_ASKS_BURST
     assert len(one._wanted) == len(one._to_answer) == len(one._allowances) == MAX_ASKERS
+
+
+def test_newcomers_together_do_not_silence_an_author_whose_groups_were_good(clock: Clock) -> None:
+    one = helping(HELPER, clock)
+    for _ in range(PROVEN_AFTER):
+        one._context.ledger.accept(ASKER.peer_id)
+    for number in range(2 * int(NEW_ASKS_BURST)):
+        one.hear(Message("help", f"name {number}", b"junk"))
+    assert one.heard == 0
+    hear(one, ask(NEVER_HEARD, clock), NEVER_HEARD)
+    assert one.heard == 0, "another newcomer"
+    hear(one, ask(ASKER, clock))
+    assert one.heard == 1
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_without_a_log_that_is_said(tmp_path: Path) -> None:
         run(tmp_path)
 
 
-def test_following_prints_what_is_written_next_and_goes_on_in_the_next_file(
+def test_following_prints_what_is_written_next_and_goes_on_in_another_or_an_emptied_file(
     write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = resolve_paths(tmp_path).logs / LOG_FILE
@@ -98,6 +98,7 @@ def test_following_prints_what_is_written_next_and_goes_on_in_the_next_file(
                     path.rename(path.with_name("node.log.1")),
                     write("in another file"),
                 ),
+                lambda: (path.write_bytes(b""), write("short")),
             ]
 
         def sleep(self, seconds: float) -> None:
@@ -108,4 +109,4 @@ def test_following_prints_what_is_written_next_and_goes_on_in_the_next_file(
     monkeypatch.setattr(module, "time", Steps())
     result = CliRunner().invoke(app, ["logs", "-f", "-n", "1", "--json", "--home", str(tmp_path)])
     said = [json.loads(line)["message"] for line in result.stdout.splitlines()]
-    assert said == ["before", "then", "last in it", "in another file"]
+    assert said == ["before", "then", "last in it", "in another file", "short"]

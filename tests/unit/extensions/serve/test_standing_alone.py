@@ -1,5 +1,6 @@
 """How a checkpoint answers where no node runs."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -43,6 +44,12 @@ def test_a_node_answers_unless_another_run_or_model_than_its_own_is_named(tmp_pa
         assert asked("attic", "mine") == asked("attic") == asked(run="mine") == "the running node"
         with pytest.raises(CheckpointError):
             asked(run="another")
+    settings = dataclasses.replace(
+        settings, model=str(tmp_path / "models" / "attic")
+    )  # of which a page shows the name
+    with shown_page(lambda: replace(STATUS, model="attic", run="mine")) as page:
+        write_running(settings.paths.running, RunningNode(os.getpid(), "me", "127.0.0.1", page.port))
+        assert asked(settings.model) == "the running node"
     with shown_page(lambda: STATUS) as page:
         write_running(settings.paths.running, RunningNode(os.getpid(), "me", "127.0.0.1", page.port))
         with pytest.raises(CheckpointError):

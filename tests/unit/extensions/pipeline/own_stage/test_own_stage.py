@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmnode.errors import PipelineError
+from swarmnode.errors import CheckpointError, PipelineError
 from swarmnode.extensions.pipeline.own_stage import collected_state as learned_state
 from swarmnode.extensions.pipeline.own_stage import own_stage
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote
@@ -359,6 +359,29 @@ async def test_a_step_that_is_still_under_way_does_not_change_the_weights_of_the
         await quick.own_stage.stepped()
         await found.assign([[data], [quick, slow]], [2, LAYERS], iteration=2)
         equal(slow.learnt(), quick.learnt())
+
+
+async def test_who_lost_track_takes_the_state_of_its_replicas_though_the_first_attempt_failed(
+    whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home(whole, tmp_path, 3) as (found, (data, right, wrong)):
+        await found.assign([[data], [right, wrong]], [2, LAYERS])
+        await found.step(data)
+
+        async def fails(*_: Any) -> None:
+            raise CheckpointError("nobody gave it")
+
+        with monkeypatch.context() as patched, torch.no_grad():
+            patched.setattr(type(wrong.member), "lost_track", property(lambda self: self is wrong.member))
+            patched.setattr(wrong.own_stage, "_bring_up_to_date", fails)
+            held = wrong.own_stage._held  # pyright: ignore[reportPrivateUsage]
+            assert held is not None
+            for parameter in held.model.trainable().values():
+                parameter.add_(1.0)
+            with pytest.raises(CheckpointError, match="nobody gave it"):
+                await found.assign([[data], [right, wrong]], [2, LAYERS], iteration=1)
+        await found.assign([[data], [right, wrong]], [2, LAYERS], iteration=1)
+        equal(wrong.learnt(), right.learnt())
 
 
 async def test_the_former_stage_is_out_of_memory_before_the_next_one_is_loaded(

@@ -15,7 +15,7 @@ from swarmnode.extensions.pipeline.rollouts.stage_caches import (
     MAX_SESSIONS_PER_OWNER,
     Segments,
     StageCaches,
-    tails_of,
+    last_rows,
 )
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
@@ -56,7 +56,7 @@ class Stages:
         hidden_ND = self.stages[0].embed(torch.tensor([ids]))[0]
         for caches in self.caches:
             hidden_ND = caches.run(key, segments, hidden_ND)
-        wanted_ND = hidden_ND if all_tokens else tails_of(hidden_ND, segments)
+        wanted_ND = hidden_ND if all_tokens else last_rows(hidden_ND, segments)
         return self.stages[0].head(self.stages[0].final_norm(wanted_ND))
 
 
