@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from swarmnode.node.building.local_policy import LocalPolicy
 GivenTask = str | Path | Task | Draw | Rows
-"""A task. By name, as `--task` takes it: a file, a data set, an import path, or a list of such names; a function
+"""A task. By name, as `--task` takes it: a file, a data set, an import path; a list of names; a function
 `examples(seed)`; rows: a list, a Dataset, a DataFrame, a generator, several splits; an object with name,
 version, examples and score."""
 

@@ -165,7 +165,9 @@ class Renderer:
         """Returns the token ids of a policy's text. Decoded text has no special tokens, so none are read from
         it: a stranger's spelling must neither end a turn nor begin one."""
         # The tokenizer's own switch for it would be on for all threads.
-        return tuple(token for part in spelt_out(text, self._marks) for token in self._ids(part, special=False))
+        return tuple(
+            token for part in spelt_out(text, self._marks) for token in self._ids(part, special=False)
+        )
 
     def _ids(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         # What is too long the engine refuses; transformers would warn of it as well, in words about itself.

@@ -78,8 +78,8 @@ def as_task(
 
 
 def task_names(given: object) -> tuple[str, ...]:
-    """Returns the names of tasks that a script passes: one, or a list in which every text is one. Empty: it is
-    no name.
+    """Returns the names of tasks that a script passes: one, or a list in which every text is one. Empty: it
+    is no name.
 
     >>> task_names("rev"), task_names(["rev", "sort"]), task_names(["rev", "Say it twice."])
     (('rev',), ('rev', 'sort'), ())

@@ -119,9 +119,9 @@ def test_what_is_measured_is_what_the_policy_trained_on(
     assert set(evaluate_offline(at(config, model, paths), base=True).per_task) == {"rev", "odd"}
 
     named = config.model_copy(update={"tasks": config.tasks.model_copy(update={"names": ("gcd",)})})
-    for origin, tasks in ("the script", {"gcd"}), (f"--config {file}", {"gcd"}), ("preset tiny", {"rev", "odd"}):
+    for origin, is_here in ("the script", True), (f"--config {file}", True), ("preset tiny", False):
         chosen = replace(at(named, model, paths), origins={"tasks.names": origin})
-        assert set(evaluate_offline(chosen).per_task) == tasks
+        assert set(evaluate_offline(chosen).per_task) == ({"gcd"} if is_here else {"rev", "odd"})
 
     file.unlink()
     with pytest.raises(TaskError, match="which is gone") as caught:
