@@ -262,7 +262,8 @@ class TasksConfig(Section):
     limit."""
     max_failures: int = Field(default=3, ge=1, le=1000)
     """So many groups of a task one after the other whose reward raises, overruns or ends its process stop the
-    node. A reward that raises before it ever judged a group stops it at once."""
+    node; a judge behind a URL raises where it cannot be reached. A reward that raises before it ever judged a
+    group stops it at once."""
     sandbox: Literal["required", "optional"] = "required"
     """Isolation of programs in answers that rewards run. required: in a sandbox, or not at all if the machine
     can make none; optional: without a sandbox with your rights, those in strangers' answers too."""

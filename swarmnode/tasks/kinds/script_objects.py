@@ -38,7 +38,7 @@ NAMELESS = frozenset({"examples", "<lambda>"})
 
 
 def as_task(
-    given: Task | Draw | Rows | None,
+    given: Task | Draw | Rows | Path | None,
     rewards: Sequence[RewardSpec] = (),
     *,
     tools: Sequence[object] | None = None,
