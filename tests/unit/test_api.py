@@ -256,6 +256,28 @@ def test_a_reward_that_fails_is_one_error_with_the_line_that_failed(options: dic
     assert told.endswith("sys.exit(4)\nSystemExit: 4\n") and len(told.splitlines()) < 25
 
 
+def test_a_summary_tells_of_rewards_that_failed_or_were_none_though_nothing_is_printed(
+    options: dict[str, Any],
+) -> None:
+    answered: list[int] = []
+
+    def fails_once(completions: list[str], **columns: object) -> list[float]:
+        answered.append(1)
+        if len(answered) == 2:
+            raise KeyError("boom")
+        return [1.0] * len(completions)
+
+    def none(completions: list[str], **columns: object) -> list[None]:
+        return [None] * len(completions)
+
+    failed = sn.run(letters, fails_once, rounds=1, log=False, **options)
+    assert (
+        failed.advice == "groups without a reward: 1, the last as reward fails_once failed: KeyError('boom')"
+    )
+    assert "no answer to letters had a reward" in sn.run(letters, none, rounds=2, log=False, **options).advice
+    assert not sn.run(letters, length, rounds=1, log=False, **options).advice
+
+
 async def test_a_notebook_runs_a_node_though_its_thread_has_a_loop(options: dict[str, Any]) -> None:
     assert sn.run(letters, rounds=1, **options).rounds == 1
     assert (await sn.Node(letters, rounds=2, **options).serve()).rounds == 2
