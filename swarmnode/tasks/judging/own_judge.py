@@ -63,7 +63,7 @@ class OwnJudge:
         self.lost = 0
         """Groups that have no reward because their judge failed."""
         self.failure = ""
-        """The last of these failures. Empty: there was none."""
+        """Message of the last of these failures. Empty: there was none."""
         self.stopped: Future[None] = Future()
         self.threads = TimedThreads(timeout_s, self.stopped)
         self.asking: set[threading.Thread] = set()
