@@ -275,6 +275,6 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
             f"set its entries: {key}.{next(iter(_kind_of(key).model_fields))}=...",
         )
     elif first["type"] == "string_type":
-        hint = f'put a text between quotation marks: {first["loc"][-1]} = "..."'
+        hint = 'put it between quotation marks, as in "12"'
     told = f"{key} = {value}: {message} ({origin})" if origin else message
     return ConfigError(told, hint=hint)
