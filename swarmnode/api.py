@@ -43,7 +43,14 @@ from swarmnode.tasks.drawing.demonstrations import Demonstrations, GivenDemonstr
 from swarmnode.tasks.file_task import Draw
 from swarmnode.tasks.judging.rewards import named_rewards, with_weights
 from swarmnode.tasks.kinds.rewarded_task import rewarded
-from swarmnode.tasks.kinds.script_objects import RewardSpec, Rows, as_task, measured_rows, refuse_untrained
+from swarmnode.tasks.kinds.script_objects import (
+    RewardSpec,
+    Rows,
+    as_task,
+    measured_rows,
+    refuse_untrained,
+    task_names,
+)
 from swarmnode.tasks.rows import user_prompt
 from swarmnode.tasks.specs import judged_elsewhere
 from swarmnode.tasks.task import Task
@@ -56,9 +63,9 @@ if TYPE_CHECKING:
 
     from swarmnode.node.building.local_policy import LocalPolicy
 GivenTask = str | Path | Task | Draw | Rows
-"""A task. By name, as `--task` takes it: a file, a data set, an import path; a function `examples(seed)`;
-rows: a list, a Dataset, a DataFrame, a generator, several splits; an object with name, version, examples and
-score."""
+"""A task. By name, as `--task` takes it: a file, a data set, an import path; a list of names; a function
+`examples(seed)`; rows: a list, a Dataset, a DataFrame, a generator, several splits; an object with name,
+version, examples and score."""
 
 RoundCallback = Callable[[NodeStatus], object]
 
@@ -81,7 +88,7 @@ class Node:
     def __init__(
         self,
         task: GivenTask | None = None,
-        reward: RewardSpec | Sequence[RewardSpec] = (),
+        reward: RewardSpec | Sequence[RewardSpec] | None = None,
         *,
         model: "str | Path | PreTrainedModel | None" = None,
         tokenizer: "PreTrainedTokenizerBase | None" = None,
@@ -296,7 +303,7 @@ class TrainedPolicy:
         token. The same `seed` gives the same samples. Raises TaskError for messages that are none and
         ModelError for what the engine refuses, as a prompt that is too long.
         """
-        if isinstance(prompt, Mapping) or not isinstance(cast(object, prompt), Iterable):
+        if isinstance(prompt, Mapping | bytes) or not isinstance(cast(object, prompt), Iterable):
             raise TaskError(
                 f"{prompt!r:.80} is no prompt",
                 hint="pass a text, messages that end with one of the user, or a list of either",
@@ -338,7 +345,7 @@ run = _run_of(Node)
 
 def evaluate(
     task: GivenTask | None = None,
-    reward: RewardSpec | Sequence[RewardSpec] = (),
+    reward: RewardSpec | Sequence[RewardSpec] | None = None,
     *,
     model: "str | Path | PreTrainedModel | None" = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
@@ -423,6 +430,8 @@ def settings_of(
 ) -> Settings:
     """Returns all layers of settings merged, with the script's own on top. A `model` that is loaded is
     written to a folder of the home. Raises ConfigError, ModelError."""
+    if not isinstance(cast(object, home), str | Path | None):
+        raise ConfigError(f"home={home!r:.80} is no folder", hint="pass its path, or leave it out")
     folder = None if home is None else Path(home)
     named, loaded = (None, None) if model is None else (str(model), None)
     if model is not None and not isinstance(model, str | Path):
@@ -453,8 +462,10 @@ def _settings_of_trained(
     )
 
 
-def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec]:
-    """Returns one reward, or several, as a list. Raises TaskError for an object that is no reward."""
+def rewards_of(reward: RewardSpec | Sequence[RewardSpec] | None) -> Sequence[RewardSpec]:
+    """Returns one reward, several or none as a list. Raises TaskError for an object that is no reward."""
+    if reward is None:
+        return []
     if isinstance(reward, str) or callable(reward):
         return [reward]
     if not isinstance(cast(object, reward), Iterable):
@@ -500,9 +511,9 @@ def _interrupts(stop: Callable[[], None], wanted: bool) -> Generator[None]:
 
 
 def _names(task: GivenTask | None) -> dict[str, Any]:
-    """Returns the setting that names a task, if the task is a name."""
-    named = isinstance(task, str | Path)
-    return {"tasks.names": (str(task),), "tasks.mixes": ()} if named else {}
+    """Returns the setting that names tasks, if the task is a name or a list of names."""
+    names = task_names(task)
+    return {"tasks.names": names, "tasks.mixes": ()} if names else {}
 
 
 def _task_around(
@@ -515,12 +526,12 @@ def _task_around(
 ) -> Task | None:
     """Returns the task made of the script's objects. None: the settings or a name say it. Raises
     TaskError."""
-    named = isinstance(task, str | Path)
+    named = task_names(task)
     if named and (tools is not None or environment is not None or evaluation is not None):
         hint = "pass its examples as a list or a function"
         if evaluation is not None:
             hint += "; a data set is measured on another by its name: FILE?evaluation=FILE"
-        raise TaskError(f"{task} is a task already", hint=hint)
+        raise TaskError(f"{', '.join(named)} is a task already", hint=hint)
     if named or (task is None and tools is None and environment is None):
         return None
     weights = config.tasks.reward_weights
@@ -533,7 +544,7 @@ def tasks_of(
     stack: ExitStack, task: GivenTask | None, rewards: Sequence[RewardSpec], config: Config
 ) -> dict[str, Task] | None:
     """Returns the tasks that were passed in. None: the settings name them. The stack ends their processes."""
-    if task is not None and not isinstance(task, str | Path):
+    if task is not None and not task_names(task):
         one = as_task(task, rewards)
         return {one.name: one}
     if not rewards:

@@ -133,8 +133,13 @@ def never_right(droughts: Mapping[str, Drought]) -> set[str]:
 
 
 def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
-    """Returns what a person should know, by task, of the droughts that have lasted for ROUNDS."""
-    return {task: _said(task, drought) for task, drought in droughts.items() if drought.rounds >= ROUNDS}
+    """Returns what a person should know, by task, of the droughts that have lasted for ROUNDS; those without
+    any reward, which is no matter of luck, for ASK_AFTER."""
+    return {
+        task: _said(task, drought)
+        for task, drought in droughts.items()
+        if drought.rounds >= (ROUNDS if drought.answers else ASK_AFTER)
+    }
 
 
 def _said(task: str, drought: Drought) -> str:

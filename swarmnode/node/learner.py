@@ -58,6 +58,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that were not, because their keys and values were kept from a turn before, since the start."""
     unjudged_groups: int = 0
     """Groups without a reward because a task's own judge failed, overran or died, since the start."""
+    failure: str = ""
+    """Message of the last failure of a task's own judge. Empty: there was none."""
     score_wait_s: float = 0.0
     """Time that rounds waited for scores after the last of their answers, since the start."""
     stale_groups_dropped: int = 0

@@ -282,6 +282,7 @@ class RolloutLearner(Learner):
             "resumed": rollouts.resumed_requests,
             "stale_groups_dropped": rollouts.dropped_stale,
             "unjudged_groups": self._judge.lost,
+            "failure": self._judge.failure,
             "score_wait_s": self._score_wait_s,
         }
         return msgspec.convert(found, Generation)

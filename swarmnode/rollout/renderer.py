@@ -76,11 +76,11 @@ class Renderer:
         if not {tool["function"]["name"] for tool in tools} <= self._looked_for:
             self._look_for_tools(messages, tools)
         # A template has written the special tokens already.
-        return tuple(self._tokenizer.encode(shown, add_special_tokens=not self._tokenizer.chat_template))
+        return self._ids(shown, special=not self._tokenizer.chat_template)
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Returns a text as token ids as it is, without the chat template."""
-        return tuple(self._tokenizer.encode(text))
+        return self._ids(text)
 
     def _shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         if not self._tokenizer.chat_template:
@@ -116,7 +116,7 @@ class Renderer:
             for message in observed
         ]
         text = self._observed(shown, f"what-the-assistant-said-{unique}")
-        return tuple(token for part in text.split(unique) for token in self._plain_ids(part))
+        return tuple(token for part in text.split(unique) for token in self._ids(part, special=False))
 
     def _observed(self, observed: Sequence[Message], turn: str) -> str:
         lines = "\n".join(message["content"] for message in observed)
@@ -165,10 +165,13 @@ class Renderer:
         """Returns the token ids of a policy's text. Decoded text has no special tokens, so none are read from
         it: a stranger's spelling must neither end a turn nor begin one."""
         # The tokenizer's own switch for it would be on for all threads.
-        return tuple(token for part in spelt_out(text, self._marks) for token in self._plain_ids(part))
+        return tuple(
+            token for part in spelt_out(text, self._marks) for token in self._ids(part, special=False)
+        )
 
-    def _plain_ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+    def _ids(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        # What is too long the engine refuses; transformers would warn of it as well, in words about itself.
+        return tuple(self._tokenizer.encode(text, add_special_tokens=special, verbose=False))
 
     def _chat(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         from jinja2 import TemplateError

@@ -6,7 +6,7 @@ files, environment, command line -> config_layers.py -> [config] -> everybody
 import math
 import re
 from ipaddress import IPv4Address, ip_address
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -57,8 +57,12 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
-        """Turns a single value into a list of one, so that `--set tasks.names=rev` works."""
-        is_list = get_origin(cls.model_fields[str(info.field_name)].annotation) is tuple
+        """Turns a single value into a list of one, so that `--set tasks.names=rev` works. Refuses true and
+        false where they would be the numbers 1 and 0."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        is_list = get_origin(kind) is tuple
+        if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
+            raise ValueError("true and false are no values of this setting")
         return (value,) if is_list and isinstance(value, str | int | float) else value
 
 
@@ -262,7 +266,8 @@ class TasksConfig(Section):
     limit."""
     max_failures: int = Field(default=3, ge=1, le=1000)
     """So many groups of a task one after the other whose reward raises, overruns or ends its process stop the
-    node. A reward that raises before it ever judged a group stops it at once."""
+    node; a judge behind a URL raises where it cannot be reached. A reward that raises before it ever judged a
+    group stops it at once."""
     sandbox: Literal["required", "optional"] = "required"
     """Isolation of programs in answers that rewards run. required: in a sandbox, or not at all if the machine
     can make none; optional: without a sandbox with your rights, those in strangers' answers too."""

@@ -268,5 +268,13 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
         return _unknown(key, origin)
     message = first["msg"].removeprefix("Value error, ")
     value = "..." if first["type"] == SECRET or _kind_of(key) is SecretStr else repr(first["input"])
+    hint = "`swarmnode config show --explain` explains every setting"
+    if first["type"] == "model_type":
+        message, hint = (
+            "this is a table",
+            f"set its entries: {key}.{next(iter(_kind_of(key).model_fields))}=...",
+        )
+    elif first["type"] == "string_type":
+        hint = 'put it between quotation marks, as in "12"'
     told = f"{key} = {value}: {message} ({origin})" if origin else message
-    return ConfigError(told, hint="`swarmnode config show --explain` explains every setting")
+    return ConfigError(told, hint=hint)

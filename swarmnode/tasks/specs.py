@@ -1,5 +1,6 @@
 """The value of --task, parsed: a name, a kind of source, and options."""
 
+import os.path
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -103,9 +104,32 @@ def parse_spec(spec: str) -> TaskSpec:
     if IMPORT_PATH.fullmatch(name) or ".py:" in name:
         return TaskSpec(TaskKind.IMPORT, name, options)
     # A folder that is called like a task of ours is written ./NAME.
-    if "/" in name or (Path(name).is_dir() and name not in ("builtin", *builtin_names())):
+    if "/" in name or (os.path.isdir(name) and not _is_ours(name)):
         return TaskSpec(TaskKind.DATA, name, options)
     return TaskSpec(TaskKind.BUILTIN, spec)
+
+
+def names_a_task(text: str) -> bool:
+    """Returns True if a text, which may be a prompt, is the name of a task that there is.
+
+    >>> names_a_task("rev"), names_a_task("a.b:c"), names_a_task("gone.jsonl"), names_a_task("1/2 + 1/2 =")
+    (True, True, False, False)
+    """
+    try:
+        asked = parse_spec(text)
+    except TaskError:
+        return False
+    match asked.kind:
+        case TaskKind.BUILTIN:
+            return _is_ours(text)
+        case TaskKind.FILE | TaskKind.DATA:
+            return os.path.exists(os.path.expanduser(asked.name))
+        case _:
+            return True
+
+
+def _is_ours(name: str) -> bool:
+    return name in ("builtin", *builtin_names())
 
 
 def absolute(spec: TaskSpec) -> TaskSpec:

@@ -256,6 +256,28 @@ def test_a_reward_that_fails_is_one_error_with_the_line_that_failed(options: dic
     assert told.endswith("sys.exit(4)\nSystemExit: 4\n") and len(told.splitlines()) < 25
 
 
+def test_a_summary_tells_of_rewards_that_failed_or_were_none_though_nothing_is_printed(
+    options: dict[str, Any],
+) -> None:
+    answered: list[int] = []
+
+    def fails_once(completions: list[str], **columns: object) -> list[float]:
+        answered.append(1)
+        if len(answered) == 2:
+            raise KeyError("boom")
+        return [1.0] * len(completions)
+
+    def none(completions: list[str], **columns: object) -> list[None]:
+        return [None] * len(completions)
+
+    failed = sn.run(letters, fails_once, rounds=1, log=False, **options)
+    assert (
+        failed.advice == "groups without a reward: 1, the last as reward fails_once failed: KeyError('boom')"
+    )
+    assert "no answer to letters had a reward" in sn.run(letters, none, rounds=2, log=False, **options).advice
+    assert not sn.run(letters, length, rounds=1, log=False, **options).advice
+
+
 async def test_a_notebook_runs_a_node_though_its_thread_has_a_loop(options: dict[str, Any]) -> None:
     assert sn.run(letters, rounds=1, **options).rounds == 1
     assert (await sn.Node(letters, rounds=2, **options).serve()).rounds == 2
@@ -324,6 +346,8 @@ def test_what_cannot_be_is_refused_before_anything_runs(options: dict[str, Any])
         sn.Node(letters, monitors="wandb", **options)
     with pytest.raises(ConfigError, match="one policy"):
         sn.Node(letters, home=options["home"], settings={"node.policies": 2})
+    with pytest.raises(ConfigError, match="home=5 is no folder"):
+        sn.Node(letters, home=5)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="nothing to evaluate"):
         sn.evaluate(letters, **options)
 
@@ -354,7 +378,7 @@ def test_run_has_the_parameters_of_a_node() -> None:
     assert "rounds" in signature(sn.run).parameters
 
 
-@pytest.mark.parametrize("reward", [None, 3, [3]])
+@pytest.mark.parametrize("reward", [3, [3]])
 def test_what_judges_nothing_is_no_reward(reward: Any) -> None:
     with pytest.raises(TaskError, match="is no reward"):
         sn.Node(letters, reward)
@@ -373,17 +397,32 @@ def test_a_policy_is_asked_with_messages_as_with_a_text(options: dict[str, Any])
     assert "max_tokens" in caught.value.hint
     with pytest.raises(TaskError, match="a text that is not empty"):
         policy.generate("")
-    for odd in ({"prompt": "letter 3="}, 3):
+    for odd in ({"prompt": "letter 3="}, 3, b"abc"):
         with pytest.raises(TaskError, match="is no prompt"):
             policy.generate(odd)  # type: ignore[call-overload]
 
 
-def test_what_was_trained_on_a_scripts_task_is_not_measured_on_others_by_mistake(
+def test_what_was_trained_on_a_scripts_task_is_measured_on_others_where_they_are_named(
     options: dict[str, Any],
 ) -> None:
-    sn.run(letters, rounds=1, **options)
+    sn.run(letters, None, rounds=1, **options)
     with pytest.raises(TaskError, match=r"letters.*script"):
         sn.evaluate(**options)
+    assert set(sn.evaluate(["rev", "sort"], **options).per_task) == {"rev", "sort"}
+
+
+def test_a_list_of_names_is_that_many_tasks_and_a_list_with_a_prompt_in_it_is_rows(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    for names in ["rev"], ("rev", "builtin"), ["sort", tmp_path / "data.jsonl"], ["rev", "./x.py:task"]:
+        node = sn.Node(names, length, **options)
+        assert node.config.tasks.names == tuple(map(str, names))
+    long = "x" * 5000
+    for rows in ["rev", "Say it backwards."], ["1/2 + 1/2 =", "sort"], ["gone.jsonl"], ["Is a?b", long]:
+        assert sn.Node(rows, length, **options).config.tasks.names == ("builtin",)
+    with pytest.raises(TaskError, match="rev, sort is a task already"):
+        sn.Node(["rev", "sort"], tools=[length], **options)
 
 
 def test_the_names_are_few_documented_and_loaded_when_they_are_used() -> None:

@@ -227,6 +227,8 @@ class Borrower:
     async def _read_own(self) -> None:
         """Groups of our own file that the book may not have; no faster than half of the judge's time."""
         tasks = [(task.name, task.version) for task in self._tasks.values()]
+        if unread := self.shelf.unread(tasks):
+            logger.info("judging the %d groups of this home's library that are not learnt from yet", unread)
         waiting: list[tuple[Announcement, bytes]] = []
         while not self._is_enough():
             while len(waiting) < JUDGED_TOGETHER and (group := self.shelf.next_unread(tasks)) is not None:
@@ -237,7 +239,7 @@ class Borrower:
                 else:
                     waiting.append((announcement, group.body))
             if not waiting:
-                return
+                break
             try:
                 judged = await self._judged(waiting, payer=None)
             except Exception:
@@ -253,6 +255,9 @@ class Borrower:
                     self._take(*one, found)
                     self._own += 1
             await self._until_there_is_room()
+        if unread:
+            refused = sum(self._refused.values())
+            logger.info("judged this home's library: %d groups to learn from, %d refused", self._own, refused)
 
     def _settings_of(self, group: SignedGroup) -> ExchangeSettings:
         """A file may be of another swarm: whoever put it here believes it."""

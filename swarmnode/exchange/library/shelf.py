@@ -154,6 +154,10 @@ class Shelf:
         found = [self._rows[author, body_hash].group for body_hash, author in names[start : start + limit]]
         return found, start + limit < len(names)
 
+    def unread(self, tasks: Collection[tuple[str, str]]) -> int:
+        """Returns the number of groups of the file that nobody has looked at since the start."""
+        return sum(row.unread and row.task in tasks for row in self._rows.values())
+
     def next_unread(self, tasks: Collection[tuple[str, str]]) -> SignedGroup | None:
         """Return a group of the file that nobody has looked at since the start, each once."""
         for row in self._rows.values():

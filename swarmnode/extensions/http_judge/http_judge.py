@@ -8,25 +8,27 @@ read out of what it says. Without, the URL gets {"prompt", "completions", "colum
 {"scores": [...]}, a number or null for each.
 
 A busy or broken judge is asked again until the time of the group is over. What refuses us (a wrong key, an
-unknown model) is an error. What comes back is bounded and believed only where it has the form and the range
-that were asked for. The key comes from the environment, goes into one header and nowhere else.
+unknown model) is an error, and so is a group for which nobody listened at the URL. What comes back is bounded
+and believed only where it has the form and the range that were asked for. The key comes from the environment,
+goes into one header and nowhere else.
 """
 
 import hashlib
+import itertools
 import logging
 import math
 import os
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
@@ -64,6 +66,9 @@ SPARE_S = 1.0
 """Seconds before a group's deadline at which unanswered requests are given up, so that answers with a score
 keep it."""
 
+MISSES_A_LINE = 100
+"""Requests without a score that share one line of the log, the first one's."""
+
 SHOWN_CHARS = 200
 
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -98,6 +103,10 @@ class Unanswered(Exception):
         self.wait_s = wait_s
 
 
+class _Unreachable(Unanswered):
+    """Raised when there was no connection."""
+
+
 @dataclass(slots=True)
 class HttpJudge:
     """A reward on TRL's contract. In a task file: `reward = HttpJudge(JudgeConfig(url="https://..."))`.
@@ -113,6 +122,9 @@ class HttpJudge:
     sleep: Callable[[float], None] = time.sleep
     _cache: JudgementCache = field(init=False)
     _opener: OpenerDirector = field(init=False)
+    _misses: Iterator[int] = field(init=False, default_factory=itertools.count)
+    _unreachable: str = field(init=False, default="")
+    """Why the last request of this group that was given up had no connection. Empty: it had one."""
 
     def __post_init__(self) -> None:
         if not self.config.url:
@@ -153,17 +165,25 @@ class HttpJudge:
         **columns: Sequence[Any],
     ) -> list[float | None]:
         """Returns a number for each completion, None for one that the judge did not answer in time. Raises
-        TaskError if the judge refuses us."""
+        TaskError if the judge refuses us or cannot be reached."""
         deadline = self.clock() + min(self.config.timeout_s, clock_of_work().left_s - SPARE_S)
+        self._unreachable = ""
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
-        if not self.config.model:
-            return self._group(prompts[0], completions, rows[0], deadline) if completions else []
-        asked = [
-            partial(self._one, _as_text(prompt), final_answer(said), row, deadline)
-            for prompt, said, row in zip(prompts, completions, rows, strict=True)
-        ]
-        with ThreadPoolExecutor(self.config.concurrency) as threads:
-            return [future.result() for future in [threads.submit(ask) for ask in asked]]
+        if self.config.model:
+            asked = [
+                partial(self._one, _as_text(prompt), final_answer(said), row, deadline)
+                for prompt, said, row in zip(prompts, completions, rows, strict=True)
+            ]
+            with ThreadPoolExecutor(self.config.concurrency) as threads:
+                scores = [future.result() for future in [threads.submit(ask) for ask in asked]]
+        else:
+            scores = self._group(prompts[0], completions, rows[0], deadline) if completions else []
+        if self._unreachable and set(scores) == {None}:
+            raise TaskError(
+                f"the judge at {self._shown_url} cannot be reached: {self._unreachable}",
+                hint="start it, or correct tasks.judge.url",
+            )
+        return scores
 
     # ---- the two forms ----
 
@@ -242,11 +262,14 @@ class HttpJudge:
         if unanswered.wait_s is not None:
             wait_s = max(wait_s, unanswered.wait_s)
         last = attempt + 1 >= TRIES or self.clock() + wait_s >= deadline
-        if last:
-            logger.warning("the judge at %s gave no score: %s", self._shown_url, unanswered)
-        else:
+        if not last:
             self.sleep(wait_s)
-        return not last
+            return True
+        self._unreachable = str(unanswered) if isinstance(unanswered, _Unreachable) else ""
+        if (missed := next(self._misses)) % MISSES_A_LINE == 0:
+            so_far = f" (to {missed + 1} requests so far)" if missed else ""
+            logger.warning("the judge at %s gave no score%s: %s", self._shown_url, so_far, unanswered)
+        return False
 
     def _posted(self, body: bytes, deadline: float) -> bytes:
         left_s = min(ONE_REPLY_S, deadline - self.clock())
@@ -262,6 +285,8 @@ class HttpJudge:
         except HTTPError as error:
             with error:
                 raise self._refused(error) from None
+        except URLError as error:
+            raise _Unreachable(self._shown(str(error.reason))) from None
         except OSError as error:
             raise Unanswered(f"{type(error).__name__}: {self._shown(str(error))}") from None
         except (HTTPException, ValueError) as error:

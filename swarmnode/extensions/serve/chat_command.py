@@ -23,12 +23,15 @@ from swarmnode.cli.settings import (
     settings_of_trained,
 )
 from swarmnode.errors import ConfigError, SwarmnodeError
-from swarmnode.extensions.serve.answering_client import ask
+from swarmnode.extensions.serve.answering_client import ask, models
 from swarmnode.extensions.serve.questions import AnswerBegan, Piece, Question, QuestionRefused
 from swarmnode.extensions.serve.standing_alone import Answering, answering
 from swarmnode.printable import printable
 
-USE = "an empty line ends; /new forgets; /model NAME asks another version, as in policy@12 or base"
+USE = (
+    "an empty line ends; /new forgets; /model NAME asks another version, as in policy@12 or base; // begins a"
+    " text with a slash; /help says this"
+)
 
 
 def chat(
@@ -64,23 +67,36 @@ def chat(
             _said(found, asked, (("user", question),), json)
             return
         typer.echo(f"{found.about}; {USE}")
-        _converse(found, asked)
+        _converse(found, _of(found, asked, ask_for))
 
 
 def _converse(found: Answering, asked: Question) -> None:
     messages: tuple[tuple[str, str], ...] = ()
     while line := _line():
-        if line == "/new":
-            messages = ()
-        elif line.startswith("/model "):
-            asked = _with(asked, model=line.removeprefix("/model ").strip())
-        else:
-            messages = (*messages, ("user", line))
-            try:
-                messages = (*messages, ("assistant", _said(found, asked, messages)))
-            except SwarmnodeError as error:
-                messages = messages[:-1]
-                typer.echo(f"{printable(error.message)}")
+        command, _, rest = line.partition(" ")
+        try:
+            if command == "/new":
+                messages = ()
+            elif command == "/model":
+                asked = _of(found, asked, rest.strip())
+            elif line.startswith("/") and not line.startswith("//"):
+                typer.echo(USE if command == "/help" else f"there is no command {printable(command)}: {USE}")
+            else:
+                told = (*messages, ("user", line[1:] if line.startswith("//") else line))
+                messages = (*told, ("assistant", _said(found, asked, told)))
+        except SwarmnodeError as error:
+            typer.echo(printable(error.message))
+
+
+def _of(found: Answering, asked: Question, model: str) -> Question:
+    """Returns the question to another model. Raises SwarmnodeError if there is none of this name."""
+    try:
+        there = asyncio.run(models(found.find()))
+    except QuestionRefused as refusal:
+        raise SwarmnodeError(refusal.refused.message) from refusal
+    if model not in ("policy", *there):
+        raise SwarmnodeError(f"there is no model {model!r}: there are {', '.join(there)}")
+    return _with(asked, model=model)
 
 
 def _line() -> str:

@@ -95,7 +95,6 @@ def evaluate(
         if not measured.measured:
             raise typer.Exit(1)
         return
-    here = ("--set", "command line", *([f"--config {config}"] if config else []))
     result = evaluate_offline(
         settings,
         base=base,
@@ -103,7 +102,6 @@ def evaluate(
         greedy=greedy,
         samples=samples,
         passing_reward=passing_reward,
-        tasks_named=settings.origins["tasks.names"] in here,
     )
     tell(json, result, _lines(result))
 

@@ -50,6 +50,9 @@ NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
 }
 """The verb of a purpose, and advice for where there is no checkpoint."""
 
+NAMED_HERE = ("--set", "--config", "command line", "the script")
+"""Beginnings of the origins of a setting that was said for this one evaluation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineEvaluation(Evaluation):
@@ -74,7 +77,6 @@ def evaluate_offline(
     greedy: bool = False,
     samples: int = 1,
     passing_reward: float = PASSING_REWARD,
-    tasks_named: bool = False,
     tasks: Mapping[str, Task] | None = None,
     screen: Screen | None = None,
     purpose: Purpose = "eval",
@@ -82,7 +84,7 @@ def evaluate_offline(
     """Measure the newest or the best checkpoint, or the base model, where `base` says so.
 
     On `tasks`, where they are given; else on those that the node trained on, unless some were named for this
-    very evaluation (`tasks_named`). Where there is nothing to measure, that is said before a model is loaded.
+    very evaluation (NAMED_HERE). Where there is nothing to measure, that is said before a model is loaded.
     """
     if greedy and samples > 1:
         raise ConfigError(
@@ -98,7 +100,8 @@ def evaluate_offline(
     with ExitStack() as stack:
         if tasks is None:
             newest = checkpoint or local.store.latest()
-            named = config.tasks if tasks_named else _trained_on(config.tasks, newest)
+            named_here = settings.origins["tasks.names"].startswith(NAMED_HERE)
+            named = config.tasks if named_here else _trained_on(config.tasks, newest)
             tasks = start_tasks(stack, named, settings.paths.home)
         judge = OwnJudge(tasks, config.tasks.score_timeout_s, max_failures=config.tasks.max_failures)
         result = evaluate(

@@ -438,13 +438,19 @@ class Summary:
     """Round of the newest checkpoint; less than `rounds` when the disk was full."""
     stopped: str
     advice: str = ""
-    """The node's last advice about tasks that there is nothing to learn from. Empty: none."""
+    """The node's last advice about tasks that there is nothing to learn from; and what judges failed of since
+    this start. Empty: none."""
     run: str = ""
     """Its name; empty in a pipeline."""
 
 
 def summary_of(status: NodeStatus) -> Summary:
     """Returns the summary of a run that ends at this status."""
+    generation, advice = status.generation, [status.advice] if status.advice else []
+    if generation.failure:
+        advice.append(
+            f"groups without a reward: {generation.unjudged_groups}, the last as {generation.failure}"
+        )
     return Summary(
         peer=status.peer_id,
         rounds=status.progress.round,
@@ -456,7 +462,7 @@ def summary_of(status: NodeStatus) -> Summary:
         external_groups_trained=dict(status.exchange.trained),
         saved_round=status.checkpoint.round,
         stopped=status.phase.detail if status.phase.name == "stopped" else "it was broken off",
-        advice=status.advice,
+        advice="; ".join(advice),
         run=status.run,
     )
 

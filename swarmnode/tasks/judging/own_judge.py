@@ -62,6 +62,8 @@ class OwnJudge:
         self.timeout_s = timeout_s
         self.lost = 0
         """Groups that have no reward because their judge failed."""
+        self.failure = ""
+        """Message of the last of these failures. Empty: there was none."""
         self.stopped: Future[None] = Future()
         self.threads = TimedThreads(timeout_s, self.stopped)
         self.asking: set[threading.Thread] = set()
@@ -107,7 +109,7 @@ class OwnJudge:
         if self.stopped.done():
             return
         with self._lock:
-            self.lost += 1
+            self.lost, self.failure = self.lost + 1, error.message
             self._in_a_row[name] += 1
             in_a_row = self._in_a_row[name]
             first, broken = name not in self._told, name not in self._has_judged

@@ -23,7 +23,7 @@ from swarmnode.tasks.kinds.rewarded_task import rewarded
 from swarmnode.tasks.kinds.rows_in_memory import TRAINING_SPLIT, rows_of, split
 from swarmnode.tasks.loader import TASK_NAME
 from swarmnode.tasks.rows import columns_of
-from swarmnode.tasks.specs import TaskKind, TaskSpec
+from swarmnode.tasks.specs import TaskKind, TaskSpec, names_a_task
 from swarmnode.tasks.task import EVALUATION_SEED, Task, is_task
 
 Rows = Iterable[Any]
@@ -38,7 +38,7 @@ NAMELESS = frozenset({"examples", "<lambda>"})
 
 
 def as_task(
-    given: Task | Draw | Rows | None,
+    given: Task | Draw | Rows | Path | None,
     rewards: Sequence[RewardSpec] = (),
     *,
     tools: Sequence[object] | None = None,
@@ -77,6 +77,20 @@ def as_task(
     return environments().around(replace(source, version=digest), tools, environment, {}, own=own)
 
 
+def task_names(given: object) -> tuple[str, ...]:
+    """Returns the names of tasks that a script passes: one, or a list in which every text is one. Empty: it
+    is no name.
+
+    >>> task_names("rev"), task_names(["rev", "sort"]), task_names(["rev", "Say it twice."])
+    (('rev',), ('rev', 'sort'), ())
+    """
+    if isinstance(given, str | Path):
+        return (str(given),)
+    several = cast(Sequence[object], given) if isinstance(given, list | tuple) else ()
+    named = all(isinstance(one, str | Path) and names_a_task(str(one)) for one in several)
+    return tuple(map(str, several)) if named else ()
+
+
 def refuse_untrained(given: object) -> None:
     """Raises TaskError for splits without one to train on, which an evaluation alone could use."""
     if isinstance(given, Mapping) and TRAINING_SPLIT not in given:
@@ -91,7 +105,7 @@ def refuse_untrained(given: object) -> None:
 def measured_rows(given: object) -> Any:
     """Returns the rows that a policy is measured on, if `given` is rows: all of them, or the evaluation split
     of several. None: it is a task, a function or nothing."""
-    if given is None or isinstance(given, str | Path) or callable(given) or is_task(given):
+    if given is None or task_names(given) or callable(given) or is_task(given):
         return None
     trained, measured = split(given)
     return trained if measured is None else measured

@@ -68,6 +68,7 @@ def test_a_task_is_judged_by_its_own_answers() -> None:
 
 
 def test_a_reward_that_is_always_none_is_told_and_asks_nobody_for_help() -> None:
+    assert "in 2 rounds" in advice(droughts_of(group([None, None]), rounds=2))["last"]
     droughts = droughts_of(group([None, None]))
     assert advice(droughts)["last"].startswith("no answer to last had a reward in 20 rounds")
     assert never_right(droughts) == set()

@@ -46,6 +46,14 @@ def test_without_a_template_a_prompt_is_its_text() -> None:
     assert PLAIN.prompt_ids("1+1=") == PLAIN.encode_completion("1+1=", "length")
 
 
+def test_of_a_long_prompt_only_the_engine_says_that_it_is_too_long() -> None:
+    tokenizer = byte_tokenizer(CHAT)
+    tokenizer.model_max_length = 4
+    renderer = Renderer(tokenizer)
+    assert len(renderer.prompt_ids("12345678")) > 4 and renderer.text_ids("12345678")
+    assert not tokenizer.deprecation_warnings, "transformers would have warned of indexing errors"
+
+
 def test_a_template_makes_the_prompt_a_turn_and_opens_the_answer() -> None:
     tokenizer = byte_tokenizer(CHAT)
     ids = CHATTY.prompt_ids("höher?")

@@ -204,8 +204,9 @@ def test_a_setting_that_is_a_text_may_look_like_a_number_or_a_date() -> None:
 
 def test_a_password_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
     file = write(tmp_path / "config.toml", "[node]\nhttp_password = 1234567890\n")
-    with pytest.raises(ConfigError, match=r"node\.http_password = \.\.\.: .*valid string"):
+    with pytest.raises(ConfigError, match=r"node\.http_password = \.\.\.: .*valid string") as caught:
         load_config(environ={}, user_file=file)
+    assert "between quotation marks" in caught.value.hint
 
 
 def test_a_later_layer_replaces_single_entries_of_a_table(tmp_path: Path) -> None:
@@ -221,13 +222,22 @@ def test_a_later_layer_replaces_single_entries_of_a_table(tmp_path: Path) -> Non
 def test_what_is_wrong_in_a_table_names_its_entry() -> None:
     with pytest.raises(ConfigError, match=r"tasks\.judge\.max_tokens = 0: .*--set"):
         load_config(environ={}, assignments=["tasks.judge={url = 'http://j', max_tokens = 0}"])
+    with pytest.raises(ConfigError, match=r"tasks\.judge = 'http://j/v1': this is a table") as caught:
+        load_config(environ={}, assignments=["tasks.judge=http://j/v1"])
+    assert "tasks.judge.url=" in caught.value.hint
     for assignment in ("tasks.judge.ulr=x", "tasks.judge={ulr = 'x'}"):
         with pytest.raises(ConfigError, match=r"unknown setting 'tasks\.judge\.ulr' \(--set\)") as caught:
             load_config(environ={}, assignments=[assignment])
         assert "'tasks.judge.url'" in caught.value.hint
 
 
-@pytest.mark.parametrize("assignment", ["rollout.temperature=inf", "network.listen=::1", "network.listen=me"])
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "rollout.temperature=inf", "network.listen=::1", "network.listen=me",
+        "node.rounds=true", "training.learning_rate=false", "tasks.reward_weights=true",
+    ],
+)  # fmt: skip
 def test_values_that_make_no_sense_are_refused_at_once(assignment: str) -> None:
     with pytest.raises(ConfigError, match=assignment.partition("=")[0]):
         load_config(environ={}, assignments=[assignment])

@@ -169,8 +169,9 @@ async def test_who_was_made_to_look_at_too_much_asks_nobody_any_more(start, grou
 
 
 async def test_a_group_at_home_on_which_our_task_stumbles_costs_no_other(
-    start, composed_by, tmp_path, monkeypatch
+    start, composed_by, tmp_path, monkeypatch, caplog
 ):
+    caplog.set_level("INFO")
     author = NodeKey(b"\x09" * 32)
     path, (odd, sound) = tmp_path / "library.jsonl", [composed_by(author, number) for number in range(2)]
     path.write_bytes(line_of(odd) + line_of(sound))
@@ -187,3 +188,5 @@ async def test_a_group_at_home_on_which_our_task_stumbles_costs_no_other(
         (group,) = await borrowed(node, 1)
         assert group.example.key == sound.header.key
         assert node.library.borrowed.refused == {"internal": 1} and node.library.borrowed.own == 1
+        await until(lambda: "judged this home's library: 1 groups to learn from, 1 refused" in caplog.text)
+        assert "judging the 2 groups of this home's library" in caplog.text

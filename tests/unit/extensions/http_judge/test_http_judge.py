@@ -18,7 +18,13 @@ import pytest
 from pydantic import ValidationError
 
 from swarmnode.errors import ConfigError, TaskError
-from swarmnode.extensions.http_judge.http_judge import MAX_REPLY_BYTES, TRIES, HttpJudge, filled_in
+from swarmnode.extensions.http_judge.http_judge import (
+    MAX_REPLY_BYTES,
+    MISSES_A_LINE,
+    TRIES,
+    HttpJudge,
+    filled_in,
+)
 from swarmnode.extensions.http_judge.judgement_cache import AGAIN_S, JudgementCache
 from swarmnode.settings.config import JudgeConfig, TasksConfig
 from swarmnode.settings.config_layers import load_config
@@ -169,10 +175,36 @@ def test_no_judge_is_waited_for_longer_than_anybody_waits_for_us(judging: Judgin
     assert time.now == 0.0
 
 
-def test_a_judge_that_is_not_there_is_tried_so_many_times(judge) -> None:
+@pytest.mark.parametrize("model", ["", "m"])
+def test_a_judge_that_is_not_there_is_tried_so_many_times_and_then_a_failure(judge, model: str) -> None:
     time = Time()
-    assert judge(time, url="http://127.0.0.1:1")(["?"], ["a"]) == [None]
-    assert len(time.slept) == TRIES - 1
+    with pytest.raises(TaskError, match=r"at http://127\.0\.0\.1:1\S* cannot be reached: .*refused") as told:
+        judge(time, url="http://127.0.0.1:1", model=model)(["?"], ["a"])
+    assert len(time.slept) == TRIES - 1 and "tasks.judge.url" in told.value.hint
+
+
+def test_a_judge_that_is_lost_in_the_middle_of_a_group_has_judged_the_first_half(
+    judging: Judging, judge, monkeypatch
+) -> None:
+    asks = judge(model="m", concurrency=1)
+
+    def answered_once(body: dict[str, Any]) -> Answer:
+        monkeypatch.setattr(HttpJudge, "endpoint", "http://127.0.0.1:1")
+        return chat("1")
+
+    judging.answer = answered_once
+    assert asks(["?"] * 2, ["a", "b"]) == [1.0, None]
+    with pytest.raises(TaskError, match="cannot be reached"):
+        asks(["?"] * 2, ["c", "d"])
+
+
+def test_a_judge_that_gives_no_score_is_told_of_once_and_then_by_count(
+    judging: Judging, judge, caplog
+) -> None:
+    judging.says(chat("it is good"))
+    judge(model="m", concurrency=1)(["?"] * (MISSES_A_LINE + 1), [str(n) for n in range(MISSES_A_LINE + 1)])
+    first, second = caplog.messages
+    assert "gave no score: no number" in first and f"(to {MISSES_A_LINE + 1} requests so far)" in second
 
 
 NONSENSE = {

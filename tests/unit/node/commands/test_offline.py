@@ -1,5 +1,6 @@
 """Which checkpoint is measured, and on what."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ def config() -> Config:
 
 
 def at(config: Config, model: str, paths: Paths) -> Settings:
-    return Settings(config, {}, paths, model, "as the test says")
+    return Settings(config, {"tasks.names": "default"}, paths, model, "as the test says")
 
 
 def save(config: Config, model: str, home: Path, rewards: list[float | None]) -> None:
@@ -118,7 +119,9 @@ def test_what_is_measured_is_what_the_policy_trained_on(
     assert set(evaluate_offline(at(config, model, paths), base=True).per_task) == {"rev", "odd"}
 
     named = config.model_copy(update={"tasks": config.tasks.model_copy(update={"names": ("gcd",)})})
-    assert set(evaluate_offline(at(named, model, paths), tasks_named=True).per_task) == {"gcd"}
+    for origin, is_here in ("the script", True), (f"--config {file}", True), ("preset tiny", False):
+        chosen = replace(at(named, model, paths), origins={"tasks.names": origin})
+        assert set(evaluate_offline(chosen).per_task) == ({"gcd"} if is_here else {"rev", "odd"})
 
     file.unlink()
     with pytest.raises(TaskError, match="which is gone") as caught:

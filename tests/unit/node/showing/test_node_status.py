@@ -1,9 +1,11 @@
 import logging
+import re
 from contextvars import copy_context
 
 import pytest
 from msgspec.structs import replace
 
+from swarmnode.machine.storage import builtin_folder
 from swarmnode.network.finding.invitation import Invitation, read_invitation
 from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.network.reach import Reach
@@ -110,3 +112,13 @@ def test_a_node_that_can_use_nothing_of_what_comes_says_why() -> None:
 def test_a_round_tells_what_was_not_needed_from_what_was_not_usable() -> None:
     heard = replace(STATUS.exchange, accepted=1, dropped={"crowded_out": 180, "stale": 1, "malformed": 2})
     assert round_line(replace(STATUS, exchange=heard)).endswith("accepted 1 not needed 181 dropped 2")
+
+
+def test_the_quick_start_explains_the_line_of_a_round_as_it_is() -> None:
+    page = (builtin_folder("configs").parent / "docs" / "quick_start.md").read_text()
+    (shown,) = re.findall(r"^round 12/100 .*", page, re.MULTILINE)
+    learnt = replace(STATUS.training, replayed=24, book=310)
+    line = round_line(replace(STATUS, training=learnt, reward=replace(STATUS.reward, external=0.812)))
+    assert re.sub(r"[\d.]+", "N", shown) == re.sub(r"[\d.]+", "N", line)
+    explained = [cell for row in re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE) for cell in row.split()]
+    assert set(shown.replace(",", "").split()) <= set(explained)
