@@ -33,6 +33,8 @@ another way around whoever was on the way."""
 
 PATIENCE = 4
 """Feeds that a node may forget under one plan and policy before it is gone around."""
+SWALLOWED = 3
+"""Feeds as which one counts that nobody has told of: until then the whole time of a step was waited."""
 
 
 @dataclass(slots=True)
@@ -295,7 +297,7 @@ class Feeder:
         """Give up nodes that are lost, and go around those that are of no use now or have forgotten too often
         (`hurry`: at all); around all that were on the way where nobody says which. Returns True if there is
         any."""
-        lost, useless, forgetful = set[PlanNode](), set[PlanNode](), set[PlanNode]()
+        lost, useless, forgot = set[PlanNode](), set[PlanNode](), dict[PlanNode, int]()
         for load, stopped in failed:
             route = load.feed.route
             blamed = {(route.plan, node) for node in route.nodes[1:] if stopped.node in (None, node)}
@@ -305,9 +307,10 @@ class Feeder:
             elif stopped.why in (StopReason.OTHER_POLICY, StopReason.NO_MEMORY):
                 useless |= blamed
             else:
-                forgetful |= blamed
-        self._forgot.update(forgetful)
-        useless |= {key for key in forgetful if hurry or self._forgot[key] > PATIENCE}
+                weight = SWALLOWED if stopped.node is None else 1
+                forgot |= {key: max(weight, forgot.get(key, 0)) for key in blamed}
+        self._forgot.update(forgot)
+        useless |= {key for key in forgot if hurry or self._forgot[key] > PATIENCE}
         self._around |= useless
         return bool(lost | useless)
 
