@@ -3,7 +3,7 @@
 LocalPipelineEngine -> [LocalChain] -> StageCaches of every stage
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from swarmnode.extensions.pipeline.rollouts.chain import (
 )
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import MAX_FEED_TOKENS
-from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
+from swarmnode.extensions.pipeline.rollouts.routing import PlanNode, Route, StageHolders, route_along
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, last_rows
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
@@ -73,8 +73,8 @@ class LocalChain:
     def vocabulary(self) -> int:
         return self._stages[0].vocabulary
 
-    def route(self, path: StagePath) -> Route | None:
-        return route_along(self._members, path, self._lost)
+    def route(self, path: StagePath, around: Collection[PlanNode] = ()) -> Route | None:
+        return route_along(self._members, path, self._lost | {node for _, node in around})
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         return [self._run(feed) for feed in feeds]

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -148,7 +149,8 @@ def test_a_reward_that_always_hangs_ends_the_run_with_a_clear_error_and_the_chec
     task, _ = task_that_hangs(tmp_path, "holds the interpreter")
     node = join(*SETTINGS, "--task", str(task), "--set", "tasks.score_timeout_s=0.5")
     assert node.wait() == 6
-    assert "task mine was given up after 3 groups" in node.story
+    # Several are judged at once: one more may have failed by the time.
+    assert re.search(r"task mine was given up after [3-9] groups one after the other", node.story), node.story
     assert f"it was at {task} line " in node.story and "swarmnode task check" in node.story
     assert "Traceback" not in node.story
     assert list(node.paths.checkpoints.rglob("round-*/state.json"))

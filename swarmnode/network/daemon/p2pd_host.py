@@ -30,7 +30,7 @@ from swarmnode.network.daemon.control_client import (
 from swarmnode.network.daemon.daemon_process import DaemonOptions
 from swarmnode.network.daemon.daemon_supervisor import DaemonSupervisor
 from swarmnode.network.daemon.peer_gate import PeerGate
-from swarmnode.network.daemon.stream_server import StreamServer, close
+from swarmnode.network.daemon.stream_server import StreamServer, listening
 from swarmnode.network.daemon.traffic import STREAMED_BYTES
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus
 from swarmnode.network.message_queue import MessageQueue, as_heard
@@ -265,16 +265,15 @@ class P2pdHost:
         self._peer_id = await self._supervisor.start()
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                server = await asyncio.start_unix_server(self._accept, str(self._listener))
-                self._spawn(self._supervisor.run())
                 try:
-                    yield
+                    async with listening(self._accept, self._listener):
+                        self._spawn(self._supervisor.run())
+                        try:
+                            yield
+                        finally:
+                            self._supervisor.retire()
                 finally:
-                    self._supervisor.retire()
-                    try:
-                        await close(server)
-                    finally:
-                        self._end_tasks()
+                    self._end_tasks()
         finally:
             await self._supervisor.stop()
 

@@ -5,9 +5,10 @@ daemon -> P2pdHost -> [StreamServer] -> rpc.answer, streams.handle_stream
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.network.daemon.control_client import ControlClient, Unusable
@@ -19,6 +20,9 @@ from swarmnode.network.stream_slots import StreamSlot, StreamSlots, StreamStage
 from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
 
 logger = logging.getLogger(__name__)
+
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
+"""Takes a connection that somebody made to us."""
 
 
 class StreamServer:
@@ -84,15 +88,25 @@ def _place(
         slots.give_back(slot)
 
 
-async def close(server: asyncio.Server) -> None:
-    """Stop listening. The `close` of Python 3.11 loses a connection that was just accepted: nobody closes its
-    socket. So whatever was accepted is set up first; who is cancelled meanwhile does not leave it open."""
-    for listening in server.sockets:
-        asyncio.get_running_loop().remove_reader(listening)
+@asynccontextmanager
+async def listening(accept: Accept, path: Path) -> AsyncGenerator[None, None]:
+    """Listen at a path until the end. Who is cancelled meanwhile leaves no socket open.
+
+    Two defects of Python 3.11 stand in the way: `start_unix_server` waits a turn, and forgets the server if
+    it is cancelled there; `close` loses a connection that was just accepted, whose socket nobody closes. So
+    the server is had before it starts, and whatever was accepted is set up before it is closed.
+    """
+    server = await asyncio.start_unix_server(accept, path, start_serving=False)
     try:
-        await asyncio.sleep(0)
+        await server.start_serving()
+        yield
     finally:
-        server.close()
+        for socket in server.sockets:
+            asyncio.get_running_loop().remove_reader(socket)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            server.close()
 
 
 UNREAD_REQUESTS = 2

@@ -1,14 +1,20 @@
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import Rejected
-from swarmnode.identity.envelope import seal, unseal
+from swarmnode.identity.envelope import decoded, seal, unseal
 from swarmnode.identity.node_key import NodeKey
 
 KEY = NodeKey(b"\1" * 32)
 OTHER = NodeKey(b"\2" * 32)
+
+
+class Open(msgspec.Struct):
+    """A record that takes fields it does not know."""
 
 
 def reason_of(data: bytes, context: str = "test", max_bytes: int = 4096) -> str:
@@ -49,6 +55,13 @@ def test_no_byte_of_an_envelope_can_be_changed(position: int, flip: int):
 
 def test_a_large_envelope_is_rejected_before_it_is_decoded():
     assert reason_of(b"\xc1" * 101, max_bytes=100) == "too_large"
+
+
+def test_lists_in_lists_are_rejected_however_deep_they_are():
+    deep = b"\x91" * 5000 + b"\xc0"
+    for kind, data in ((Any, deep), (msgspec.Raw, deep), (Open, b"\x81\xa1x" + deep)):
+        with pytest.raises(Rejected, match="malformed"):
+            decoded(msgspec.msgpack.Decoder(kind), data)
 
 
 @given(st.binary(max_size=300))

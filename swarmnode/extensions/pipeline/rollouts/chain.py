@@ -5,7 +5,7 @@ pipeline_engine.py -> [Chain] -> remote_chain.py (members of a pipeline) | tests
 A chain decides nothing: it says who stopped a feed and why, and the engine chooses what to do about it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.rollouts.routing import Route
+from swarmnode.extensions.pipeline.rollouts.routing import PlanNode, Route
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
@@ -31,11 +31,11 @@ class StopReason(StrEnum):
     OTHER_PLAN = "other_plan"
     """A node has its stage under another plan, or none: wait until it has come to ours, or we to another."""
     OTHER_POLICY = "other_policy"
-    """The weights of a node are of another version."""
+    """The weights of a node are of another version; without a node, ours are, since a moment ago."""
     NO_MEMORY = "no_memory"
     """A node has no room for this many tokens."""
     NOT_FINITE = "not_finite"
-    """Our own stage computes NaN or infinity from it."""
+    """A stage computes NaN or infinity from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class Chain(Protocol):
         """Bound of the tokens of one feed."""
         ...
 
-    def route(self, path: StagePath) -> Route | None:
-        """Return the nodes that take a path now, perhaps without a stage that no node holds. None if it is no
-        path here."""
+    def route(self, path: StagePath, around: Collection[PlanNode] = ()) -> Route | None:
+        """Return the nodes that take a path now, none of `around` among them, perhaps without a stage that no
+        other node holds. None if it is no path here."""
         ...
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:

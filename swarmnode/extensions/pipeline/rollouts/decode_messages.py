@@ -75,10 +75,12 @@ class Halted(_OfSession, frozen=True, kw_only=True, tag="halted"):
     @property
     def stopped(self) -> Stopped:
         """The reason and the node of the stop. A position behind the end is the data node, which the last
-        node of the path did not reach."""
+        node of the path did not reach. A stage whose numbers are not finite is lost: only our own say
+        something of our policy."""
         if self.position == len(self.path):
             return Stopped(StopReason.FORGOTTEN, None, self.detail)
-        return Stopped(self.why, self.path[self.position], self.detail)
+        why = StopReason.LOST if self.why is StopReason.NOT_FINITE else self.why
+        return Stopped(why, self.path[self.position], self.detail)
 
 
 class Closed(_OfSession, frozen=True, kw_only=True, tag="closed"):

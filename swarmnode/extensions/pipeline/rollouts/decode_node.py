@@ -24,6 +24,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -177,15 +178,26 @@ class DecodeNode:
                 return Stopped(StopReason.OTHER_POLICY, None, f"has version {own_version}, not {version}")
             return None if own_version < version else caches.run(key, segments, hidden(caches.model))
 
-        wait_s = POLL_S
         try:
-            while True:
-                if (found := await self.run_in_stage_thread(run)) is not None:
-                    return found
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, MAX_POLL_S)
+            return await self._once(run)
         except Rejected as rejected:
             return stopped_by(rejected, None)
+
+    async def moves_on(self, version: int, *, within_s: float) -> bool:
+        """Wait until our own weights are no longer of this version. Returns False if they still are."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                return await self._once(lambda: self._version() != version or None)
+        return False
+
+    async def _once(self, look: Callable[[], _T | None]) -> _T:
+        """Look in the stage's thread, again and again, until there is something. The caller sets the
+        deadline."""
+        wait_s = POLL_S
+        while (found := await self.run_in_stage_thread(look)) is None:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, MAX_POLL_S)
+        return found
 
     # The data node's half
 
@@ -299,9 +311,7 @@ def _ignore(peer_id: str, why: str) -> None:
 
 
 def _halted(step: DecodeStep, stopped: Stopped, position: int) -> Halted:
-    # A stage whose numbers are not finite is of no use to a data node whose own are.
-    why = StopReason.LOST if stopped.why is StopReason.NOT_FINITE else stopped.why
     return Halted(
         plan=step.plan, session=step.session, path=step.path, position=position, number=step.number,
-        why=why, detail=stopped.detail[:MAX_DETAIL],
+        why=stopped.why, detail=stopped.detail[:MAX_DETAIL],
     )  # fmt: skip

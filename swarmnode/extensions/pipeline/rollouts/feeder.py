@@ -11,14 +11,15 @@ get a copy of its columns and bring their own rest, its last token at least.
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
-from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath, Route
+from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath, PlanNode, Route
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 
@@ -27,7 +28,13 @@ logger = logging.getLogger(__name__)
 SESSION_BITS = 40
 
 MAX_FAILURES = 16
-"""Rounds of failed feeds after which a step is given up: nodes can be lost one after the other."""
+"""Rounds of failed feeds, with no node less to ask, after which a step is given up. At half of it we look for
+another way around whoever was on the way."""
+
+PATIENCE = 4
+"""Feeds that a node may forget under one plan and policy before it is gone around."""
+SWALLOWED = 3
+"""Feeds as which one counts that nobody has told of: until then the whole time of a step was waited."""
 
 
 @dataclass(slots=True)
@@ -83,12 +90,15 @@ class Feeder:
         self._choose_path = choose_path
         self._sequences: dict[int, _Sequence] = {}
         self._sessions: dict[StagePath, _Session] = {}
+        self._around: set[PlanNode] = set()
+        """Nodes that are of no use under the present policy, and accused of nothing."""
+        self._forgot: Counter[PlanNode] = Counter()
 
     def route_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> Route:
         """Return the route of a sequence with this prompt: along the wanted path, or the one chosen for the
         prompt, without stages that no node holds. Raises EngineError if neither is a path here."""
         for path in (wanted, self._choose_path(prompt_ids)):
-            if path and (route := self._chain.route(path)) is not None:
+            if path and (route := self._chain.route(path, self._around)) is not None:
                 return route
         raise EngineError(
             f"{self._choose_path(prompt_ids)} is no path through this pipeline",
@@ -117,7 +127,10 @@ class Feeder:
                 self._close(sequence.path)
 
     def policy_moved(self) -> None:
-        """Stop lending the columns of present sequences to new ones: they are an earlier policy's."""
+        """Stop lending the columns of present sequences to new ones: they are an earlier policy's. Nodes that
+        were gone around are asked again."""
+        self._around.clear()
+        self._forgot.clear()
         for sequence in self._sequences.values():
             sequence.lends = False
 
@@ -153,10 +166,10 @@ class Feeder:
             for load, result in zip(loads, results, strict=True):
                 if not isinstance(result, Stopped):
                     found |= self._fed(load, result)
-                elif result.why in (StopReason.LOST, StopReason.FORGOTTEN):
+                elif result.why in (StopReason.LOST, StopReason.FORGOTTEN) or self._is_of_no_use(
+                    result, load.feed.route
+                ):
                     failed.append((load, result))
-                elif result.why is StopReason.NO_MEMORY and self._is_of_no_use(result, load.feed.route):
-                    failed.append((load, replace(result, why=StopReason.LOST)))
                 else:
                     unhelpful = result
             self._restart_failed(failed, trouble)
@@ -228,8 +241,12 @@ class Feeder:
         return _Load(path, feed, tuple(row for row, _, _ in chosen))
 
     def _is_of_no_use(self, stopped: Stopped, route: Route) -> bool:
-        """Return True if another node has no room for the only sequence that there is."""
-        return len(self._sequences) == 1 and stopped.node not in (None, route.nodes[0])
+        """Return True if another node stays at another policy, or has no room for the only sequence."""
+        if stopped.node not in route.nodes[1:]:
+            return False
+        if stopped.why is StopReason.NO_MEMORY:
+            return len(self._sequences) == 1
+        return stopped.why is StopReason.OTHER_POLICY
 
     def _lenders(self, path: StagePath) -> dict[tuple[int, ...], int]:
         """Return the cell that holds each prompt completely."""
@@ -261,8 +278,10 @@ class Feeder:
 
     def _restart_failed(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
         """Close the sessions of failed feeds, so that everything is sent again, along other routes if need
-        be."""
+        be. Raises EngineError if that fails too often, which other nodes cannot bring about."""
         trouble.rounds += bool(failed)
+        if self._one_less_to_ask(failed, hurry=trouble.rounds > MAX_FAILURES // 2):
+            trouble.rounds = 0
         for load, stopped in failed:
             if trouble.rounds > MAX_FAILURES:
                 raise EngineError(
@@ -270,11 +289,30 @@ class Feeder:
                     f"{stopped.detail}",
                     hint="what was sampled is kept; look at the members of the pipeline",
                 )
-            if stopped.why is StopReason.LOST and stopped.node is not None:
-                self._chain.give_up(load.feed.route, stopped.node, stopped.detail)
             where = "" if stopped.node is None else f"node {stopped.node} "
             trouble.causes[f"{where}{stopped.why} ({stopped.detail})"] = None
             self._forget(load.path, trouble)
+
+    def _one_less_to_ask(self, failed: Sequence[tuple[_Load, Stopped]], *, hurry: bool) -> bool:
+        """Give up nodes that are lost, and go around those that are of no use now or have forgotten too often
+        (`hurry`: at all); around all that were on the way where nobody says which. Returns True if there is
+        any."""
+        lost, useless, forgot = set[PlanNode](), set[PlanNode](), dict[PlanNode, int]()
+        for load, stopped in failed:
+            route = load.feed.route
+            blamed = {(route.plan, node) for node in route.nodes[1:] if stopped.node in (None, node)}
+            if stopped.why is StopReason.LOST and stopped.node is not None:
+                self._chain.give_up(route, stopped.node, stopped.detail)
+                lost |= blamed
+            elif stopped.why in (StopReason.OTHER_POLICY, StopReason.NO_MEMORY):
+                useless |= blamed
+            else:
+                weight = SWALLOWED if stopped.node is None else 1
+                forgot |= {key: max(weight, forgot.get(key, 0)) for key in blamed}
+        self._forgot.update(forgot)
+        useless |= {key for key in forgot if hurry or self._forgot[key] > PATIENCE}
+        self._around |= useless
+        return bool(lost | useless)
 
     def _forget(self, path: StagePath, trouble: _Trouble) -> None:
         for row, sequence in self._sequences.items():

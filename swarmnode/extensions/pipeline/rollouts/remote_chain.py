@@ -11,7 +11,8 @@ plan. The weights are the pipeline's: a policy is its version here, and nothing 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, embedded, logits_of
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
-from swarmnode.extensions.pipeline.rollouts.routing import Route, StageHolders, route_along
+from swarmnode.extensions.pipeline.rollouts.routing import PlanNode, Route, StageHolders, route_along
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, last_rows
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
@@ -31,6 +32,8 @@ SPARE_S = 5.0
 """Time that the engine's thread waits in addition to the limit of the work on the event loop."""
 MAX_FEED_TOKENS = 4096
 """Bound of the tokens of one message: a longer prompt comes in pieces."""
+MOVE_TIMEOUT_S = 3.0
+"""Limit of the wait for a step of our own weights that another node seems to have taken already."""
 SETTLE_TIMEOUT_S = 300.0
 """Limit of the change of our own stage to the next plan, its weights included."""
 
@@ -59,7 +62,7 @@ class RemoteChain:
         self._node = node
         self._loop = loop
         self._members = members
-        self._lost: frozenset[tuple[str, int]] = frozenset()
+        self._lost: frozenset[PlanNode] = frozenset()
         """Plan and node of those that are not asked."""
         self._on_lost = on_lost
         self._step_timeout_s = step_timeout_s
@@ -74,9 +77,10 @@ class RemoteChain:
         """Use another plan, in which no node is lost yet. From any thread; steps under way are sent again."""
         self._members, self._lost = members, frozenset()
 
-    def route(self, path: StagePath) -> Route | None:
+    def route(self, path: StagePath, around: Collection[PlanNode] = ()) -> Route | None:
         members = self._members
-        return route_along(members, path, {node for plan, node in self._lost if plan == members.plan})
+        without = {node for plan, node in (*self._lost, *around) if plan == members.plan}
+        return route_along(members, path, without)
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         self._wait(self._settle(), SETTLE_TIMEOUT_S)
@@ -161,13 +165,17 @@ class RemoteChain:
             return Stopped(hidden_ND.why, nodes[0], hidden_ND.detail)
         if len(nodes) == 1:
             return last_rows(hidden_ND, segments)
-        left_s = self._step_timeout_s - (self._loop.time() - started_s)
+        until_s = started_s + self._step_timeout_s
         found = await self._node.send_around(
             members.plan, nodes, feed.session, segments, hidden_ND,
-            version=feed.version, timeout_s=max(left_s, 0.1),
+            version=feed.version, timeout_s=max(until_s - self._loop.time(), 0.1),
         )  # fmt: skip
         if not isinstance(found, Stopped):
             return found
+        if found.why is StopReason.OTHER_POLICY:
+            within_s = min(MOVE_TIMEOUT_S, until_s - self._loop.time())
+            if await self._node.moves_on(feed.version, within_s=within_s):
+                return replace(found, node=None)
         is_over = found.why is StopReason.OTHER_PLAN or self._members.plan != members.plan
         return _replanned(found) if is_over else found
 

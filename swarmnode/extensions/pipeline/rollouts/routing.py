@@ -16,6 +16,9 @@ from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 ChoosePath = Callable[[Sequence[int]], StagePath]
 """Token ids of a prompt -> the path of its completions."""
 
+PlanNode = tuple[str, int]
+"""Digest of a plan and the number of a node in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageHolders:

@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.wire.refusals import Refusal, Refused
+from swarmnode.identity.envelope import decoded
 from swarmnode.network.streams import ByteStream
 
 VERSION = 6
@@ -61,10 +62,7 @@ encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 def decode(kind: type[_T], data: Any) -> _T:
     """Decode a record of this type or union. Raises Rejected: malformed."""
-    try:
-        return _decoder(kind).decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Refusal.MALFORMED, str(error)) from error
+    return decoded(_decoder(kind), data, Refusal.MALFORMED)
 
 
 def framed(service: int, body: bytes, timeout_s: float = 0.0) -> bytes:

@@ -120,8 +120,9 @@ class MemberStreams:
     ) -> T:
         """Send a message in one attempt, and return its answer within so many seconds.
 
-        Raises MemberRefused; RequestTimeout, PeerUnreachable (of which BrokenOff
-        is one), HostDown; ValueError when the payload is not the message's; what `body.size_bytes` raises.
+        Raises MemberRefused, also for an answer that is none (malformed, wrong_shape, and what
+        `body.size_bytes` rejects); RequestTimeout, PeerUnreachable (of which BrokenOff is one), HostDown;
+        ValueError when the payload is not the message's.
         """
         if len(payload) != message.payload_bytes:
             raise ValueError(f"{len(payload)} bytes for a message of {message.payload_bytes}")
@@ -231,12 +232,15 @@ class _Attempt(Generic[T]):
         return answer
 
     async def content(self, stream: ByteStream, answer: AnswerFrame) -> T:
-        """Return the answer of the service, once its body is read. Raises BrokenOff, RequestTimeout;
-        Rejected: malformed, and as `AnswerBody.size_bytes`."""
-        content = decode(self.kind, answer.content)
-        expected = self.body.size_bytes(content) if self.body is not None else 0
-        if expected != answer.body_bytes:
-            raise Rejected(Refusal.WRONG_SHAPE, f"{answer.body_bytes} bytes behind an answer, not {expected}")
+        """Return the answer of the service, once its body is read. Raises BrokenOff, RequestTimeout,
+        MemberRefused."""
+        try:
+            content = decode(self.kind, answer.content)
+            expected = self.body.size_bytes(content) if self.body is not None else 0
+            if expected != answer.body_bytes:
+                raise Rejected(Refusal.WRONG_SHAPE, f"{answer.body_bytes} bytes in place of {expected}")
+        except Rejected as rejected:
+            raise MemberRefused(Refused.of(rejected)) from rejected
         try:
             for start in range(0, expected, CHUNK_BYTES):
                 assert self.body is not None

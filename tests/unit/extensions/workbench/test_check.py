@@ -267,19 +267,20 @@ def test_a_task_that_cannot_be_loaded_is_no_report(check):
         check("def examples(seed)")
 
 
+HANGS_FOR_S = 8.0
+"""The limit where something hangs for ever. A process that starts on a busy machine has it too."""
 HANGS = "    import re\n    return [float(bool(re.match(r'(a+)+$', 'a' * 40 + 'b')))]\n"
 
 
 def test_a_reward_that_hangs_is_a_verdict_which_names_function_and_example(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(f"{GOOD}\ndef reward_form(completions):\n{HANGS}")
-    report = check_task(str(path), TasksConfig(score_timeout_s=2.0))
+    report = check_task(str(path), TasksConfig(score_timeout_s=HANGS_FOR_S))
     assert not report.ok
     (finding,) = report.findings
     assert report.sample is not None
-    assert finding.what == (
-        f"the reward of task mine on the example {report.sample.prompt!r} did not return within 2 s"
-    )
+    where = f"the reward of task mine on the example {report.sample.prompt!r}"
+    assert finding.what == f"{where} did not return within {HANGS_FOR_S:g} s"
     assert finding.advice == f"it was at {path} line 12, in reward_form"
     assert (report.drawn, report.scores_per_s) == (600, None)
 
@@ -287,8 +288,8 @@ def test_a_reward_that_hangs_is_a_verdict_which_names_function_and_example(tmp_p
 def test_examples_that_hang_are_a_verdict_too(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(f"{GOOD}        if seed == 1:\n            while True: pass\n")
-    report = check_task(str(path), TasksConfig(score_timeout_s=2.0))
-    assert errors(report) == ["examples(1) of task mine did not return within 2 s"]
+    report = check_task(str(path), TasksConfig(score_timeout_s=HANGS_FOR_S))
+    assert errors(report) == [f"examples(1) of task mine did not return within {HANGS_FOR_S:g} s"]
     assert report.drawn == 200
 
 

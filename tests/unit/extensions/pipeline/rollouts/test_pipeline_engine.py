@@ -15,6 +15,7 @@ import torch
 
 from swarmnode.errors import EngineError, NetworkError
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
+from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
@@ -368,23 +369,78 @@ async def test_a_step_waits_for_members_that_are_a_version_behind() -> None:
     assert output.spans == (Span(0, 0, 1), Span(1, 1, 12, "stale"))
 
 
-async def test_a_policy_that_members_have_left_behind_is_an_error_and_nothing_is_lost() -> None:
+async def test_members_that_are_a_step_ahead_are_asked_again_once_we_have_taken_it() -> None:
     (asked,) = requests(prompts(1))
     async with swarm() as pipeline:
-        engine = pipeline.engine
+        engine, own = pipeline.engine, pipeline.members[0]
+        engine._newest_version = lambda: own.version[0]
         engine.submit([asked])
         for _ in range(2):
             await asyncio.to_thread(engine.step)
         for member in pipeline.members[1:]:
             member.version[0] = 1
-        with pytest.raises(EngineError, match="version 1, not 0"):
-            await asyncio.to_thread(engine.step)
-        assert pipeline.lost == []
-        pipeline.members[0].version[0] = 1
-        engine.set_policy(PolicyUpdate(1, {}, 1.0), "recompute")
+        waits = own.node.moves_on
+
+        async def waits_and_moves(version: int, *, within_s: float) -> bool:
+            waiting = asyncio.ensure_future(waits(version, within_s=within_s))
+            await asyncio.sleep(0)
+            own.version[0] = 1
+            return await waiting
+
+        own.node.moves_on = waits_and_moves  # type: ignore[method-assign]
         output = (await asyncio.to_thread(run, engine))["0"]
-    assert output.spans == (Span(0, 0, 2), Span(1, 2, 12))
-    assert_true(output, asked.prompt_ids)
+        assert pipeline.lost == []
+    assert (output.spans, output.sampled.path) == ((Span(0, 0, 2), Span(1, 2, 12, "stale")), FULL)
+
+
+async def test_a_member_that_stays_at_another_policy_is_gone_around_until_ours_moves() -> None:
+    first, second = requests(prompts(2))
+    async with swarm(step_timeout_s=0.5) as pipeline:
+        engine, other = pipeline.engine, pipeline.members[1]
+        other.version[0] = 7
+        found = (await asyncio.to_thread(run, engine, [first]))["0"]
+        for member in pipeline.members:
+            member.version[0] = 1
+        engine.set_policy(PolicyUpdate(1, {}, 1.0), "recompute")
+        after = (await asyncio.to_thread(run, engine, [second]))["1"]
+        assert pipeline.lost == []
+    assert (found.sampled.path, after.sampled.path) == ((0, 2), FULL)
+    assert_true(found, first.prompt_ids, (0, 2))
+    assert_true(after, second.prompt_ids)
+
+
+@pytest.mark.parametrize("why", [*StopReason])
+@pytest.mark.parametrize("everybody", [False, True])
+async def test_nothing_that_members_say_ends_sampling(why: StopReason, everybody: bool) -> None:
+    """Each says of every step that it does not go on, always for the same reason."""
+    asked = requests(prompts(3), tokens=2)
+    async with swarm(step_timeout_s=0.5) as pipeline:
+        liars = pipeline.members[1:] if everybody else pipeline.members[2:]
+
+        async def compute(*args: Any) -> Stopped:
+            return Stopped(why, None, "for no reason")
+
+        for liar in liars:
+            liar.node.compute = compute  # type: ignore[method-assign]
+        found = await asyncio.to_thread(run, pipeline.engine, asked)
+    path = (0,) if everybody else (0, 1)
+    assert {output.sampled.path for output in found.values()} == {path}
+    for name, output in found.items():
+        assert_true(output, asked[int(name)].prompt_ids, path)
+
+
+async def test_members_that_swallow_every_step_are_gone_around() -> None:
+    """They take messages, say that they have passed them on, and nothing comes around."""
+    (asked,) = requests(prompts(1), tokens=2)
+    async with swarm(step_timeout_s=0.2) as pipeline:
+
+        async def swallow(*args: Any) -> None:
+            return None
+
+        pipeline.members[2].node._go_on = swallow  # type: ignore[method-assign]
+        found = (await asyncio.to_thread(run, pipeline.engine, [asked]))["0"]
+    assert_true(found, asked.prompt_ids, found.sampled.path)
+    assert found.sampled.path == (0,)
 
 
 async def test_a_member_without_room_for_one_sequence_is_gone_around_and_none_before() -> None:
@@ -394,7 +450,7 @@ async def test_a_member_without_room_for_one_sequence_is_gone_around_and_none_be
         assert caches is not None
         caches._max_bytes = 0
         found = await asyncio.to_thread(run, engine, asked)
-        assert [peer for peer, _ in pipeline.lost] == [pipeline.members[1].host.peer_id]
+        assert pipeline.lost == []
     for name, output in found.items():
         assert output.sampled.path == (0, 2)
         assert_true(output, asked[int(name)].prompt_ids, (0, 2))

@@ -17,7 +17,7 @@ import torch
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeMessage, Halted
-from swarmnode.extensions.pipeline.rollouts.feeder import MAX_FAILURES
+from swarmnode.extensions.pipeline.rollouts.feeder import MAX_FAILURES, PATIENCE
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
@@ -418,8 +418,8 @@ def test_a_token_whose_logits_were_not_had_is_brought_again() -> None:
     assert_as_undisturbed(run(engine), asked)
 
 
-def interrupted(times: int) -> PipelineEngine:
-    """On every path there is; so many times a feed along any of them fails."""
+def interrupted(times: int, node: int) -> PipelineEngine:
+    """On every path there is; so many times a feed along any of them fails at this node."""
     prompt_paths = dict(zip(prompts(4), [FULL, (0, 1), (0, 2), (0, 2, 1)], strict=True))
     engine = local(lambda prompt: prompt_paths[tuple(prompt)])
     real, calls = engine._chain.run, 0
@@ -427,7 +427,7 @@ def interrupted(times: int) -> PipelineEngine:
     def fails(feeds: Sequence[ChainFeed]) -> list[torch.Tensor | Stopped]:
         nonlocal calls
         calls += 1
-        return real(feeds) if calls > times else [Stopped(StopReason.FORGOTTEN, 1) for _ in feeds]
+        return real(feeds) if calls > times else [Stopped(StopReason.FORGOTTEN, node) for _ in feeds]
 
     engine._chain.run = fails  # type: ignore[method-assign]
     return engine
@@ -435,11 +435,12 @@ def interrupted(times: int) -> PipelineEngine:
 
 def test_what_fails_on_all_paths_at_once_is_one_failure() -> None:
     asked = requests(prompts(4))
-    found = run(interrupted(MAX_FAILURES), asked)
+    found = run(interrupted(PATIENCE, 1), asked)
     assert len({output.sampled.path for output in found.values()}) == len(asked)
 
 
 def test_a_step_is_given_up_when_nothing_helps() -> None:
-    engine = interrupted(MAX_FAILURES + 1)
+    run(interrupted(MAX_FAILURES, 0), requests(prompts(4)))
+    engine = interrupted(MAX_FAILURES + 1, 0)
     with pytest.raises(EngineError, match="failed 17 times"):
         run(engine, requests(prompts(4)))

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from swarmnode.errors import NetworkError, PeerUnreachable, RequestTimeout
@@ -228,6 +229,25 @@ async def test_streams_that_were_idle_for_long_are_closed_and_their_peers_forgot
         with pytest.raises(NetworkError):
             await asking.ask("nobody", MemberService.MEMBERSHIP, Hello(), str, timeout_s=0.01)
         assert (asking._links, asking._open) == ({}, set())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("one", Refusal.MALFORMED), (7, Refusal.WRONG_SHAPE), (msgspec.Raw(b"\x91" * 2000 + b"\xc0"), None)],
+)
+async def test_an_answer_that_is_none_is_a_refusal(content: Any, reason: Refusal | None) -> None:
+    async def answers(stream: ByteStream) -> None:
+        await raw_wire.read(stream, Hello)
+        await raw_wire.say(stream, content, body_bytes=3)
+        await stream.discard()
+
+    async with alone(2) as (_, (host, other)):
+        await other.connect((await host.addresses())[0])
+        await other.serve_streams(PROTOCOL, answers)
+        async with MemberStreams(host) as asking:
+            with pytest.raises((MemberRefused, PeerUnreachable)) as refused:
+                await asking.ask(other.peer_id, MemberService.STATES, Hello(), int, timeout_s=9.0)
+    assert reason is None or refused.value.refusal is reason  # type: ignore[union-attr]
 
 
 async def test_a_peer_that_freezes_in_the_middle_of_an_answer_is_given_up_after_one_chunk() -> None:
