@@ -18,6 +18,7 @@ from swarmnode.node.showing.board import Occasion, RoundLines, Watcher, Watchers
 from swarmnode.node.showing.monitors import MOST_LOG_BYTES
 from swarmnode.node.showing.monitors import logger as monitors_logger
 from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.printable import printable, printable_lines
 from swarmnode.registry import first
 
@@ -109,7 +110,8 @@ class Screen:
             self._add(handler, line, "%Y-%m-%d %H:%M:%S")
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """Says in a few lines how far a preparation is."""
+        """Says in a few lines how far a preparation is. Raises StoppedEarly."""
+        STOP_SIGNALS.check()
         if done == 0 or done * PROGRESS_LINES // total > (done - 1) * PROGRESS_LINES // total:
             logger.info("%s: %d of %d", what, done, total)
 
