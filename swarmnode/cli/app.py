@@ -151,7 +151,11 @@ def main() -> None:
     except OSError as error:
         if error.errno not in DISK_TROUBLE:
             raise
-        _complain(f"{error.strerror}: {error.filename or 'standard output'}", "free space or use --home", 3)
+        _complain(
+            f"{error.strerror}: {error.filename or 'standard output'}",
+            "free space there, or choose another place",
+            3,
+        )
     except (KeyboardInterrupt, Exception) as error:
         # Ctrl-C while a large library is being imported surfaces as whatever that library makes of it.
         if not _was_interrupted(error):

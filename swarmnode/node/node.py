@@ -219,7 +219,10 @@ class NodeLoop:
             await self._finish_saving()
             self._board.enter("stopped", reason)
         self._watcher.see("tick", self.status)
-        return summary_of(self.status)
+        summary = summary_of(self.status)
+        if summary.not_saved:
+            logger.error("%s; free space, and the same command goes on before them", summary.not_saved)
+        return summary
 
     @asynccontextmanager
     async def _services(self) -> AsyncGenerator[None, None]:

@@ -7,6 +7,7 @@ run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -102,7 +103,7 @@ class Screen:
     def _keep_file(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handler = RotatingFileHandler(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
+            handler = LogFile(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
         except OSError as error:
             logger.warning("no log file: cannot write %s (%s)", path, error.strerror)
         else:
@@ -137,6 +138,26 @@ class Screen:
         self._logger.addHandler(handler)
         self._handlers.append(handler)
         return handler
+
+
+class LogFile(RotatingFileHandler):
+    """The log's file. Lines that a full disk does not take are left out, which is said once."""
+
+    said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.said:
+            self.said = True
+            logger.warning(
+                "cannot write %s (%s): lines of the log are missing there", self.baseFilename, error.strerror
+            )
+
+    def close(self) -> None:
+        with suppress(OSError):  # What a full disk did not take is tried once more.
+            super().close()
 
 
 class PrintableFormatter(logging.Formatter):
