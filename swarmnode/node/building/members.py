@@ -115,7 +115,7 @@ def build_members(
         )
         network = partial(build_network, tasks=tasks_of_others, local=local, neighbourhood=neighbourhood)
         leave = (lambda: None) if cohort is None else partial(cohort.leave, seat.label)
-        members.append(PolicyNode(seat, loop, network, leave))
+        members.append(PolicyNode(seat, loop, network, leave, local.engine.close))
     return members
 
 

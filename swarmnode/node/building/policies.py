@@ -68,6 +68,8 @@ class PolicyNode:
     network: Callable[[Seat], NetworkParts | None]
     """Called right before it starts: only then is it known where the others listen."""
     leave: Callable[[], None]
+    close_engine: Callable[[], None]
+    """Gives back its part of the engine, and may wait for a step of the others. A node does so itself."""
     stopping: bool = False
     node: NodeLoop | None = None
 

@@ -241,6 +241,8 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
         raise error from (group if len(group.exceptions) > 1 else error.__cause__)
     finally:
         remove_running(paths.running)
+        if member.node is None:  # The engine sleeps only where nobody has an awake part of it.
+            await asyncio.to_thread(member.close_engine)
 
 
 def _keep_what_is_loaded(stack: AsyncExitStack) -> None:
