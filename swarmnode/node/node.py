@@ -221,7 +221,8 @@ class NodeLoop:
         self._watcher.see("tick", self.status)
         summary = summary_of(self.status)
         if summary.not_saved:
-            logger.error("%s; free space, and the same command goes on before them", summary.not_saved)
+            again = f"the same command goes on after round {summary.saved_round or 0}"
+            logger.error("%s; free space: %s", summary.not_saved, again)
         return summary
 
     @asynccontextmanager

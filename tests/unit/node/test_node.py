@@ -337,7 +337,7 @@ async def test_a_full_disk_is_said_then_and_at_the_end_and_does_not_stop_the_tra
     assert one.status.checkpoint.error == "the disk is full"
     assert one.status.checkpoint.round is None
     assert summary.not_saved == "rounds 1 to 5 could not be saved: the disk is full"
-    assert f"{summary.not_saved}; free space, and the same command goes on before them" in caplog.text
+    assert f"{summary.not_saved}; free space: the same command goes on after round 0" in caplog.text
 
 
 async def test_a_round_does_not_wait_for_the_disk_and_what_is_on_it_is_said_when_it_is() -> None:
