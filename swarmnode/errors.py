@@ -20,6 +20,7 @@ SwarmnodeError                     what happened; `hint`: what to do next
 ├── EngineError                    a rollout engine cannot be had, refused something or stopped working
 │   └── RequestRefused             a request that no such engine would accept, now or later
 ├── PipelineError                  the members of a pipeline could not do together what one of them needed
+├── StoppedEarly                   a signal ended the process before its node was up
 ├── CheckpointError                a checkpoint is damaged or belongs to something else
 └── Rejected                       what a peer sent was not accepted; `reason` is a short code for counters
 
@@ -149,6 +150,10 @@ class RequestRefused(EngineError):
 
 class CheckpointError(SwarmnodeError):
     exit_code = 9
+
+
+class StoppedEarly(SwarmnodeError):
+    exit_code = INTERRUPTED
 
 
 class PipelineError(SwarmnodeError):

@@ -132,8 +132,8 @@ def version(json: Json = False) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    # Until a node has handlers of its own, a supervisor's SIGTERM is what Ctrl-C is: the first process of a
-    # container would otherwise not hear it at all, and be killed when the supervisor's patience ends.
+    # Until a node hears its signals (stop_signals.py), a supervisor's SIGTERM is what Ctrl-C is: the first
+    # process of a container would otherwise not hear it at all, and be killed when its patience ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         # What is wrong with the options is said by typer; as JSON by us.
@@ -151,14 +151,16 @@ def main() -> None:
     except OSError as error:
         if error.errno not in DISK_TROUBLE:
             raise
-        _complain(f"{error.strerror}: {error.filename or 'standard output'}", "free space or use --home", 3)
-    except KeyboardInterrupt:
-        _complain("stopped before the node was up", "nothing was lost", INTERRUPTED)
-    except Exception as error:
+        _complain(
+            f"{error.strerror}: {error.filename or 'standard output'}",
+            "free space there, or choose another place",
+            3,
+        )
+    except (KeyboardInterrupt, Exception) as error:
         # Ctrl-C while a large library is being imported surfaces as whatever that library makes of it.
         if not _was_interrupted(error):
             raise
-        _complain("stopped before the node was up", "nothing was lost", INTERRUPTED)
+        _complain("stopped before the end", "", INTERRUPTED)
 
 
 def _complain(what: str, hint: str, exit_code: int) -> NoReturn:

@@ -21,6 +21,7 @@ from swarmnode.cli.settings import (
     settings_here,
 )
 from swarmnode.node.building.policies import Ending
+from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.registry import find
 from swarmnode.settings.config_layers import Settings
 
@@ -129,10 +130,11 @@ def join(
     The last line printed is JSON with rounds, tokens, seconds, reward_first and reward_last; with several
     policies, a list of these and their totals.
     """
-    swarm, addresses = invited(home, swarm, addresses)
-    settings = settings_given({**context.params, "swarm": swarm, "addresses": addresses})
-    run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
-    leave(run_it(settings, fresh=fresh))
+    with STOP_SIGNALS:
+        swarm, addresses = invited(home, swarm, addresses)
+        settings = settings_given({**context.params, "swarm": swarm, "addresses": addresses})
+        run_it = find("run", "pipeline" if settings.config.pipeline.name else "alone")
+        leave(run_it(settings, fresh=fresh))
 
 
 def leave(ending: Ending) -> NoReturn:

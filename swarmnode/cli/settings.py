@@ -57,10 +57,10 @@ TASK_ENDINGS = (".py", ".jsonl", ".json", ".csv", ".parquet")
 
 
 def invited(
-    home: Path | None, swarm: str | None, addresses: Sequence[str] | None
+    home: Path | None, swarm: str | None, addresses: Sequence[str] | None, *, keeps: bool = True
 ) -> tuple[str | None, list[str] | None]:
     """The swarm and the addresses to dial, with what an invitation among them says. The key of a private
-    swarm is put into the home, where it stays. Raises NetworkError."""
+    swarm is put into the home, where it stays (`keeps`). Raises NetworkError."""
     texts = addresses or ()
     if task := next((text for text in texts if text.partition("?")[0].endswith(TASK_ENDINGS)), None):
         raise ConfigError(f"{task} is no address of a peer", hint=f"did you mean --task {task}?")
@@ -76,7 +76,7 @@ def invited(
             )
         swarm = invitation.name
         dialled += invitation.seeds
-        if invitation.key:
+        if invitation.key and keeps:
             accept(invitation, resolve_paths(home))
     return swarm, dialled or None
 

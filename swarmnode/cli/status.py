@@ -52,7 +52,16 @@ def _say_healthy(found: list[NodeStatus], json: bool) -> None:
 
 
 def running_nodes(paths: Paths) -> list[RunningNode]:
-    """Returns the notes of all policies that run here. Raises SwarmnodeError if none does."""
+    """Returns the notes of all policies that run here. Raises SwarmnodeError if none does, or if this home is
+    not ours to look into."""
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            paths.running.open().close()
+    except PermissionError:
+        raise SwarmnodeError(
+            f"nobody else is told whether a node runs here: {paths.running} may not be read",
+            hint="ask as the user who started it, or name your own --home",
+        ) from None
     running = [note for place in paths.policies() if (note := read_running(place.running)) is not None]
     if not running:
         raise _not_running(paths)

@@ -147,16 +147,20 @@ def sync(path: Path) -> None:
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Replaces a file by renaming another: a reader never sees half of it, and a crash leaves the old one.
-    `mode`: its permissions, from its first moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    `mode`: its permissions, from its first moment. Raises OSError, with the file's name."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(aside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
         sync(aside)
         aside.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # Who writes to a full disk is not told which file it was.
+        raise
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def set_aside(path: Path) -> None:

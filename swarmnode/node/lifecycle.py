@@ -129,7 +129,16 @@ def _finish(view: View) -> Action | None:
             f"nothing to do: {view.round} of {view.rounds_limit} rounds are done; set more of them (--rounds,"
             " rounds=) or start over (--fresh, fresh=True)"
         )
-    return Stop(f"{view.round} rounds are done")
+    return Stop(rounds_done(view.round))
+
+
+def rounds_done(rounds: int) -> str:
+    """Returns in words that so many rounds are done.
+
+    >>> rounds_done(1), rounds_done(2)
+    ('1 round is done', '2 rounds are done')
+    """
+    return "1 round is done" if rounds == 1 else f"{rounds} rounds are done"
 
 
 def _pause(view: View) -> Action | None:

@@ -219,7 +219,11 @@ class NodeLoop:
             await self._finish_saving()
             self._board.enter("stopped", reason)
         self._watcher.see("tick", self.status)
-        return summary_of(self.status)
+        summary = summary_of(self.status)
+        if summary.not_saved:
+            again = f"the same command goes on after round {summary.saved_round or 0}"
+            logger.error("%s; free space: %s", summary.not_saved, again)
+        return summary
 
     @asynccontextmanager
     async def _services(self) -> AsyncGenerator[None, None]:

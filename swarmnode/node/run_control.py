@@ -91,6 +91,8 @@ class RunControl:
                 logger.info("a person pauses the run when this round is done: %s", self.until)
                 return "pauses when this round is done"
             case "resume":
+                if not self.paused:
+                    return "was not paused: it goes on"
                 held, self._paused_until = self.held, 0.0
                 with self._changing:
                     self._overruled |= self._reasons.keys()

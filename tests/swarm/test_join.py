@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from swarmnode.errors import StorageError
 from swarmnode.machine.storage import resolve_paths
 from tests.test_readme import task_of_the_readme
 
@@ -204,7 +205,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_loses_nothing_and_does_not_stop_the_training(join: Join, small_disk: Path) -> None:
+def test_a_full_disk_costs_no_checkpoint_stops_no_training_and_is_told_at_the_end(
+    join: Join, small_disk: Path
+) -> None:
     settings = (*ALONE, "--set", "node.checkpoint_every=1")
     first = join(*settings, "--rounds", "2", home="disk")
     first.summary()
@@ -213,8 +216,10 @@ def test_a_full_disk_loses_nothing_and_does_not_stop_the_training(join: Join, sm
     fill(filler)
 
     second = join(*settings, "--rounds", "4", home="disk")
-    assert second.summary()["rounds"] == 4
-    assert "the disk is full" in second.story and "the node goes on" in second.story
+    assert second.wait() == StorageError.exit_code, second.story
+    assert "round 4/4" in second.story and "the node goes on" in second.story
+    assert "rounds 3 to 4 could not be saved" in second.story and "after round 2" in second.story
+    assert "Traceback" not in second.story
     assert adapter(second, 2) == kept
     assert not list(second.paths.checkpoints.rglob("round-00000004")), "no half-written checkpoint"
 

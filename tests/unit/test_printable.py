@@ -12,6 +12,7 @@ from swarmnode.cli import app
 from swarmnode.errors import EngineError
 from swarmnode.node.showing.screen import Screen
 from swarmnode.printable import MAX_LINE_CHARS, printable, printable_lines
+from tests.full_disk import full_disk
 
 STRANGERS = "gone\x1b[2J\x1b]0;owned\x07\r\n12:00:00 all is well\u202e\x9b31m"
 HARMLESS = r"gone\x1b[2J\x1b]0;owned\x07\r\n12:00:00 all is well\u202e\x9b31m"
@@ -50,6 +51,17 @@ def test_a_line_of_the_log_stays_one_line_on_the_screen_and_in_the_file(
     for written in lines:
         assert HARMLESS in written
         assert written.count("\n") == 1 and "\x1b" not in written and "\r" not in written
+
+
+def test_a_log_file_on_a_full_disk_is_told_once_and_the_story_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with full_disk(), Screen(tmp_path / "node.log", terminal=False):
+        log.info("first")
+        log.info("second")
+    first, told, second = (line.partition(" ")[2] for line in capsys.readouterr().err.splitlines())
+    assert (first, second) == ("first", "second")
+    assert told.startswith(f"cannot write {tmp_path / 'node.log'} (File too large)")
 
 
 def test_a_traceback_shows_its_lines_and_none_of_them_looks_like_the_log(tmp_path: Path):

@@ -6,12 +6,13 @@ About 100,000 parameters in Qwen3's architecture, bytes for tokens, warmed up on
 (`warmup.py`). A demonstration policy, honest about it: it answers `rev abc=` and knows nothing else.
 
 The folder is cached under a digest of everything that made it, written aside and renamed, so that it is
-either whole or absent, also when two processes build it at once.
+either whole or absent, also when two processes build it at once. One that was damaged later is built anew.
 """
 
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -25,13 +26,18 @@ import torch
 
 from swarmnode.errors import StorageError
 from swarmnode.extensions.demonstration.warmup import TrainingPhase, warm_up
-from swarmnode.machine.storage import sync
+from swarmnode.machine.storage import discard, sha256_of, sync
 from swarmnode.model.built_model import Progress
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task
 
+logger = logging.getLogger(__name__)
+
 BUILDER_VERSION = 1
 """Version of the builder; raised with any change here or in warmup.py that gives other weights."""
+
+SUMS = "sha256.json"
+"""File with the SHA-256 of each other file of the folder."""
 
 PAD_TOKEN_ID = 256
 EOS_TOKEN_ID = 257
@@ -99,7 +105,10 @@ def build_tiny(
     """
     target = models_folder / f"tiny-{_digest(recipe, seed, tasks)}"
     if target.is_dir():
-        return target
+        if _is_sound(target):
+            return target
+        logger.warning("the tiny policy in %s is damaged; it is built anew", target)
+        discard(target)
     start: Path | None = None
     if recipe.shared_phases:
         first = replace(recipe, phases=recipe.phases[: recipe.shared_phases], shared_phases=0)
@@ -208,6 +217,8 @@ def _publish(model: Any, target: Path) -> None:
     try:
         model.save_pretrained(staging)
         _save_tokenizer(staging)
+        sums = {path.name: sha256_of(path) for path in staging.iterdir()}
+        (staging / SUMS).write_text(json.dumps(sums, indent=2))
         for path in staging.iterdir():
             sync(path)
         try:
@@ -218,6 +229,17 @@ def _publish(model: Any, target: Path) -> None:
                 raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _is_sound(folder: Path) -> bool:
+    """Returns True if the files are those that were written, or if a builder wrote them that kept no sums."""
+    try:
+        sums: dict[str, str] = json.loads((folder / SUMS).read_text())
+        return all(sha256_of(folder / name) == digest for name, digest in sums.items())
+    except FileNotFoundError as error:
+        return error.filename == str(folder / SUMS)
+    except (OSError, ValueError):
+        return False
 
 
 def _save_tokenizer(folder: Path) -> None:

@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from swarmnode.cli.join import join, settings_given
 from swarmnode.cli.output import Json, tell
+from swarmnode.cli.settings import invited
 from swarmnode.errors import ConfigError, StorageError, SwarmnodeError
 from swarmnode.extensions.limits.service_texts import Started, user_unit
 from swarmnode.machine.storage import builtin_folder, replace_file
@@ -62,7 +63,7 @@ def install(
         raise ConfigError(f"--for {kind} is installed by hand", hint=f"see it by `--for {kind} --print`")
     unit = Path.home() / ".config" / "systemd" / "user" / "swarmnode.service"
     try:
-        replace_file(unit, text.encode())
+        replace_file(unit, text.encode(), mode=0o600)  # An invitation in it may hold the key of a swarm.
     except OSError as error:
         raise StorageError(f"cannot write {unit}: {error.strerror}", hint="see --print") from error
     for command in (("daemon-reload",), ("enable", "swarmnode"), ("restart", "swarmnode")):
@@ -75,7 +76,9 @@ def started_with(arguments: Sequence[str]) -> Started:
     """Returns the command of a node with these arguments of `join`. Raises ConfigError, and what else is said
     of settings that are none: a service that cannot start helps nobody."""
     given = _read(arguments)
-    settings = settings_given(given)
+    # The unit passes an invitation on, and each start reads it.
+    swarm, addresses = invited(given["home"], given["swarm"], given["addresses"], keeps=False)
+    settings = settings_given({**given, "swarm": swarm, "addresses": addresses})
     on_card = settings.config.policy.device != "cpu" and shutil.which("nvidia-smi") is not None
     # Of a member it bounds the stage alone, beside which the process takes what it takes.
     whole = not on_card and not settings.config.pipeline.name

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from swarmnode.extensions.page.reward_history import RewardHistory, RoundRewards
+from swarmnode.node.lifecycle import rounds_done
 from swarmnode.node.showing.node_status import NodeStatus
 
 Tone = Literal["good", "open", "warn", "bad"]
@@ -54,7 +55,7 @@ def learning(status: NodeStatus, history: RewardHistory) -> PageVerdict:
     if status.advice and reward.groups and sum(reward.without_gradient.values()) == reward.groups:
         return PageVerdict("bad", "no", status.advice)
     if len(own) < ROUNDS_TO_JUDGE:
-        return PageVerdict("open", "too early to tell", held_out or f"{len(own)} rounds are done")
+        return PageVerdict("open", "too early to tell", held_out or rounds_done(len(own)))
     quarter = max(2, len(own) // 4)
     before, now = fmean(own[:quarter]), fmean(own[-quarter:])
     trend = f"own reward {before:.2f} to {now:.2f}"

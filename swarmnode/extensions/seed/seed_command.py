@@ -7,6 +7,7 @@ import typer
 from swarmnode.cli.settings import Assignments, ConfigFile, Home, invited
 from swarmnode.extensions.seed.seed_node import run_seed
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.settings.config_layers import load_config
 
 
@@ -36,4 +37,5 @@ def seed(
         assignments=set_ or (),
         flags={key: value for key, value in flags.items() if value is not None},
     )
-    run_seed(loaded.config, paths, tell=typer.echo)
+    with STOP_SIGNALS:
+        run_seed(loaded.config, paths, tell=typer.echo)

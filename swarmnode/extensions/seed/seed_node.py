@@ -34,7 +34,7 @@ from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host, Message
 from swarmnode.network.multiaddr import scope_of
 from swarmnode.node.building.assemble import ANYWHERE, build_discovery, build_host, check_network
-from swarmnode.node.building.node_process import remove_running, stop_on_signals
+from swarmnode.node.building.node_process import remove_running
 from swarmnode.node.building.policies import Seat, check_status_port, choose_port, plain_error
 from swarmnode.node.building.run import forget_earlier_runs, leave_note, take_identity
 from swarmnode.node.run_control import RunControl
@@ -43,6 +43,7 @@ from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import NodeStatus, Sharing, invitation, joins_from, swarm_of
 from swarmnode.node.showing.page import open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
+from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.node.workers import supervise
 from swarmnode.settings.config import Config, NetworkConfig
 from swarmnode.token_bucket import TokenBucket
@@ -218,7 +219,7 @@ async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
             with open_page(NodeSource(lambda: node.status, control, config, {}, paths)) as page:
                 leave_note(node.status, seat, page)
                 # Before anybody is told that we are there: whoever reads the address may stop us at once.
-                stop_on_signals(node.request_stop, "stopping: peers are told goodbye")
+                STOP_SIGNALS.hand_to(node.request_stop, "stopping: peers are told goodbye")
                 _announce(node.status, tell)
                 await node.run()
     except BaseExceptionGroup as group:

@@ -29,6 +29,7 @@ from swarmnode.models import find_model
 from swarmnode.node.building.look_ahead import look_ahead
 from swarmnode.node.building.machine_memory import longest_sequence, sequence_within
 from swarmnode.node.building.policies import Seat, label_of
+from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.engine_choice import make_engine
 from swarmnode.rollout.renderer import Renderer
@@ -88,8 +89,10 @@ def load_policy(
         cast(Any, torch.cuda).set_per_process_memory_fraction(
             min(1.0, share), find_device(config.policy.device)
         )
+    STOP_SIGNALS.check()
     base = load_base_model(source, config.policy)
     limit = base.max_positions
+    STOP_SIGNALS.check()
     engine, reason = make_engine(
         base.model,
         base.eos_token_ids,

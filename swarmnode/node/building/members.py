@@ -33,6 +33,7 @@ from swarmnode.node.showing.contribution import open_contribution
 from swarmnode.node.showing.kept_rollouts import FILE, find_keeper
 from swarmnode.node.showing.monitors import Monitor, MonitorFeed, run_info
 from swarmnode.node.showing.screen import Screen
+from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.registry import find_called, made
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
 
@@ -67,6 +68,7 @@ def build_members(
     forward = build_forward(config, loaded)
     overlap = choose_overlap(config, loaded, forward.budget)
     cohort, neighbourhood = cohort_of(seats), Neighbourhood()
+    STOP_SIGNALS.check()
     if fresh:
         _put_checkpoints_aside(seats, model, loaded)
     members: list[PolicyNode] = []
@@ -115,7 +117,7 @@ def build_members(
         )
         network = partial(build_network, tasks=tasks_of_others, local=local, neighbourhood=neighbourhood)
         leave = (lambda: None) if cohort is None else partial(cohort.leave, seat.label)
-        members.append(PolicyNode(seat, loop, network, leave))
+        members.append(PolicyNode(seat, loop, network, leave, local.engine.close))
     return members
 
 

@@ -1,25 +1,18 @@
-"""A running node as a process: the lock on its identity, the note that it leaves for others, its signals.
+"""A running node as a process: the lock on its identity, the note that it leaves for others.
 
 run.py (take_identity) -> [IdentityLock]
                        -> [write_running] -> running.json -> `swarmnode status`, `swarmnode swarm`
-                       -> [stop_on_signals] -> NodeLoop.request_stop
 
 One process per identity: two nodes under one peer id would each receive half of what is sent to them. The
 lock is the kernel's (flock), so it is gone the moment its holder is, SIGKILL included; the file that is left
 behind locks nothing. It is never deleted, because deleting a lock file is a race.
 
-The note tells other commands the node's pid, its status page and its addresses. SIGINT, SIGTERM and SIGHUP
-mean: once, stop in order; again, stop at once.
+The note tells other commands the node's pid, its status page and its addresses.
 """
 
-import asyncio
 import fcntl
 import logging
 import os
-import signal
-import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -28,15 +21,10 @@ from typing import Annotated, Self
 import msgspec
 import psutil
 
-from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse
+from swarmnode.errors import IdentityError, IdentityInUse
 from swarmnode.machine.storage import replace_file
 
 logger = logging.getLogger(__name__)
-
-SAME_REQUEST_S = 1.0
-"""Signals this close together are one request: a terminal and a supervisor often both send one."""
-
-STOPPING = "stopping: the work in hand is ended and a checkpoint is written"
 
 
 class IdentityLock:
@@ -118,29 +106,3 @@ def remove_running(path: Path) -> None:
     note = read_running(path)
     if note is not None and note.pid == os.getpid():
         path.unlink(missing_ok=True)
-
-
-def stop_on_signals(request_stop: Callable[[], None], stopping: str = STOPPING) -> None:
-    """Install the handlers on the running event loop. `stopping`: what is said at the first request.
-
-    A second request does not wait for the work in hand, which may take minutes: the process ends there and
-    then. The last checkpoint is whole, and the network daemon goes down with us.
-    """
-    loop = asyncio.get_running_loop()
-    asked_at: float | None = None
-
-    def stop() -> None:
-        nonlocal asked_at
-        now = time.monotonic()
-        if asked_at is None:
-            asked_at = now
-            logger.info("%s; again stops at once", stopping)
-            request_stop()
-        elif now - asked_at > SAME_REQUEST_S:
-            logger.warning("stopped at once: the last checkpoint is where the next start goes on")
-            logging.shutdown()
-            sys.stdout.flush()
-            os._exit(INTERRUPTED)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
-from swarmnode.errors import ConfigError, PortInUse, SwarmnodeError
+from swarmnode.errors import ConfigError, PortInUse, StorageError, SwarmnodeError
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
 from swarmnode.node.node import NetworkParts, NodeLoop
@@ -68,6 +68,8 @@ class PolicyNode:
     network: Callable[[Seat], NetworkParts | None]
     """Called right before it starts: only then is it known where the others listen."""
     leave: Callable[[], None]
+    close_engine: Callable[[], None]
+    """Gives back its part of the engine, and may wait for a step of the others. A node does so itself."""
     stopping: bool = False
     node: NodeLoop | None = None
 
@@ -170,8 +172,9 @@ def ending(seats: Sequence[Seat], outcomes: Sequence[Summary | BaseException]) -
     done = [one for one in outcomes if isinstance(one, Summary)]
     if not done:
         raise [*defects, *errors][0]
+    code = StorageError.exit_code if any(summary.not_saved for summary in done) else 0
     if len(seats) == 1:
-        return Ending(msgspec.json.encode(done[0]).decode())
+        return Ending(msgspec.json.encode(done[0]).decode(), code)
     policies = [_entry(seat, outcome) for seat, outcome in zip(seats, outcomes, strict=True)]
     totals = {
         "rounds": sum(summary.rounds for summary in done),
@@ -179,7 +182,7 @@ def ending(seats: Sequence[Seat], outcomes: Sequence[Summary | BaseException]) -
         "seconds": max(summary.seconds for summary in done),
         "failed": len(errors),
     }
-    code = 1 if defects else next((e.exit_code for e in errors if isinstance(e, SwarmnodeError)), 0)
+    code = 1 if defects else next((e.exit_code for e in errors if isinstance(e, SwarmnodeError)), code)
     return Ending(msgspec.json.encode({"policies": policies, "totals": totals}).decode(), code)
 
 

@@ -29,7 +29,6 @@ from swarmnode.node.building.node_process import (
     RunningNode,
     read_running,
     remove_running,
-    stop_on_signals,
     write_running,
 )
 from swarmnode.node.building.policies import (
@@ -56,6 +55,7 @@ from swarmnode.node.showing.node_status import NodeStatus, Summary, invitation, 
 from swarmnode.node.showing.page import Page, open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.node.showing.used_settings import keep_settings
+from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.registry import Kind, first
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
@@ -69,7 +69,7 @@ class Company:
     """The policies of this process: they start one after the other, and each dials those before it."""
 
     def __init__(self, members: Sequence[PolicyNode], *, takes_signals: bool = True) -> None:
-        """`takes_signals`: SIGINT and SIGTERM stop the only policy, from when others can reach it."""
+        """`takes_signals`: SIGINT and SIGTERM stop the only policy."""
         self.members = members
         self.takes_signals = takes_signals and len(members) == 1
         self.addresses: list[str] = []
@@ -95,6 +95,7 @@ def run_node(settings: Settings, *, fresh: bool) -> Ending:
     """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
     with prepared(settings, Screen(settings.paths.logs / LOG_FILE), fresh=fresh) as members:
         seats = [member.seat for member in members]
+        STOP_SIGNALS.check()
         if len(members) > 1:
             return ending(seats, asyncio.run(serve_several(members)))
         # The only policy: its error is the process's.
@@ -128,8 +129,10 @@ def prepared(
         _say_what_it_takes(config, model)
         shown = demonstrations or Demonstrations()
         check_loadable(config, model)
+        STOP_SIGNALS.check()
         from swarmnode.node.building.members import build_members
 
+        STOP_SIGNALS.check()
         yield build_members(
             stack, screen, model, seats, fresh=fresh, watch=watch, monitors=told, demonstrations=shown
         )
@@ -211,6 +214,8 @@ def _who(seat: Seat) -> str:
 async def serve(member: PolicyNode, company: Company) -> Summary:
     """One policy's node from its start to its end."""
     paths = member.seat.paths
+    if company.takes_signals:
+        STOP_SIGNALS.hand_to(member.request_stop)
     try:
         async with AsyncExitStack() as stack:
             async with company.starting:
@@ -225,8 +230,6 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
                 _announce(node, page, member.seat, company)
                 if run := node.status.run:
                     keep_settings(paths.checkpoints / run, member.seat.config, member.seat.origins)
-            if company.takes_signals:
-                stop_on_signals(member.request_stop)
             try:
                 return await node.run()
             finally:
@@ -238,6 +241,8 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
         raise error from (group if len(group.exceptions) > 1 else error.__cause__)
     finally:
         remove_running(paths.running)
+        if member.node is None:  # The engine sleeps only where nobody has an awake part of it.
+            await asyncio.to_thread(member.close_engine)
 
 
 def _keep_what_is_loaded(stack: AsyncExitStack) -> None:
@@ -256,7 +261,7 @@ def _source_of(node: NodeLoop, seat: Seat) -> NodeSource:
 async def serve_several(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:
     """All to their end, whatever becomes of the others. In the order of `members`."""
     company = Company(members)
-    stop_on_signals(company.request_stop)
+    STOP_SIGNALS.hand_to(company.request_stop)
     served = (_serve_beside_others(member, company) for member in members)
     return list(await asyncio.gather(*served, return_exceptions=True))
 

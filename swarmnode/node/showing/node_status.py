@@ -442,6 +442,8 @@ class Summary:
     this start. Empty: none."""
     run: str = ""
     """Its name; empty in a pipeline."""
+    not_saved: str = ""
+    """The rounds that are lost because their checkpoint could not be written, and why. Empty: none."""
 
 
 def summary_of(status: NodeStatus) -> Summary:
@@ -464,7 +466,16 @@ def summary_of(status: NodeStatus) -> Summary:
         stopped=status.phase.detail if status.phase.name == "stopped" else "it was broken off",
         advice="; ".join(advice),
         run=status.run,
+        not_saved=_not_saved(status),
     )
+
+
+def _not_saved(status: NodeStatus) -> str:
+    saved, done = status.checkpoint.round or 0, status.progress.round
+    if not status.checkpoint.error or saved == done:
+        return ""
+    lost = "round" if done == saved + 1 else f"rounds {saved + 1} to"
+    return f"{lost} {done} could not be saved: {status.checkpoint.error}"
 
 
 def _numbers(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

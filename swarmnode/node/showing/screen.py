@@ -7,6 +7,7 @@ run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -18,6 +19,7 @@ from swarmnode.node.showing.board import Occasion, RoundLines, Watcher, Watchers
 from swarmnode.node.showing.monitors import MOST_LOG_BYTES
 from swarmnode.node.showing.monitors import logger as monitors_logger
 from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.printable import printable, printable_lines
 from swarmnode.registry import first
 
@@ -101,7 +103,7 @@ class Screen:
     def _keep_file(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handler = RotatingFileHandler(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
+            handler = LogFile(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
         except OSError as error:
             logger.warning("no log file: cannot write %s (%s)", path, error.strerror)
         else:
@@ -109,7 +111,8 @@ class Screen:
             self._add(handler, line, "%Y-%m-%d %H:%M:%S")
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """Says in a few lines how far a preparation is."""
+        """Says in a few lines how far a preparation is. Raises StoppedEarly."""
+        STOP_SIGNALS.check()
         if done == 0 or done * PROGRESS_LINES // total > (done - 1) * PROGRESS_LINES // total:
             logger.info("%s: %d of %d", what, done, total)
 
@@ -135,6 +138,26 @@ class Screen:
         self._logger.addHandler(handler)
         self._handlers.append(handler)
         return handler
+
+
+class LogFile(RotatingFileHandler):
+    """The log's file. Lines that a full disk does not take are left out, which is said once."""
+
+    said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.said:
+            self.said = True
+            logger.warning(
+                "cannot write %s (%s): lines of the log are missing there", self.baseFilename, error.strerror
+            )
+
+    def close(self) -> None:
+        with suppress(OSError):  # What a full disk did not take is tried once more.
+            super().close()
 
 
 class PrintableFormatter(logging.Formatter):

@@ -81,7 +81,14 @@ class CheckpointStore:
         crash left."""
         for leftover in self.folder.glob(f".{PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        return next(filter(None, map(self._sound, self._folders())), None)
+        folders = self._folders()
+        found = next(filter(None, map(self._sound, folders)), None)
+        if folders and found is None:
+            logger.warning(
+                "no checkpoint of run %s could be read: it begins anew; the damaged ones are kept in %s",
+                *(self.folder.name, self.folder),
+            )
+        return found
 
     def archive(self) -> Path | None:
         """Move all checkpoints out of the way (`--fresh`) and say where to. Nothing is deleted."""

@@ -1,6 +1,7 @@
 """Asking whether a node runs disturbs none that starts."""
 
 import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from swarmnode.cli.status import running_nodes
 from swarmnode.errors import SwarmnodeError
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import IdentityLock
+
+NOBODY = 65534
 
 HOLD = """
 import sys
@@ -46,3 +49,17 @@ def test_whoever_asks_leaves_the_lock_alone(left: str, tmp_path: Path) -> None:
         with pytest.raises(SwarmnodeError, match="no node is running here"):
             running_nodes(paths)
     assert lock.read_text() == left
+
+
+def test_a_home_that_is_not_ours_to_look_into_is_not_taken_for_an_idle_one(tmp_path: Path) -> None:
+    paths = resolve_paths(tmp_path)
+    paths.state.mkdir()
+    user = os.geteuid()
+    paths.state.chmod(0)
+    os.seteuid(user or NOBODY)  # Root reads everything.
+    try:
+        with pytest.raises(SwarmnodeError, match=r"running\.json may not be read\. ask as the user"):
+            running_nodes(paths)
+    finally:
+        os.seteuid(user)
+        paths.state.chmod(0o700)

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.machine.storage import builtin_folder, discard, resolve_paths, whole_folder
+from swarmnode.machine.storage import builtin_folder, discard, replace_file, resolve_paths, whole_folder
+from tests.full_disk import full_disk
 
 
 def test_one_variable_moves_everything() -> None:
@@ -79,3 +80,12 @@ def test_a_folder_that_is_discarded_is_gone(tmp_path: Path) -> None:
     (target / "file").touch()
     discard(target)
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_disk_does_not_take_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+    target = tmp_path / "library.jsonl"
+    target.write_bytes(b"old")
+    with full_disk(), pytest.raises(OSError, match="File too large") as caught:
+        replace_file(target, b"new")
+    assert caught.value.filename == str(target)
+    assert target.read_bytes() == b"old" and list(tmp_path.iterdir()) == [target]

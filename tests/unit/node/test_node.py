@@ -327,13 +327,17 @@ async def test_a_finished_run_started_again_has_nothing_to_do() -> None:
     assert replace(after, stopped=before.stopped) == before
 
 
-async def test_a_full_disk_is_said_and_does_not_stop_the_training() -> None:
+async def test_a_full_disk_is_said_then_and_at_the_end_and_does_not_stop_the_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     learner, monitor = FakeLearner("me", full_disk=True), Recorder()
     one = node(learner, "node.rounds=5", monitor=monitor)
     summary = await run(one)
     assert summary.rounds == 5
     assert one.status.checkpoint.error == "the disk is full"
     assert one.status.checkpoint.round is None
+    assert summary.not_saved == "rounds 1 to 5 could not be saved: the disk is full"
+    assert f"{summary.not_saved}; free space: the same command goes on after round 0" in caplog.text
 
 
 async def test_a_round_does_not_wait_for_the_disk_and_what_is_on_it_is_said_when_it_is() -> None:
@@ -396,7 +400,7 @@ async def test_what_a_full_disk_refused_is_tried_again_at_the_end(caplog: pytest
     summary = await run(one)
     assert "the disk is full" in caplog.text and "the node goes on" in caplog.text
     assert [counters.round for _, counters in learner.disk] == [5]
-    assert (summary.saved_round, one.status.checkpoint.error) == (5, "")
+    assert (summary.saved_round, one.status.checkpoint.error, summary.not_saved) == (5, "", "")
 
 
 async def test_a_stop_that_finds_no_room_tries_the_same_round_once_more() -> None:

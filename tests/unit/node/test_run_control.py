@@ -90,6 +90,14 @@ def test_a_node_takes_what_its_kind_can_follow() -> None:
     assert seed.ask("stop") == "ends now, with a checkpoint" and stopped == [1] and seed.ending
 
 
+def test_who_resumes_what_is_not_paused_is_told_so() -> None:
+    control = RunControl(lambda: None)
+    assert control.ask("resume") == "was not paused: it goes on"
+    control.hold("program", "blender runs")
+    assert control.ask("resume") == "goes on in spite of this: blender runs"
+    assert control.ask("resume") == "was not paused: it goes on"
+
+
 def test_the_log_has_what_a_person_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     control = RunControl(lambda: None)

@@ -26,6 +26,7 @@ from swarmnode.node.building.assemble import build_exchange
 from swarmnode.node.building.local_policy import renderer_of
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.policies import plain_error
+from swarmnode.node.lifecycle import rounds_done
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.showing.figures import shown
 from swarmnode.node.showing.node_status import NodeStatus, Summary
@@ -203,7 +204,7 @@ class TextRole:
             if report is None:
                 return "stopped on request"
             self._tell(report)
-        return f"{data_node.iteration} rounds are done"
+        return rounds_done(data_node.iteration)
 
     def _feed(self, iteration_plan: IterationPlan) -> TextFeed:
         return TextFeed(self._source, self._data_node.peer_id, iteration_plan.iteration)

@@ -34,6 +34,7 @@ from swarmnode.extensions.pipeline.runtime.membership_supervisor import Membersh
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.waiting import wait_at_most
+from swarmnode.node.lifecycle import rounds_done
 from swarmnode.node.showing.board import StatusBoard, Watcher
 from swarmnode.node.showing.node_status import NodeStatus, Phase, Summary, summary_of
 from swarmnode.node.workers import supervise
@@ -181,7 +182,7 @@ class PipelineNode:
     async def _work(self) -> str:
         while not self._stopping.is_set():
             if self.done and not self._is_needed():
-                return f"{self.member.iteration} rounds are done"
+                return rounds_done(self.member.iteration)
             if not self._has_data():
                 await self._serve()
                 continue

@@ -43,7 +43,7 @@ from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.built_model import source_of
 from swarmnode.network.admission import admission_to
 from swarmnode.node.building.assemble import build_discovery, build_host, check_network, seed_of
-from swarmnode.node.building.node_process import remove_running, stop_on_signals
+from swarmnode.node.building.node_process import remove_running
 from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
 from swarmnode.node.building.run import leave_note, take_identity
 from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
@@ -54,6 +54,7 @@ from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import Summary, invitation
 from swarmnode.node.showing.page import Page, open_page
 from swarmnode.node.showing.screen import LOG_FILE, Screen
+from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import Task
@@ -89,6 +90,7 @@ def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
         stack.callback(watcher.close)
         parts = _parts(seat, whole, memory, fresh=fresh)
         role = _data_role(seat, whole, tasks_for_strangers(stack, tasks))
+        STOP_SIGNALS.check()
         return ending([seat], [asyncio.run(_serve(PipelineNode(parts, watcher, role), seat))])
 
 
@@ -100,7 +102,7 @@ async def _serve(node: PipelineNode, seat: Seat) -> Summary:
             source = NodeSource(lambda: node.status, control, seat.config, seat.origins, seat.paths)
             with open_page(source) as page:
                 _announce(node, page, seat)
-                stop_on_signals(node.request_stop)
+                STOP_SIGNALS.hand_to(node.request_stop)
                 return await node.run()
     except BaseExceptionGroup as group:
         raise plain_error(group) from group

@@ -19,6 +19,7 @@ from swarmnode.extensions.demonstration.tiny import (
     EOS_TOKEN_ID,
     PAD_TOKEN_ID,
     QUICK_RECIPE,
+    SUMS,
     VOCABULARY,
     build_quick_tiny,
     build_tiny,
@@ -110,6 +111,25 @@ def test_a_second_call_finds_what_the_first_one_built(tmp_path):
     assert calls == [(0, 2, "two steps"), (1, 2, "two steps"), (2, 2, "two steps")]
     again = build_tiny(tmp_path, recipe=FASTEST, progress=lambda *step: pytest.fail("built again"))
     assert again == first
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", SUMS])
+def test_a_folder_that_was_damaged_is_built_anew_and_says_so(tmp_path, caplog, name):
+    folder = build_tiny(tmp_path, recipe=FASTEST)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / name).write_bytes(before[name][:-1])
+    assert build_tiny(tmp_path, recipe=FASTEST) == folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert list(tmp_path.iterdir()) == [folder] and "is damaged; it is built anew" in caplog.text
+
+
+def test_a_file_that_is_gone_is_damage_and_a_folder_without_sums_is_taken_as_it_is(tmp_path, caplog):
+    folder = build_tiny(tmp_path, recipe=FASTEST)
+    (folder / "tokenizer.json").unlink()
+    build_tiny(tmp_path, recipe=FASTEST)
+    assert (folder / "tokenizer.json").exists() and "is built anew" in caplog.text
+    (folder / SUMS).unlink()
+    build_tiny(tmp_path, recipe=FASTEST, progress=lambda *step: pytest.fail("built again"))
 
 
 def test_another_recipe_or_seed_is_another_folder(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
-from swarmnode.errors import ConfigError, SwarmnodeError
+from swarmnode.errors import ConfigError, NetworkError, SwarmnodeError
 from swarmnode.extensions.limits.service_texts import ATTEMPTS, POLICY, Started, unit_word, user_unit
 
 ROOT = Path(__file__).parents[4]
@@ -91,6 +92,19 @@ def test_settings_that_are_none_are_refused_before_anything_is_written(systemctl
     with pytest.raises(ConfigError, match="no such system"):
         run("--for", "openrc")
     assert not (systemctl / ".config").exists()
+
+
+def test_an_invitation_is_read_before_anything_is_written_and_every_start_reads_it(systemctl: Path) -> None:
+    to_friends = "sn1:k6dmcmllbmRzkMQA"
+    run("--", to_friends, "--home", str(systemctl / "home"))
+    unit = systemctl / ".config" / "systemd" / "user" / "swarmnode.service"
+    assert f'join "{to_friends}" --home' in unit.read_text()
+    assert stat.S_IMODE(unit.stat().st_mode) == 0o600, "it may hold the key of a swarm"
+    assert not (systemctl / "home").exists()
+    with pytest.raises(NetworkError, match="the invitation is damaged"):
+        run("--", "sn1:broken")
+    with pytest.raises(NetworkError, match="to friends, not to others"):
+        run("--", to_friends, "--swarm", "others")
 
 
 def test_the_unit_of_a_system_is_only_printed(systemctl: Path) -> None:

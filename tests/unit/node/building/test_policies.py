@@ -2,11 +2,12 @@
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from swarmnode.errors import CheckpointError, ConfigError, EngineError, PortInUse
+from swarmnode.errors import CheckpointError, ConfigError, EngineError, PortInUse, StorageError
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.policies import (
@@ -135,6 +136,13 @@ def test_several_policies_end_with_all_summaries_and_totals() -> None:
     assert [policy["peer"] for policy in found["policies"]] == ["a", "b"]
     assert found["totals"] == {"rounds": 5, "tokens": 500, "seconds": 4.5, "failed": 0}
     assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("policies", [1, 2])
+def test_rounds_that_could_not_be_saved_fail_the_process(policies: int) -> None:
+    done = [summary("a"), replace(summary("b"), not_saved="round 2 could not be saved: the disk is full")]
+    result = ending(seats(settings(f"node.policies={policies}")), done[-policies:])
+    assert result.exit_code == StorageError.exit_code and "the disk is full" in result.line
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from swarmnode.errors import StorageError, TaskError
+from swarmnode.errors import PortInUse, StorageError, TaskError
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import RunningNode, read_running, write_running
@@ -76,6 +77,8 @@ class Company:
         self.paths = paths
         self.built: list[int] = []
         self.left: list[int] = []
+        self.closed: list[int] = []
+        """Whose part of the engine no node gave back."""
         self.members = [self.member(number, learner) for number, learner in enumerate(learners)]
 
     def member(self, number: int, learner: FakeLearner) -> PolicyNode:
@@ -88,7 +91,12 @@ class Company:
 
         key = NodeKey(bytes([number] * 32))
         seat = Seat(number, config_of(self.config, number), self.paths.policy(number), key, 0, {})
-        return PolicyNode(seat, loop, lambda seat: None, lambda: self.leave(number))
+        leave, close_engine = partial(self.leave, number), partial(self.close_engine, number)
+        return PolicyNode(seat, loop, lambda seat: None, leave, close_engine)
+
+    def close_engine(self, number: int) -> None:
+        assert threading.current_thread() is not threading.main_thread(), "a step of others may be waited for"
+        self.closed.append(number)
 
     def leave(self, number: int) -> None:
         self.left.append(number)
@@ -129,6 +137,19 @@ async def test_who_fails_at_the_start_or_later_leaves_and_the_others_go_on(
     assert set(three.left) == {0, 1, 2}
     ended = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(ended) == 2 and all(line.endswith("; the other policies go on") for line in ended)
+
+
+async def test_who_fails_before_there_is_a_node_gives_back_its_part_of_the_engine(
+    company: Callable[..., Company],
+) -> None:
+    def no_network(seat: Seat) -> None:
+        raise PortInUse("taken")
+
+    two = company(FakeLearner("a"), BadDisk("b"))
+    two.members[0].network = no_network
+    first, second = await serve_several(two.members)
+    assert isinstance(first, PortInUse) and isinstance(second, StorageError)
+    assert two.closed == [0], "a node closes its own"
 
 
 async def test_the_last_one_does_not_say_that_others_go_on(

@@ -318,6 +318,19 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
     assert list(store.folder.glob("damaged-round-00000002-*")), "nothing is deleted"
 
 
+def test_a_run_of_which_every_checkpoint_is_damaged_says_once_that_it_begins_anew(
+    make: Make, store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store.tidy() is None and not caplog.records, "a new run has none"
+    for number in (1, 2):
+        (save(store, make(), number) / "state.json").unlink()
+    for _ in range(2):
+        assert store.tidy() is None
+    assert (
+        caplog.text.count(f"could be read: it begins anew; the damaged ones are kept in {store.folder}") == 1
+    )
+
+
 def test_a_checkpoint_of_another_version_is_not_damage(make: Make, store: CheckpointStore) -> None:
     folder = save(store, make(), 1)
     (folder / "state.json").write_text('{"format": 2, "what": "the version before this one wrote"}')
