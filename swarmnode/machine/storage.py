@@ -147,7 +147,10 @@ def sync(path: Path) -> None:
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Replaces a file by renaming another: a reader never sees half of it, and a crash leaves the old one.
-    `mode`: its permissions, from its first moment. Raises OSError, with the file's name."""
+    `mode`: its permissions, from its first moment. Raises OSError, with the file's name, also for a device in
+    its place."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "it is there and is no file", str(path))
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,15 +35,25 @@ STATE_SPARE_BYTES = 2**20
 
 
 async def whole_state(
-    states: StateService, members: Collection[str], *, layers: int, iteration: int
+    states: StateService,
+    members: Collection[str],
+    part: StagePart,
+    *,
+    layers: int,
+    iteration: int,
+    wanted: Mapping[str, Tensor],
 ) -> Assembled:
     """Return the learned state of all stages of a model with this number of layers, by PEFT's names: of this
-    iteration if all members have offered it, else of the newest one that they have. Raises PipelineError."""
+    iteration if all members have offered it, else of the newest one that they have. `part` and `wanted`: our
+    own layers and their parameters, by which the states of others are bounded. Raises PipelineError."""
     everything = StagePart(0, layers, has_ends=True)
+    most_bytes = _most_bytes(part, layers, wanted)
 
     async def look(newest: bool) -> Assembled:
         least = iteration if newest else 1
-        return await states.assemble(sorted(members), everything, at_least=least, at_most=iteration)
+        return await states.assemble(
+            sorted(members), everything, at_least=least, at_most=iteration, most_bytes=most_bytes
+        )
 
     try:
         return await _found(look, tries=NEWEST_TRIES + 1, newest=NEWEST_TRIES)
@@ -103,7 +113,8 @@ async def stage_state(
     tensors = dict(wanted)
     for each in found:
         tensors |= each.tensors
-    return Assembled(tensors, min(each.iteration for each in found))
+    iteration = min(each.iteration for each in found)
+    return Assembled(tensors, iteration, any(each.is_disputed for each in found))
 
 
 async def majority_state(

@@ -19,7 +19,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from swarmnode.errors import CheckpointError, StorageError
+from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.extensions.pipeline.execution.alignment import RARE_STEPS, SMALL_STATE_BYTES
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
@@ -311,10 +311,18 @@ class OwnStage:
     async def whole_state(self, iteration: int) -> Assembled:
         """Return the adapters of all stages, of this iteration if all members have offered it, else of the
         newest one that they have. Raises PipelineError."""
-        if self._settings.stage.trainable == "full" or self.agreed is None:
+        held, agreed = self._held, self.agreed
+        if self._settings.stage.trainable == "full" or agreed is None:
             return Assembled({}, iteration)
+        if held is None:
+            raise PipelineError("our own stage is being changed", hint="the next checkpoint has it")
         return await whole_state(
-            self.states, self.agreed.members, layers=self._whole.layers, iteration=iteration
+            self.states,
+            agreed.members,
+            held.part,
+            layers=self._whole.layers,
+            iteration=iteration,
+            wanted=held.model.trainable(),
         )
 
     async def _holding(self, part: StagePart) -> _Held:
@@ -356,8 +364,9 @@ class OwnStage:
             held.iteration, held.is_known = agreed.iteration, not agreed.iteration
             return
         await self.member.in_stage_thread(lambda: worker.load_state(found.tensors, held.optimizer))
-        held.iteration, held.is_known = agreed.iteration, found.iteration == agreed.iteration
-        if not held.is_known:
+        is_newest = found.iteration == agreed.iteration
+        held.iteration, held.is_known = agreed.iteration, is_newest and not found.is_disputed
+        if not is_newest:
             logger.warning(
                 "the newest state of layers %d to %d is of iteration %d, the pipeline is at %d",
                 held.part.first_layer, held.part.end_layer - 1, found.iteration, agreed.iteration,

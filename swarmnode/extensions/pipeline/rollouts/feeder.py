@@ -33,6 +33,8 @@ another way around whoever was on the way."""
 
 PATIENCE = 4
 """Feeds that a node may forget under one plan and policy before it is gone around."""
+MOST_POLICIES = 64
+"""Most policies for which such a node is gone around."""
 SWALLOWED = 3
 """Feeds as which one counts that nobody has told of: until then the whole time of a step was waited."""
 
@@ -90,9 +92,11 @@ class Feeder:
         self._choose_path = choose_path
         self._sequences: dict[int, _Sequence] = {}
         self._sessions: dict[StagePath, _Session] = {}
-        self._around: set[PlanNode] = set()
-        """Nodes that are of no use under the present policy, and accused of nothing."""
+        self._around: dict[PlanNode, int] = {}
+        """Nodes that are gone around, accused of nothing, and the policies until they are asked again."""
         self._forgot: Counter[PlanNode] = Counter()
+        self._strikes: Counter[PlanNode] = Counter()
+        """How often a node was gone around because it forgot: each time for twice as many policies."""
 
     def route_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> Route:
         """Return the route of a sequence with this prompt: along the wanted path, or the one chosen for the
@@ -128,8 +132,8 @@ class Feeder:
 
     def policy_moved(self) -> None:
         """Stop lending the columns of present sequences to new ones: they are an earlier policy's. Nodes that
-        were gone around are asked again."""
-        self._around.clear()
+        were gone around for long enough are asked again."""
+        self._around = {key: left - 1 for key, left in self._around.items() if left > 1}
         self._forgot.clear()
         for sequence in self._sequences.values():
             sequence.lends = False
@@ -310,9 +314,11 @@ class Feeder:
                 weight = SWALLOWED if stopped.node is None else 1
                 forgot |= {key: max(weight, forgot.get(key, 0)) for key in blamed}
         self._forgot.update(forgot)
-        useless |= {key for key in forgot if hurry or self._forgot[key] > PATIENCE}
-        self._around |= useless
-        return bool(lost | useless)
+        forgetful = {key for key in forgot if hurry or self._forgot[key] > PATIENCE}
+        self._strikes.update(forgetful)
+        self._around |= dict.fromkeys(useless, 1)
+        self._around |= {key: min(2 ** self._strikes[key], MOST_POLICIES) for key in forgetful}
+        return bool(lost | useless | forgetful)
 
     def _forget(self, path: StagePath, trouble: _Trouble) -> None:
         for row, sequence in self._sequences.items():

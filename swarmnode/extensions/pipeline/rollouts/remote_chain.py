@@ -32,7 +32,7 @@ SPARE_S = 5.0
 """Time that the engine's thread waits in addition to the limit of the work on the event loop."""
 MAX_FEED_TOKENS = 4096
 """Bound of the tokens of one message: a longer prompt comes in pieces."""
-MOVE_TIMEOUT_S = 3.0
+MOVE_TIMEOUT_S = 10.0
 """Limit of the wait for a step of our own weights that another node seems to have taken already."""
 SETTLE_TIMEOUT_S = 300.0
 """Limit of the change of our own stage to the next plan, its weights included."""

@@ -105,15 +105,15 @@ class RolloutRole:
         return self.summary.stopped
 
     def _raise_if_moved(self, group: BaseExceptionGroup[BaseException]) -> None:
-        """Raises RoleChanged if we no longer hold stage 0: then neither engine nor link can go on, which is
-        no error."""
+        """Raises RoleChanged if we do not hold stage 0 at the moment: then neither engine nor link can go on,
+        which is no error."""
         if group.subgroup((RoleChanged, EngineError)) is None:
             return
         if (changed := group.subgroup(RoleChanged)) is not None:
             raise plain_error(changed) from group
-        agreed = self._data_node.own_stage.agreed
-        if agreed is None or agreed.stage_of(self._data_node.peer_id) != 0:
-            raise RoleChanged("under the new plan we hold another stage") from group
+        own_stage = self._data_node.own_stage
+        if own_stage.part is None or not own_stage.part.has_ends:
+            raise RoleChanged("our stage under the new plan is another one, or not there yet") from group
 
     def _learner(self, agreed: AgreedPlan) -> PipelineLearner:
         data_node, inputs = self._data_node, self._inputs

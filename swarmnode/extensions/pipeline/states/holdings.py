@@ -12,7 +12,7 @@ taken before any other's, then that of the larger number; how far a state reache
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Annotated
 
@@ -107,6 +107,8 @@ class Offer:
     """The highest credibility of its holders."""
     backers: int = 1
     """Number of holders with that credibility."""
+    is_disputed: bool = False
+    """True if as many, as credible, say that this state has another digest."""
 
     @property
     def rank(self) -> tuple[int, HolderCredibility, int]:
@@ -121,6 +123,8 @@ class Assembled:
     tensors: dict[str, Tensor]
     iteration: int
     """Iteration of the oldest tensors, if they are mixed."""
+    is_disputed: bool = False
+    """True if nothing tells that they are right, and not the others that were offered."""
 
 
 def layer_of(name: str) -> int | None:
@@ -166,7 +170,9 @@ def offers(
     for offer in sorted(found, key=lambda o: (-o.credibility, -o.backers, o.holders, o.holding)):
         holding = offer.holding
         what = (holding.first_layer, holding.end_layer, holding.has_ends, holding.iteration)
-        best.setdefault(what, offer)
+        first = best.setdefault(what, offer)
+        if first is not offer and first.rank == offer.rank:
+            best[what] = replace(first, is_disputed=True)
     return sorted(best.values(), key=lambda offer: offer.holding)
 
 

@@ -141,6 +141,9 @@ def whole_snapshot(
     (`training.checkpoint.check_has_adapter`). Raises CheckpointError if a layer or one half of an adapter is
     missing.
     """
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{name} is not finite", hint="the stage that holds it has given NaN")
     adapters = {name: tensor for name, tensor in tensors.items() if not _is_moment(name)}
     _check_whole(adapters, adapter.lora_rank)
     moments = {name: tensor for name, tensor in tensors.items() if _is_moment(name)}
@@ -188,7 +191,8 @@ def _check_whole(adapters: Mapping[str, Tensor], rank: int) -> None:
                 f"{name} belongs to no adapter", hint="with full training a model is written, not an adapter"
             )
         other = name.replace(".lora_A.", ".lora_B.") if ".lora_A." in name else name.replace("_B.", "_A.")
-        if other not in adapters or tensor.shape[0 if ".lora_A." in name else 1] != rank:
+        is_pair = other in adapters and tensor.ndim == 2
+        if not is_pair or tensor.shape[0 if ".lora_A." in name else 1] != rank:
             raise CheckpointError(f"{name} has no partner, or not rank {rank}")
 
 

@@ -237,7 +237,8 @@ class StateService:
             tensors, failed = await self._fetch_all(chosen, part, wanted)
             if failed is None:
                 iteration = min((offer.holding.iteration for offer in chosen), default=at_most)
-                return Assembled(of_part(tensors, part), iteration)
+                is_disputed = any(offer.is_disputed for offer in chosen)
+                return Assembled(of_part(tensors, part), iteration, is_disputed)
             # Whoever did not make one offer good is not waited for with the next.
             failing = set(failed.holders) - {self._peer_id}
             offered = [o for o in offered if o != failed and not failing.issuperset(o.holders)]

@@ -17,8 +17,10 @@ from swarmnode.extensions.pipeline.own_stage import own_stage
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
 from swarmnode.extensions.pipeline.states import stage_checkpoints as checkpoints_module
+from swarmnode.extensions.pipeline.states.holdings import HeldState
 from tests.unit.extensions.pipeline.members import ListFeed
 from tests.unit.extensions.pipeline.own_stage.own_stages import SETTINGS, One, equal, home, together
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, batches, saved, tiny_model
@@ -272,6 +274,24 @@ async def test_a_replica_that_could_get_an_older_state_only_follows_the_one_that
         assert not torch.equal(next(iter(before.values())), next(iter(second.learnt().values())))
 
 
+@pytest.mark.parametrize("liar", [None, 0, 1])
+async def test_whoever_took_one_of_two_states_that_differ_does_not_vote_for_it(
+    whole: WholeModel, tmp_path: Path, liar: int | None
+) -> None:
+    async with home(whole, tmp_path, 4) as (found, (first, *replicas, new)):
+        await found.assign([[first], replicas], [2, LAYERS])
+        await found.step(first)
+        if liar is not None:
+            one = replicas[liar]
+            poison = {name: tensor + 1 for name, tensor in one.learnt().items()}
+            part = one.own_stage.part
+            assert part is not None
+            one.states.publish(HeldState.of(part, 1, poison))
+        await found.assign([[first], [*replicas, new]], [2, LAYERS], iteration=1)
+        held = new.own_stage._held
+        assert held is not None and held.is_known is (liar is None)
+
+
 async def test_a_full_disk_is_told_and_the_pipeline_goes_on(
     whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,6 +341,16 @@ async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_
         state = await first.own_stage.whole_state(1)
         assert state.iteration == 1
         equal(state.tensors, together(first, second))
+        (honest,) = [one for one in second.states._own if one.holding.iteration == 1]
+        endless = {
+            name: tensor.new_ones(1000, 1000) for name, tensor in state.tensors.items() if ".4." in name
+        }
+        part = StagePart(honest.holding.first_layer, honest.holding.end_layer)
+        second.states.publish(HeldState.of(part, 1, endless))
+        first.states._copies.kept.clear()
+        with pytest.raises(PipelineError, match="no members hold layers 0 to 5"):
+            await first.own_stage.whole_state(1)
+        second.states.publish(honest)
         found.kill(second)
         first.states._copies.layer_holders = None  # pyright: ignore[reportPrivateUsage]
         first.states._copies.kept.clear()  # pyright: ignore[reportPrivateUsage]

@@ -438,9 +438,15 @@ async def test_members_that_swallow_every_step_are_gone_around() -> None:
             return None
 
         pipeline.members[2].node._go_on = swallow  # type: ignore[method-assign]
-        found = (await asyncio.to_thread(run, pipeline.engine, [asked]))["0"]
-    assert_true(found, asked.prompt_ids, found.sampled.path)
-    assert found.sampled.path == (0,)
+        engine = pipeline.engine
+        found = (await asyncio.to_thread(run, engine, [asked]))["0"]
+        assert_true(found, asked.prompt_ids, found.sampled.path)
+        assert found.sampled.path == (0,)
+        around = [len(engine._feeder._around)]
+        for version in (1, 2):
+            engine.set_policy(PolicyUpdate(version, {}, 1.0), "recompute")
+            around.append(len(engine._feeder._around))
+    assert around == [2, 2, 0]
 
 
 async def test_a_member_without_room_for_one_sequence_is_gone_around_and_none_before() -> None:

@@ -310,6 +310,13 @@ def test_an_adapter_with_a_hole_is_not_written(trained: Trained) -> None:
         snapshot_of(assembled([first, last]))
 
 
+def test_half_of_an_adapter_that_is_no_matrix_is_not_written(trained: Trained) -> None:
+    whole = assembled(trained.states())
+    name = next(name for name in whole.tensors if name.endswith("lora_B.weight") and "/" not in name)
+    with pytest.raises(CheckpointError, match="no partner, or not rank"):
+        snapshot_of(Assembled({**whole.tensors, name: torch.ones(4)}, whole.iteration))
+
+
 def test_a_checkpoint_with_full_training_says_where_the_weights_are(trained: Trained, tmp_path: Path) -> None:
     checkpoint = written(trained, tmp_path).latest()
     assert checkpoint is not None

@@ -360,7 +360,7 @@ def test_of_two_digests_the_one_with_more_holders_counts() -> None:
     told = {"a": [holding(0, 2, mark="1")], "b": [holding(0, 2, mark="2")], "c": [holding(0, 2, mark="2")]}
     assert offers(told) == [Offer(holding(0, 2, mark="2"), ("b", "c"), backers=2)]
     del told["c"]
-    assert offers(told) == [Offer(holding(0, 2, mark="1"), ("a",))]
+    assert offers(told) == [Offer(holding(0, 2, mark="1"), ("a",), is_disputed=True)]
 
 
 def test_the_fewest_states_are_fetched_and_of_those_that_reach_as_far_the_smallest() -> None:
