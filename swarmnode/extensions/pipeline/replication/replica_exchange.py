@@ -61,7 +61,7 @@ from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 from swarmnode.extensions.pipeline.wire.incoming_streams import ServiceHandler
 from swarmnode.extensions.pipeline.wire.member_streams import AnswerBody, MemberStreams
 from swarmnode.extensions.pipeline.wire.of_each import of_each
-from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
+from swarmnode.extensions.pipeline.wire.refusals import BadAnswer, MemberRefused
 from swarmnode.extensions.pipeline.wire.services import MemberService
 
 NOTHING = GradientSum({}, 0, 0)
@@ -182,8 +182,8 @@ class ReplicaExchange:
                 body=body,
             )
             return await asyncio.to_thread(read_values, head, body.data, bounds)
-        except (NetworkError, MemberRefused):
-            return ContributionFault.SILENT
+        except (NetworkError, MemberRefused) as error:
+            return error.reason if isinstance(error, BadAnswer) else ContributionFault.SILENT
         except Rejected as rejected:
             return rejected.reason
 

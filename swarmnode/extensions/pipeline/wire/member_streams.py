@@ -30,7 +30,7 @@ from swarmnode.extensions.pipeline.wire.frames import (
     receive_prefix,
 )
 from swarmnode.extensions.pipeline.wire.incoming_streams import IncomingStreams, WireLimits
-from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.refusals import BadAnswer, MemberRefused, Refusal, Refused
 from swarmnode.extensions.pipeline.wire.services import LIMITS, MemberMessage, MemberService
 from swarmnode.network.streams import Buffer, ByteStream, StreamHost
 
@@ -120,9 +120,9 @@ class MemberStreams:
     ) -> T:
         """Send a message in one attempt, and return its answer within so many seconds.
 
-        Raises MemberRefused, also for an answer that is none (malformed, wrong_shape, and what
-        `body.size_bytes` rejects); RequestTimeout, PeerUnreachable (of which BrokenOff is one), HostDown;
-        ValueError when the payload is not the message's.
+        Raises MemberRefused, of which BadAnswer is for an answer that is none (malformed, wrong_shape, and
+        what `body.size_bytes` rejects); RequestTimeout, PeerUnreachable (of which BrokenOff is one),
+        HostDown; ValueError when the payload is not the message's.
         """
         if len(payload) != message.payload_bytes:
             raise ValueError(f"{len(payload)} bytes for a message of {message.payload_bytes}")
@@ -233,14 +233,14 @@ class _Attempt(Generic[T]):
 
     async def content(self, stream: ByteStream, answer: AnswerFrame) -> T:
         """Return the answer of the service, once its body is read. Raises BrokenOff, RequestTimeout,
-        MemberRefused."""
+        BadAnswer."""
         try:
             content = decode(self.kind, answer.content)
             expected = self.body.size_bytes(content) if self.body is not None else 0
             if expected != answer.body_bytes:
                 raise Rejected(Refusal.WRONG_SHAPE, f"{answer.body_bytes} bytes in place of {expected}")
         except Rejected as rejected:
-            raise MemberRefused(Refused.of(rejected)) from rejected
+            raise BadAnswer(rejected) from rejected
         try:
             for start in range(0, expected, CHUNK_BYTES):
                 assert self.body is not None

@@ -95,6 +95,14 @@ class MemberRefused(Rejected):
         self.refusal = refused.reason
 
 
+class BadAnswer(MemberRefused):
+    """A member has answered, and it is no answer or one that we reject; `reason` is ours."""
+
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__(Refused.of(rejected))
+        self.reason = rejected.reason
+
+
 def reason_of(rejected: Rejected) -> Refusal:
     """Return the reason of an error; `internal` for those that no member is told."""
     return Refusal(rejected.reason) if rejected.reason in set(Refusal) else Refusal.INTERNAL
