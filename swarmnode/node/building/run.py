@@ -204,7 +204,7 @@ def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
 
 
 def _second_node(paths: Paths) -> str:
-    """Returns what a second node on this machine joins the one that runs here with: its swarm, its pipeline."""
+    """Returns the command by which another node here joins the swarm and the pipeline of the running one."""
     command, own = "swarmnode join", " --home ~/swarmnode-2"
     note = read_running(paths.running)
     status = None if note is None else ask_status(note, paths)

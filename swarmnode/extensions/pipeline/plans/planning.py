@@ -109,10 +109,8 @@ class AgreedPlan:
         stages = self.partition.stages[0 if member.holds_data else 1 :]
         least = min((part.held_bytes + part.slot_bytes for part in stages), default=0)
         if member.free_bytes < least:
-            has = size_text(member.free_bytes)
-            return (
-                f"the smallest stage takes {size_text(least)}, and we give {has} (--max-memory, less a part)"
-            )
+            needed, given = size_text(least), size_text(member.free_bytes)
+            return f"the smallest stage takes {needed}, and we give {given}: raise --max-memory"
         return "the others are as fast without us"
 
     @property
