@@ -41,8 +41,8 @@ def _check_no_pipeline(settings: Settings) -> None:
         raise EngineError(
             f"a member of pipeline {status.pipeline.name} runs here, and answers nobody: no machine holds the"
             " whole model",
-            hint="ask when the pipeline has ended; where the whole model fits beside the stage, --run NAME loads"
-            " a checkpoint now (`swarmnode runs` lists them)",
+            hint="ask when the pipeline has ended; where the whole model fits beside the stage, --run NAME"
+            " loads a checkpoint now (`swarmnode runs` lists them)",
         )
 
 
