@@ -205,13 +205,10 @@ def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
 
 def _second_node(paths: Paths) -> str:
     """Returns the command by which another node here joins the swarm and the pipeline of the running one."""
-    command, own = "swarmnode join", " --home ~/swarmnode-2"
     note = read_running(paths.running)
     status = None if note is None else ask_status(note, paths)
-    if isinstance(status, NodeStatus):
-        command = invitation(status) or command
-        own += f" --pipeline {status.pipeline.name}" if status.pipeline.name else ""
-    return command.replace("swarmnode join", f"swarmnode join{own}", 1)
+    command = (invitation(status) if isinstance(status, NodeStatus) else None) or "swarmnode join"
+    return command.replace("swarmnode join", "swarmnode join --home ~/swarmnode-2", 1)
 
 
 def _who(seat: Seat) -> str:

@@ -119,8 +119,8 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
     if page.address:
         logger.info("the page of this node: %s", page.address)
     if (command := invitation(status)) is not None:
-        logger.info("another machine becomes a member of pipeline %s with:", seat.config.pipeline.name)
-        logger.info("  %s --pipeline %s, and the same model and settings", command, seat.config.pipeline.name)
+        logger.info("another machine becomes a member with the same model and settings, and:")
+        logger.info("  %s", command)
 
 
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
