@@ -15,6 +15,7 @@ from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL
 from swarmnode.exchange.gossip.header_gossip import receipts_topic_of, topic_of
 from swarmnode.exchange.gossip.helping import help_topic_of
 from swarmnode.exchange.library import library_pages
+from swarmnode.extensions.pipeline.stages.trial_cut import CAN_BE_CUT
 from swarmnode.extensions.pipeline.wire import frames, member_streams
 from swarmnode.extensions.reach import dialback
 from swarmnode.network import host, stream_slots
@@ -144,6 +145,10 @@ def test_settings_that_it_names_exist(page: str) -> None:
     known = {*KEYS, *GONE_SETTINGS} if page == "CHANGELOG.md" else KEYS
     unknown = {key for key, section in named if section in sections and key not in known}
     assert {key for key in unknown - FILES_LIKE_SETTINGS if not key.endswith(".py")} == set()
+
+
+def test_the_page_of_pipelines_names_the_families_that_can_be_cut() -> None:
+    assert CAN_BE_CUT in text_of("docs/pipeline.md")
 
 
 def test_tasksets_that_pages_train_on_are_in_the_examples() -> None:

@@ -290,11 +290,12 @@ def _mended(training: TrainReport) -> str:
 def _pipeline(pipeline: PipelineStatus) -> str:
     if pipeline.stage is None or pipeline.end_layer is None:
         return f"{pipeline.name}, {pipeline.members} members, no stage for us yet"
+    # Only members that start micro-batches know when the others are done.
+    took = ", " if pipeline.iteration_s is None else f" took {pipeline.iteration_s:.2f} s, "
     return (
         f"{pipeline.name}: stage {pipeline.stage} of {shown(pipeline.stages, 'd')}"
         f" (layers {pipeline.first_layer} to {pipeline.end_layer - 1}), {pipeline.members} members;"
-        f" iteration {pipeline.iteration} in {shown(pipeline.iteration_s, '.2f')} s"
-        f" (planned {shown(pipeline.planned_s, '.2f')});"
+        f" iteration {pipeline.iteration}{took}planned {shown(pipeline.planned_s, '.2f')} s;"
         f" {pipeline.repaired} paths repaired, {pipeline.lost} members lost"
     )
 

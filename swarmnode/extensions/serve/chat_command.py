@@ -37,8 +37,13 @@ USE = (
 def chat(
     question: Annotated[str | None, typer.Argument(help="One question; without it, a conversation.")] = None,
     ask_for: Annotated[
-        str, typer.Option("--ask", metavar="NAME", help="policy, policy@12, policy-1 (of several) or base.")
-    ] = "policy",
+        str | None,
+        typer.Option(
+            "--ask",
+            metavar="NAME",
+            help="policy, policy@12, policy-1 (of several) or base; without it, the one of --policy.",
+        ),
+    ] = None,
     greedy: Greedy = False,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")
@@ -61,13 +66,18 @@ def chat(
     settings = settings_of_trained(
         home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy
     )
-    asked = Question(model=ask_for, temperature=0.0 if greedy else 1.0, max_tokens=max_tokens, stream=True)
-    with answering(settings, base=base, best=best, model=model, run=run) as found:
+    with answering(settings, base=base, best=best, model=model, run=run, policy=policy) as found:
+        asked = Question(
+            model=ask_for or found.policy,
+            temperature=0.0 if greedy else 1.0,
+            max_tokens=max_tokens,
+            stream=True,
+        )
         if question is not None:
             _said(found, asked, (("user", question),), json)
             return
         typer.echo(f"{found.about}; {USE}")
-        _converse(found, _of(found, asked, ask_for))
+        _converse(found, _of(found, asked, asked.model))
 
 
 def _converse(found: Answering, asked: Question) -> None:

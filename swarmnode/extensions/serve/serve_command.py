@@ -69,7 +69,7 @@ def serve(
     )
     with (
         listen_on(host, port) as listening,
-        answering(settings, base=base, best=best, model=model, run=run) as found,
+        answering(settings, base=base, best=best, model=model, run=run, policy=policy) as found,
     ):
         typer.echo(f"serving {found.about} at {url_of(host, listening)}/v1 (Ctrl-C ends)")
         try:

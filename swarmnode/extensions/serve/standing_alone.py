@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarmnode.errors import EngineError
 from swarmnode.extensions.serve.answering_socket import AnsweringSocket, find_service
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_status
@@ -28,6 +29,21 @@ class Answering:
     find: Callable[[], str | None]
     """Finds the socket of the service; None: there is none now."""
     about: str
+    policy: str = "policy"
+    """The name by which the policy that is meant is asked."""
+
+
+def _check_no_pipeline(settings: Settings) -> None:
+    """Raises EngineError while a member of a pipeline runs here: the whole model may not fit beside its
+    stage."""
+    status = _status_here(settings)
+    if status is not None and status.pipeline.name:
+        raise EngineError(
+            f"a member of pipeline {status.pipeline.name} runs here, and answers nobody: no machine holds the"
+            " whole model",
+            hint="ask when the pipeline has ended; where the whole model fits beside the stage, --run NAME"
+            " loads a checkpoint now (`swarmnode runs` lists them)",
+        )
 
 
 def longest_answer(settings: Settings, noted: Mapping[str, Any]) -> int:
@@ -43,25 +59,36 @@ def node_is_meant(settings: Settings, model: str | None, run: str | None) -> boo
     it names none."""
     if model is None and run is None:
         return True
-    note = read_running(settings.paths.running)
-    status = None if note is None else ask_status(note, settings.paths)
-    if not isinstance(status, NodeStatus):
+    if (status := _status_here(settings)) is None:
         return False
     # A node shows the name of a folder without the way to it.
     named = (None, status.model) if model is None else (settings.model, Path(settings.model).name)
     return run in (None, status.run) and status.model in named
 
 
+def _status_here(settings: Settings) -> NodeStatus | None:
+    note = read_running(settings.paths.running)
+    status = None if note is None else ask_status(note, settings.paths)
+    return status if isinstance(status, NodeStatus) else None
+
+
 @contextmanager
 def answering(
-    settings: Settings, *, base: bool, best: bool, model: str | None, run: str | None
+    settings: Settings, *, base: bool, best: bool, model: str | None, run: str | None, policy: int = 0
 ) -> Generator[Answering]:
     """Finds the node that runs in this home; without one, or where `model` or `run` name another, loads a
     checkpoint, or the base model where `base` says so. Raises SwarmnodeError."""
     state = settings.paths.state
-    if not base and not best and find_service(state) is not None and node_is_meant(settings, model, run):
-        yield Answering(lambda: find_service(state), "the running node")
+    # All policies of a node have one service; one that does not run now has its checkpoint.
+    service = state.parents[1] if policy and read_running(settings.paths.running) else state
+    if not base and not best and find_service(service) is not None and node_is_meant(settings, model, run):
+        from swarmnode.node.building.policies import label_of
+
+        asked, of = (label_of(policy), f"{label_of(policy)} of ") if policy else ("policy", "")
+        yield Answering(lambda: find_service(service), f"{of}the running node", asked)
         return
+    if node_is_meant(settings, model, run):
+        _check_no_pipeline(settings)
     with Screen() as screen:
         local, checkpoint = load_checkpoint(
             settings, base=base, best=best, progress=screen.progress, purpose="serve"

@@ -24,8 +24,10 @@ from swarmnode.printable import printable
 MOST_MACHINES = 64
 DRAW_EVERY_S = 1.0
 LONGEST_CELL = 300
-COLUMNS = ("machine", "node", "doing", "round", "own", "held out", "tokens/s", "peers", "this week")
-NUMBERS = ("round", "own", "held out", "tokens/s", "peers")
+COLUMNS = ("machine", "node", "doing", "round", "own", "held\nout", "tokens\n/s", "peers", "this week")
+NUMBERS = ("round", "own", "held\nout", "tokens\n/s", "peers")
+UNBROKEN = ("node", *NUMBERS)
+"""Columns that keep their width where there is little."""
 
 
 def watch(
@@ -81,10 +83,10 @@ def _table_of(machines: Sequence[WatchedMachine]) -> RenderableType:
 def table(machines: Sequence[tuple[str, Seen]], now: float) -> RenderableType:
     """Returns the picture of several machines at a moment, and below it what is wrong with which; a pure
     function, as `render` of a panel is."""
-    made = Table(box=None, padding=(0, 1))
+    made = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
     for name in COLUMNS:
         made.add_column(
-            name, justify="right" if name in NUMBERS else "left", no_wrap=name in NUMBERS, overflow="fold"
+            name, justify="right" if name in NUMBERS else "left", no_wrap=name in UNBROKEN, overflow="fold"
         )
     wrong: list[Text] = []
     for name, seen in machines:

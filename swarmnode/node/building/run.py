@@ -31,6 +31,7 @@ from swarmnode.node.building.node_process import (
     remove_running,
     write_running,
 )
+from swarmnode.node.building.page_client import ask_status
 from swarmnode.node.building.policies import (
     Ending,
     PolicyNode,
@@ -197,14 +198,17 @@ def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
     try:
         stack.enter_context(IdentityLock(paths.identity))
     except IdentityInUse as error:
-        running = read_running(paths.running)
-        address = f" {running.addresses[0]}" if running and running.addresses else ""
-        second = f"--home ~/swarmnode-2{address}"
-        raise IdentityInUse(
-            error.message,
-            hint=f'give a second node its own identity: make join ARGS="{second}" or swarmnode join {second}',
-        ) from None
+        second = f"give a second node its own identity: {_second_node(paths)}"
+        raise IdentityInUse(error.message, hint=second) from None
     return load_or_create(paths.identity)
+
+
+def _second_node(paths: Paths) -> str:
+    """Returns the command by which another node here joins the swarm and the pipeline of the running one."""
+    note = read_running(paths.running)
+    status = None if note is None else ask_status(note, paths)
+    command = (invitation(status) if isinstance(status, NodeStatus) else None) or "swarmnode join"
+    return command.replace("swarmnode join", "swarmnode join --home ~/swarmnode-2", 1)
 
 
 def _who(seat: Seat) -> str:

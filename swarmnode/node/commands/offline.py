@@ -19,7 +19,7 @@ from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
-from swarmnode.training.checkpoints.run_folders import is_trained, runs_in
+from swarmnode.training.checkpoints.run_folders import STAGES, is_trained, runs_in
 from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
 from swarmnode.training.records import Evaluation
 
@@ -210,6 +210,12 @@ def _check_trained(settings: Settings, purpose: Purpose) -> None:
     known = runs_in(folder)
     if is_trained(known, model, named=settings.config.node.run):
         return
+    if not known and any(folder.glob(f"{STAGES}*")):
+        raise CheckpointError(
+            f"there is nothing to {NOTHING_YET[purpose][0]}: in {folder} is a stage of a pipeline's model,"
+            " and no adapter of the whole",
+            hint="take the home of the member that held the data last: it has the checkpoints of the whole",
+        )
     others = sorted({Path(run.state.base_model).name for run in known if run.state is not None})
     there = f"; those there are of {', '.join(others)}" if others else ""
     verb, way_out = NOTHING_YET[purpose]

@@ -351,13 +351,14 @@ def invitation(status: NodeStatus) -> str | None:
     addresses = _usable(status)[1]
     if not addresses:
         return None
+    join = "swarmnode join" + (f" --pipeline {status.pipeline.name}" if status.pipeline.name else "")
     if status.network.private:
         return (
-            f"swarmnode join INVITATION, which `swarmnode swarm invite --swarm {status.swarm}` prints here,"
+            f"{join} INVITATION, which `swarmnode swarm invite --swarm {status.swarm}` prints here,"
             " with the --home of this node"
         )
     swarm = "" if status.swarm == "commons" else f" --swarm {status.swarm}"
-    return f"swarmnode join {addresses[0]}{swarm}"
+    return f"{join} {addresses[0]}{swarm}"
 
 
 def joins_from(status: NodeStatus) -> str:

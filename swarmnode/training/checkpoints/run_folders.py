@@ -19,6 +19,8 @@ from swarmnode.errors import CheckpointError
 from swarmnode.training.records import STATE, State, read_state
 
 PREFIX = "round-"
+STAGES = "pipeline-"
+"""Prefix of the folders in which members of a pipeline keep their own stages."""
 TINY_FOLDER = re.compile(r"tiny-[0-9a-f]{12}")
 """Names of folders of the tiny policy, which have its digest in them."""
 ASIDE = re.compile(r".*\.\d{8}-\d{6}")

@@ -154,8 +154,8 @@ class KnownMembers:
             )
         wrong = differing(self._terms, presence.terms)
         if wrong:
-            self.tell(author, f"{wrong}; both sides need the same [pipeline] settings and model")
-            raise Rejected(Refusal.OTHER_TERMS, f"{wrong}. Make them equal to take part")
+            self.tell(author, f"{wrong}; start the one that is wrong again, with the same model and settings")
+            raise Rejected(Refusal.OTHER_TERMS, wrong)
         return author, presence
 
     def introduce(self, sealed: bytes, *, sender: str, wall_s: float, now_s: float) -> bool:
@@ -345,7 +345,7 @@ class KnownMembers:
         if self._told.get(author) == wrong:
             return
         self._told[author] = wrong
-        logger.warning("%s cannot take part in pipeline %s: %s", author, self.settings.name, wrong)
+        logger.warning("%s cannot be in pipeline %s with us: %s", author, self.settings.name, wrong)
 
 
 def _lose(known: KnownMember, now_s: float) -> None:

@@ -193,15 +193,21 @@ def open_presence(sealed: bytes, *, topic: str, now_s: float) -> tuple[str, Pres
 def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
     """Return the terms that differ, in words; empty if none does.
 
-    >>> differing({"skip": "0.25", "model": "a"}, {"skip": "0.5", "model": "a"})
-    "skip is '0.5' there and '0.25' here"
+    >>> differing({"skip": "0.25", "stages": "None"}, {"skip": "0.5", "stages": "3"})
+    'skip is 0.5 there and 0.25 here; stages is 3 there and unset here'
     """
     names = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
-    # Foreign text goes to a screen: escaped.
-    told = (
-        f"{ascii(name)[1:-1]} is {theirs.get(name)!a} there and {ours.get(name)!a} here" for name in names
+    if "model" in names:
+        return "the model there is another than here"  # Digests, and what follows from it, tell nobody more.
+    return "; ".join(
+        f"{_shown(name)} is {_shown(theirs.get(name))} there and {_shown(ours.get(name))} here"
+        for name in names
     )
-    return "; ".join(told)
+
+
+def _shown(term: str | None) -> str:
+    """Return a name or a value for a screen: foreign text is escaped."""
+    return "unset" if term in (None, "None") else ascii(term)[1:-1]
 
 
 def _check_rising(ends: Ends) -> None:

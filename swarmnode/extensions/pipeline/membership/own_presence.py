@@ -53,9 +53,7 @@ async def ask(
                 raise
         await exchange(Introduce(sealed))
         return await exchange(request)
-    except MemberRefused as refused:
-        if refused.refusal is Refusal.OTHER_TERMS:
-            logger.warning("%s does not let us take part: %s", peer_id, ascii(str(refused)))
+    except MemberRefused:
         raise
     except Rejected as error:
         # Its answer is none.

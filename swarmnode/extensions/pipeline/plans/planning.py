@@ -28,6 +28,7 @@ from swarmnode.extensions.pipeline.scheduling.placement import PlacementEffort, 
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.scheduling.schedule import SearchBudget, schedule
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
+from swarmnode.machine.memory_plan import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,15 @@ class AgreedPlan:
         """Return the planned stage of a member, with its layers; None if it has none."""
         stage = self.stage_of(peer_id)
         return None if stage is None else self.partition.stages[stage]
+
+    def why_spare(self, member: MemberCosts) -> str:
+        """Return the reason why this member has no stage, in words."""
+        stages = self.partition.stages[0 if member.holds_data else 1 :]
+        least = min((part.held_bytes + part.slot_bytes for part in stages), default=0)
+        if member.free_bytes < least:
+            needed, given = size_text(least), size_text(member.free_bytes)
+            return f"the smallest stage takes {needed}, and we give {given}: raise --max-memory"
+        return "the others are as fast without us"
 
     @property
     def as_former(self) -> FormerStages:

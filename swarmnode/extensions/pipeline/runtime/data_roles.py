@@ -83,6 +83,9 @@ class RolloutRole:
         data_node, agreed = self._data_node, self._data_node.own_stage.agreed
         assert agreed is not None, "data roles begin under a plan"
         self.replanned(agreed)
+        if data_node.parts.config.pipeline.trainable == "lora":
+            folder = self._inputs.store.folder
+            logger.info("we hold the data: from here on the whole adapter is saved here, in %s", folder)
         learner = self._learner(agreed)
         config = data_node.parts.config
         self._node = node = NodeLoop(

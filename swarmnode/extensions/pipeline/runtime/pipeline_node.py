@@ -69,6 +69,7 @@ class PipelineNode:
         self._role: DataRole | None = None
         self._stopping = asyncio.Event()
         self._stack = AsyncExitStack()
+        self._why_spare = ""
         self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
         self._slowdowns = SlowdownLog(parts.plan.micro_batch_tokens)
         self._board = StatusBoard(
@@ -86,11 +87,14 @@ class PipelineNode:
     @property
     def status(self) -> NodeStatus:
         own = self._role.status if self._role is not None else None
-        status = self._board.status if own is None else own
+        board = self._board.status
+        status = board if own is None else own
         if self.supervisor.trouble:
             phase = Phase("coming back to the pipeline", status.phase.since, self.supervisor.trouble)
             status = msgspec.structs.replace(status, phase=phase)
-        return msgspec.structs.replace(status, pipeline=self._view.status, network=self._board.status.network)
+        return msgspec.structs.replace(
+            status, pipeline=self._view.status, network=board.network, page=board.page
+        )
 
     @property
     def membership(self) -> Membership:
@@ -105,6 +109,10 @@ class PipelineNode:
         """Return our costs and links, and our observations of members that our micro-batches passed."""
         observed = self._slowdowns.observed(time.monotonic())
         return CostAnnouncement(self.parts.costs(), self._prober.links(), observed)
+
+    def serves(self, page: str) -> None:
+        """Show where the status page is."""
+        self._board.show(page=page)
 
     def request_stop(self) -> None:
         """End after the running iteration."""
@@ -224,7 +232,7 @@ class PipelineNode:
         """Hold the stage for one tick while others drive."""
         part = self.own_stage.part
         if part is None:
-            waiting = f"{len(self.membership.members())} members so far"
+            waiting = f"{len(self.membership.members())} members so far{self._why_spare}"
             self._board.enter("waiting for a place in the pipeline", waiting)
         else:
             layers = f"layers {part.first_layer} to {part.end_layer - 1}"
@@ -252,6 +260,10 @@ class PipelineNode:
 
     async def _take_assignment(self, agreed: AgreedPlan) -> None:
         await self.own_stage.take(agreed)
+        self._why_spare = ""
+        if agreed.stage_of(self.peer_id) is None:
+            self._why_spare = f"; {agreed.why_spare(self.parts.costs())}"
+            logger.info("no stage for us%s", self._why_spare)
         if self._role is not None and self.own_stage.ready.is_set():
             self._role.replanned(agreed)
 

@@ -59,6 +59,7 @@ from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoints.run_folders import STAGES
 from swarmnode.training.losses import loss_of
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ async def _serve(node: PipelineNode, seat: Seat) -> Summary:
             control = RunControl(stop, ("stop",))
             source = NodeSource(lambda: node.status, control, seat.config, seat.origins, seat.paths)
             with open_page(source) as page:
+                node.serves(page.address)
                 _announce(node, page, seat)
                 STOP_SIGNALS.hand_to(node.request_stop)
                 return await node.run()
@@ -117,8 +119,8 @@ def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
     if page.address:
         logger.info("the page of this node: %s", page.address)
     if (command := invitation(status)) is not None:
-        logger.info("another machine becomes a member of pipeline %s with:", seat.config.pipeline.name)
-        logger.info("  %s --pipeline %s, and the same model and settings", command, seat.config.pipeline.name)
+        logger.info("another machine becomes a member with the same model and settings, and:")
+        logger.info("  %s", command)
 
 
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
@@ -155,7 +157,7 @@ def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> Pipeli
         )
 
     checkpoints = StageCheckpoints(
-        paths.checkpoints / f"pipeline-{whole.fingerprint}", whole.fingerprint, keep=KEPT_STEPS
+        paths.checkpoints / f"{STAGES}{whole.fingerprint}", whole.fingerprint, keep=KEPT_STEPS
     )
     store = _store(seat, whole)
     if fresh:

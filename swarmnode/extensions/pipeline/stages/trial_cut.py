@@ -41,7 +41,8 @@ def try_cut(config: Any) -> StageCut:
     """
     if attention_arguments(config):
         raise ModelError(
-            f"a {config.model_type} model cannot be cut into stages: they cap no scores of attention",
+            f"a {config.model_type} model cannot be cut into stages: it caps the scores of attention, which a"
+            " stage does not",
             hint=f"{CAN_BE_CUT} can",
         )
     try:

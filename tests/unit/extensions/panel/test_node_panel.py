@@ -21,6 +21,7 @@ from swarmnode.node.showing.node_status import (
     LibraryStatus,
     Network,
     NodeStatus,
+    PipelineStatus,
     Saved,
     Sharing,
     WeekContribution,
@@ -279,6 +280,16 @@ def test_whatever_text_a_status_holds_the_panel_writes_no_control_character_of_i
     for forbidden in ("\x1b[2J", "\x1b]", "\x07", "\r", "\x9b", "\u202e", "\x1b[3", "\n12:00:00"):
         assert forbidden not in shown, ascii(forbidden)
     assert "[red]x[/]" in shown and "[link=http://evil]y[/link]" in shown
+
+
+def test_the_time_that_a_plan_expects_is_told_from_the_one_an_iteration_took() -> None:
+    part = PipelineStatus(
+        name="attic", stage=1, stages=3, first_layer=2, end_layer=4, iteration=690, planned_s=6.256
+    )
+    told = written(NodePanel(replace(STATUS, pipeline=part), [], [], 1000.0))
+    assert "iteration 690, planned 6.26 s;" in " ".join(told.split())
+    told = written(NodePanel(replace(STATUS, pipeline=replace(part, iteration_s=0.06)), [], [], 1000.0))
+    assert "iteration 690 took 0.06 s, planned 6.26 s;" in " ".join(told.split())
 
 
 def test_restarts_for_memory_are_told() -> None:

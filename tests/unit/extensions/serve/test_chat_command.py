@@ -1,13 +1,19 @@
 """A conversation in the terminal: what is a command, what is asked, and what is refused at once."""
 
 import io
+import os
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from swarmnode.errors import SwarmnodeError
-from swarmnode.extensions.serve.chat_command import USE, _converse, _of
+from swarmnode.extensions.serve.answering_socket import NOTE, SocketNote
+from swarmnode.extensions.serve.chat_command import USE, _converse, _of, chat
 from swarmnode.extensions.serve.questions import Question
 from swarmnode.extensions.serve.standing_alone import Answering
+from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building.node_process import RunningNode, write_running
 from tests.served import repeats, served
 
 
@@ -45,3 +51,15 @@ def test_a_conversation_with_a_model_that_is_none_does_not_begin() -> None:
             _of(found, Question(), "gpt-4")
     with pytest.raises(SwarmnodeError, match="does not answer"):
         _of(found, Question(), "base")
+
+
+def test_the_policy_that_is_named_by_its_number_is_asked_of_the_running_node(tmp_path: Path, capsys) -> None:
+    paths = resolve_paths(tmp_path)
+    write_running(paths.policy(1).running, RunningNode(os.getpid(), "me", "127.0.0.1", 0))
+    with served(repeats()) as at:
+        paths.state.mkdir(parents=True, exist_ok=True)
+        (paths.state / NOTE).write_bytes(msgspec.json.encode(SocketNote(os.getpid(), at.path)))
+        with pytest.raises(SwarmnodeError, match="'policy-1'"):  # This one has one policy, without a number.
+            chat("hi", policy=1, home=tmp_path)
+        chat("hi", policy=1, ask_for="policy", home=tmp_path)
+    assert capsys.readouterr().out.strip() == "[policy@0] hi"

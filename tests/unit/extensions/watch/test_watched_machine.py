@@ -26,7 +26,7 @@ from swarmnode.extensions.watch.watched_machine import (
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import RunningNode, write_running
 from swarmnode.node.building.page_client import MOST_BYTES, PageAddress
-from swarmnode.node.showing.node_status import WeekContribution
+from swarmnode.node.showing.node_status import Phase, WeekContribution
 from tests.shown_page import STATUS, shown_page
 
 
@@ -163,6 +163,17 @@ def test_homes_that_begin_alike_are_told_apart_on_a_narrow_screen() -> None:
     homes = [(f"/home/otter/swarmnode-{one}", Seen((STATUS,), 1000.0)) for one in "AB"]
     text = picture(*homes, width=80)
     assert "A" in text and "B" in text and "\u2026" not in text
+
+
+def test_words_stay_whole_on_a_narrow_screen() -> None:
+    week = WeekContribution(31.4, 4.2)
+    coming = replace(STATUS, phase=Phase("coming back to the pipeline", 900.0), week=week)
+    text = picture(
+        ("h/A", Seen((replace(STATUS, week=week),), 1000.0)),
+        ("/home/otter/swarmnode-2", Seen((coming,), 1000.0)),
+        width=80,
+    )
+    assert {"calm-blue-otter", "generating", "pipeline", "peers", "week", "kWh"} <= set(text.split())
 
 
 def test_the_table_shows_what_each_does_and_what_is_wrong_with_which() -> None:

@@ -5,26 +5,29 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from swarmnode.errors import PortInUse, StorageError, TaskError
+from swarmnode.errors import IdentityInUse, PortInUse, StorageError, TaskError
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.node_process import RunningNode, read_running, write_running
 from swarmnode.node.building.policies import PolicyNode, Seat, config_of
 from swarmnode.node.building.run import Company as PoliciesHere
-from swarmnode.node.building.run import forget_earlier_runs, serve, serve_several
+from swarmnode.node.building.run import forget_earlier_runs, serve, serve_several, take_identity
 from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.board import Watchers, policy_label
-from swarmnode.node.showing.node_status import Summary
+from swarmnode.node.showing.node_status import PipelineStatus, Summary
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 from swarmnode.testing import FakeLearner
 from swarmnode.training.records import Counters
+from tests.shown_page import STATUS, shown_page
 
 
 class BadDisk(FakeLearner):
@@ -199,6 +202,28 @@ def test_notes_of_earlier_runs_are_removed_whatever_the_number_of_policies(tmp_p
         write_running(place.running, RunningNode(os.getpid(), "old", "127.0.0.1", 1))
     forget_earlier_runs(paths)
     assert [read_running(place.running) for place in paths.policies()] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("private", "pipeline", "told"),
+    [
+        (False, "", "swarmnode join --home ~/swarmnode-2 /ip4/127.0.0.1/tcp/1/p2p/12D3KooWexample"),
+        (True, "", "swarmnode join --home ~/swarmnode-2 INVITATION, which `swarmnode swarm invite"),
+        (True, "attic", "swarmnode join --home ~/swarmnode-2 --pipeline attic INVITATION, which"),
+    ],
+)
+def test_a_second_start_of_one_identity_is_told_how_another_node_joins_the_same_swarm_and_pipeline(
+    private: bool, pipeline: str, told: str, tmp_path: Path
+) -> None:
+    paths = resolve_paths(tmp_path)
+    network = replace(STATUS.network, private=private)
+    status = replace(STATUS, network=network, pipeline=PipelineStatus(name=pipeline))
+    with ExitStack() as first, ExitStack() as second, shown_page(lambda: status) as page:
+        take_identity(first, paths)
+        write_running(paths.running, RunningNode(os.getpid(), "me", "127.0.0.1", page.port))
+        with pytest.raises(IdentityInUse) as caught:
+            take_identity(second, paths)
+    assert told in caught.value.hint
 
 
 async def test_the_only_policy_runs_to_its_end(company: Callable[..., Company]) -> None:

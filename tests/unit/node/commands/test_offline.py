@@ -18,6 +18,7 @@ from swarmnode.node.commands.offline import evaluate_offline
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings, load_config, load_settings
 from swarmnode.training.checkpoints.checkpoint import Waiting, take_snapshot
+from swarmnode.training.checkpoints.run_folders import STAGES
 from swarmnode.training.records import Counters
 
 
@@ -137,6 +138,14 @@ def test_where_nothing_was_trained_it_is_said_before_a_model_is_loaded(
         evaluate_offline(at(config, "tiny", paths))
     assert "swarmnode join" in caught.value.hint and "--base" in caught.value.hint
     assert not list(tmp_path.iterdir())
+
+
+def test_who_held_no_data_in_a_pipeline_is_told_where_checkpoints_are(config: Config, tmp_path: Path) -> None:
+    paths = resolve_paths(tmp_path)
+    (paths.checkpoints / f"{STAGES}1352219cb3f3af6e").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="is a stage of a pipeline's model") as caught:
+        evaluate_offline(at(config, "tiny", paths))
+    assert "tiny" not in caught.value.message and "that held the data" in caught.value.hint
 
 
 def test_with_several_answers_to_each_question_pass_at_k_is_part_of_the_result(

@@ -26,11 +26,12 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     Propose,
     Request,
     Status,
+    differing,
     seal_presence,
     topic_of,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
-from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
+from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.scheduling.plan import violations
 from swarmnode.extensions.pipeline.wire.frames import VERSION, AnswerFrame, encode, framed
@@ -479,6 +480,14 @@ def test_without_enough_memory_they_wait_and_say_what_is_missing(caplog: pytest.
     told(story, count=2, free=150 * pretend.MB)
 
 
+def test_another_model_is_said_in_words_and_a_setting_that_is_unset_is_called_so():
+    here = plan_terms(pretend.settings(), "a" * 64)
+    assert differing(here, plan_terms(pretend.settings(skip=0.5), "b" * 64)) == (
+        "the model there is another than here"
+    )
+    assert differing(here, here | {"stages": "7"}) == "stages is 7 there and unset here"
+
+
 def test_other_settings_are_refused_and_both_sides_say_which(caplog: pytest.LogCaptureFixture):
     async def story(here: Home, nodes: list[Node]) -> None:
         (other,) = await here.add(KEYS[5], plan=pretend.settings(skip=0.5))
@@ -486,8 +495,12 @@ def test_other_settings_are_refused_and_both_sides_say_which(caplog: pytest.LogC
         await asyncio.sleep(60)
         assert not other.places
         assert nodes[0].membership.refused[Refusal.OTHER_TERMS] > 0
-        assert "skip is '0.5' there and '0.0' here" in caplog.text
-        assert "skip is '0.0' there and '0.5' here" in caplog.text
+        assert (
+            f"{other.peer_id} cannot be in pipeline big with us: skip is 0.5 there and 0.0 here;"
+            in caplog.text
+        )
+        assert "skip is 0.0 there and 0.5 here;" in caplog.text
+        assert "let us take part" not in caplog.text, "one line a side, and it is not the wrong way round"
 
     told(story)
 
@@ -598,7 +611,6 @@ class Hostile:
         self.session = 7
 
     def presence(self, key: NodeKey | None = None, sequence: int = 1, **changes: Any) -> bytes:
-        from swarmnode.extensions.pipeline.plans.plan_settings import plan_terms
 
         author = key or self.key
         said = Presence(

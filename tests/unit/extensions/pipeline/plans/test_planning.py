@@ -249,6 +249,10 @@ def test_the_last_one_holds_everything_and_shares_it_again_with_who_comes():
     small = [of[0], pretend.costs("p99", free=20 * MB)]
     kept = compute_plan(inputs(small, alone.as_former, 3))
     assert kept.spare == ("p99",) and must_load(kept, alone.as_former) == ()
+    assert kept.why_spare(small[1]) == (
+        "the smallest stage takes 627 MiB, and we give 19 MiB: raise --max-memory"
+    )
+    assert kept.why_spare(of[0]) == "the others are as fast without us"
 
 
 def test_what_does_not_fit_is_said_in_bytes_with_advice():

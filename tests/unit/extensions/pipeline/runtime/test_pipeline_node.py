@@ -235,6 +235,21 @@ async def test_a_member_that_waits_for_others_stops_at_once(three: Home) -> None
     assert (await three.leave(alone)).stopped == "stopped on request"
 
 
+async def test_a_member_that_is_too_small_for_a_stage_says_so_and_shows_its_page_as_any_node(
+    three: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    members = start(three)
+    await until(lambda: all(member.layers is not None for member in members))
+    (small,) = three.start(KEYS[3], settings=NO_DATA, free_bytes=1000)
+    await until(lambda: "no stage for us; the smallest stage takes" in caplog.text)
+    small.node.serves("http://127.0.0.1:1/")
+    await until(lambda: "smallest stage" in small.node.status.phase.detail)
+    assert small.node.status.page == "http://127.0.0.1:1/"
+    members[0].node.serves("http://127.0.0.1:2/")
+    assert members[0].node.status.page == "http://127.0.0.1:2/"
+
+
 async def test_a_data_node_that_waits_for_a_plan_stops_at_once(three: Home) -> None:
     """The others have fallen, and nobody can hold the model alone."""
     members = start(three, free_bytes=three.bytes_of(layers=4))

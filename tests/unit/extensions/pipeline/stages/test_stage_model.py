@@ -18,7 +18,7 @@ from swarmnode.extensions.pipeline.stages.stage_model import (
     adapter_start,
     build_stage,
 )
-from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
+from swarmnode.extensions.pipeline.stages.trial_cut import CAN_BE_CUT, try_cut
 from swarmnode.model.attention import packed_layout
 from tests.unit.extensions.pipeline.tiny_models import (
     ADAPTER,
@@ -116,6 +116,12 @@ def test_the_families_we_name_can_be_cut_and_packed(family: str) -> None:
 def test_other_models_are_refused_with_what_was_found(config: Any) -> None:
     with pytest.raises(ModelError, match=rf"a {config.model_type} model cannot be cut into stages: .+"):
         try_cut(config)
+
+
+def test_a_model_that_caps_its_scores_is_refused_with_that_reason_and_the_families_that_can_be_cut() -> None:
+    with pytest.raises(ModelError, match="it caps the scores of attention") as refused:
+        try_cut(Gemma2Config(vocab_size=40, hidden_size=32, num_attention_heads=2))
+    assert refused.value.hint == f"{CAN_BE_CUT} can"
 
 
 def test_trying_leaves_the_configuration_and_the_random_state_alone() -> None:
