@@ -31,7 +31,13 @@ from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.policies import with_trained_model
 from swarmnode.node.building.run import Company, prepared, serve
 from swarmnode.node.building.task_processes import start_tasks
-from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline, load_checkpoint, with_room
+from swarmnode.node.commands.offline import (
+    OfflineEvaluation,
+    as_trained,
+    evaluate_offline,
+    load_checkpoint,
+    with_room,
+)
 from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.monitors import Monitor, checked_monitor
 from swarmnode.node.showing.node_status import NodeStatus, Summary
@@ -556,10 +562,11 @@ def tasks_of(
 
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
+    settings = as_trained(settings)
     local, checkpoint = load_checkpoint(
         settings, base=base, best=best, progress=lambda done, total, what: None, purpose="load"
     )
-    config = with_room(settings.config, local, checkpoint)
+    config = with_room(settings.config, local)
     return TrainedPolicy(local, config, checkpoint and checkpoint.state.counters.round)
 
 

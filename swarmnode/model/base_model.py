@@ -78,7 +78,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
 
     Raises ModelError, which names the one that could not be found or loaded, with advice.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     # Its bars count tensors, not minutes; the hub's own bars for downloads stay.
@@ -97,22 +97,24 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
         from swarmnode.model.adapters.nf4 import nf4_arguments
 
         quantized = nf4_arguments(dtype, device)
+    tokenizer = _load_tokenizer(spec, source, local)
+    of_transformers: Any = AutoModelForCausalLM
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, local_files_only=local
-        )
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        model, found = of_transformers.from_pretrained(
             source,
             dtype=dtype,
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=local,
+            # We say ourselves which tensor is of another shape.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
             **attention_arguments(published),
             **quantized,
         )
         if not quantized:
             model.to(device)
-    except Exception as error:  # A broken tokenizer.json is a bare Exception of the tokenizers library.
+    except Exception as error:
         if is_out_of_memory(error):
             raise ModelError(
                 f"{spec} does not fit into memory: {_first_line(error)}",
@@ -123,6 +125,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
         raise ModelError(
             f"the tokenizer of {spec} has no end-of-sequence token", hint="choose another --model"
         )
+    _check_shapes(spec, model, tokenizer, found["mismatched_keys"])
     model.eval()
     loaded = LoadedModel(spec, model, tokenizer, _fingerprint(model))
     if loaded.is_quantized:  # Also one that was published so.
@@ -130,6 +133,43 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
 
         keep_differentiable(model)
     return loaded
+
+
+def _load_tokenizer(spec: str, source: str, local: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    advice = "put the model's tokenizer.json into the folder" if Path(source).is_dir() else _advice(spec)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=local)
+    except Exception as error:  # A broken tokenizer.json is a bare Exception of the tokenizers library.
+        # Behind "one of" follow lines on what transformers would convert.
+        why = _first_line(error).partition(" from one of")[0]
+        raise ModelError(f"{spec} has no tokenizer that can be read: {why}", hint=advice) from error
+    if not _ordinary_ids(tokenizer):  # Of some families transformers builds an empty one without any file.
+        raise ModelError(f"{spec} has no tokenizer", hint=advice)
+    return tokenizer
+
+
+def _ordinary_ids(tokenizer: Any) -> set[int]:
+    """Returns the ids of all tokens but added ones, which may lie beyond the embedding: some models have one
+    for pictures that their texts never use."""
+    return set(tokenizer.get_vocab().values()) - tokenizer.added_tokens_decoder.keys()
+
+
+def _check_shapes(spec: str, model: Any, tokenizer: Any, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raise ModelError where a tensor or the tokenizer belongs to another model."""
+    for name, found, expected in sorted(mismatched):
+        raise ModelError(
+            f"{spec} is not the model of its config.json: {name} has the shape {tuple(found)}, and"
+            f" {tuple(expected)} is expected",
+            hint="take the config.json and the weights of the same model",
+        )
+    rows = len(model.get_input_embeddings().weight)
+    if (last := max(_ordinary_ids(tokenizer))) >= rows:
+        raise ModelError(
+            f"the tokenizer of {spec} has ids up to {last}, and the model's embedding {rows} rows",
+            hint="take the tokenizer and the weights of the same model",
+        )
 
 
 def _only_from_disk(source: str) -> bool:

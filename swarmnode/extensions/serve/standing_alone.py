@@ -4,17 +4,16 @@ serve_command.py, chat_command.py -> [answering] -> answering_socket.py of the n
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.serve.answering_socket import AnsweringSocket, find_service
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_status
-from swarmnode.node.commands.offline import load_checkpoint, of_round
+from swarmnode.node.commands.offline import as_trained, load_checkpoint, of_round
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config_layers import Settings
@@ -44,14 +43,6 @@ def _check_no_pipeline(settings: Settings) -> None:
             hint="ask when the pipeline has ended; where the whole model fits beside the stage, --run NAME"
             " loads a checkpoint now (`swarmnode runs` lists them)",
         )
-
-
-def longest_answer(settings: Settings, noted: Mapping[str, Any]) -> int:
-    """Returns the most tokens of an answer: as set; where nobody set it, as the run had them (`noted`: the
-    settings of its checkpoint)."""
-    tokens, said = noted.get("rollout.max_tokens"), settings.origins.get("rollout.max_tokens", "default")
-    by_nobody = said.startswith(("default", "preset"))
-    return tokens if by_nobody and isinstance(tokens, int) else settings.config.rollout.max_tokens
 
 
 def node_is_meant(settings: Settings, model: str | None, run: str | None) -> bool:
@@ -89,6 +80,7 @@ def answering(
         return
     if node_is_meant(settings, model, run):
         _check_no_pipeline(settings)
+    settings = as_trained(settings)
     with Screen() as screen:
         local, checkpoint = load_checkpoint(
             settings, base=base, best=best, progress=screen.progress, purpose="serve"
@@ -97,8 +89,7 @@ def answering(
     from swarmnode.node.building.callers import CallerSource
     from swarmnode.node.building.policies import label_of
 
-    noted = {} if checkpoint is None else checkpoint.state.settings
-    longest = longest_answer(settings, noted)
+    longest = settings.config.rollout.max_tokens
     source = CallerSource(local.shared, [label_of(0)], local.renderer, longest, state)
     about = "the base model" if checkpoint is None else f"the checkpoint {of_round(checkpoint)}"
     try:

@@ -42,6 +42,11 @@ _FENCED = re.compile(
     r"^[ \t]*```[ \t]*(?:(?:[pP]ython3?|py)[ \t]*)?\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE
 )
 
+READ_FORMS = (
+    "write assertions, functions test_*, or check(candidate), called once or with the column entry_point"
+)
+"""Advice where tests have a form that is not read."""
+
 Step = tuple[str, bool]
 """Statements of the tests, and whether they are one of the tests or only lead to some."""
 
@@ -81,7 +86,7 @@ def passes_tests(
         leading = [*imported, helpers_of(prompt, name)]
         steps = [
             *(step for source in leading for step in _leading(source)),
-            *steps_of(given[row], setups[row]),
+            *steps_of(given[row], setups[row], name),
         ]
         return share_passed(code_of(final_answer(completions[row]), prompt, name), steps, name)
 
@@ -128,19 +133,25 @@ def share_passed(
     return end.stdout[:count].count("1") / count
 
 
-def steps_of(tests: Any, setup: str = "") -> list[Step]:
+def steps_of(tests: Any, setup: str = "", entry_point: str | None = None) -> list[Step]:
     """Returns the statements of tests in order; those that assert something, and functions test_*, are
-    counted.
+    counted. The parameter of `check` is what a call hands to it, else the entry point. Raises TaskError if a
+    text has none that can be read.
 
     >>> steps_of(["assert f(1) == 2", "assert f(2) == 3"])
     [('assert f(1) == 2', True), ('assert f(2) == 3', True)]
-    >>> steps_of("def check(candidate):\\n    n = 1\\n    assert candidate(n) == 2")
-    [('n = 1', False), ('assert candidate(n) == 2', True)]
+    >>> steps_of("def check(fn):\\n    n = 1\\n    assert fn(n) == 2\\ncheck(add)")
+    [('fn = add', False), ('n = 1', False), ('assert fn(n) == 2', True)]
     """
-    steps = _leading(setup)
-    if isinstance(tests, str):
-        return [*steps, *(step for node in _parsed(tests).body for step in _steps_of(node))]
-    return [*steps, *((str(one), True) for one in tests or ())]
+    steps = _leading(f"candidate = {entry_point}" if entry_point else "") + _leading(setup)
+    if not isinstance(tests, str):
+        return [*steps, *((str(one), True) for one in tests or ())]
+    nodes = _parsed(tests).body
+    handed = {text for node in nodes if (text := _handed_to_check(node)) is not None}
+    found = [step for node in nodes for step in _steps_of(node, handed or {entry_point or ""})]
+    if nodes and not any(is_test for _, is_test in found):
+        raise TaskError("the tests of an example assert nothing that is counted", hint=READ_FORMS)
+    return [*steps, *found]
 
 
 def _parsed(tests: str) -> ast.Module:
@@ -150,15 +161,46 @@ def _parsed(tests: str) -> ast.Module:
         raise TaskError(f"the tests of an example are no Python: {error.msg}") from error
 
 
-def _steps_of(node: ast.stmt) -> list[Step]:
+def _steps_of(node: ast.stmt, handed: set[str]) -> list[Step]:
     if isinstance(node, ast.FunctionDef) and node.name == "check":
-        return [step for inner in node.body for step in _steps_of(inner)]
+        bound = f"{_parameter_of(node)} = {_only(handed)}"
+        return [(bound, False), *(step for inner in node.body for step in _steps_of(inner, handed))]
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         is_test = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
         return [(ast.unparse(node), False), *([(f"{node.name}()", True)] if is_test else [])]
-    if isinstance(node, ast.Expr) and ast.unparse(node).startswith("check("):
+    if _handed_to_check(node) is not None:
         return []
     return [(ast.unparse(node), any(isinstance(inner, ast.Assert) for inner in ast.walk(node)))]
+
+
+def _handed_to_check(node: ast.stmt) -> str | None:
+    """Returns the arguments of a call of `check`, as they are written. None: the statement is none."""
+    match node:
+        case ast.Expr(ast.Call(ast.Name("check")) as call):
+            return ast.unparse(call).removeprefix("check(").removesuffix(")")
+        case _:
+            return None
+
+
+def _parameter_of(check: ast.FunctionDef) -> str:
+    match check.args:
+        case ast.arguments(
+            posonlyargs=positional, args=named, vararg=None, kwonlyargs=[], kwarg=None, defaults=[]
+        ) if len(both := positional + named) == 1:
+            return both[0].arg
+        case _:
+            found = f"check({ast.unparse(check.args)})"
+            raise TaskError(f"the tests of an example have {found}: it takes one function", hint=READ_FORMS)
+
+
+def _only(handed: set[str]) -> str:
+    """Returns the one function that `check` gets. Raises TaskError if none is named, or several are."""
+    if len(handed) > 1 or "" in handed:
+        named = ", ".join(sorted(handed)) or "nothing"
+        raise TaskError(
+            f"the tests of an example hand {named} to check: it takes one function", hint=READ_FORMS
+        )
+    return next(iter(handed))
 
 
 def _leading(source: str) -> list[Step]:

@@ -121,7 +121,8 @@ def _lines(result: OfflineEvaluation) -> Iterator[str]:
     several = result.samples > 1
     asked = f"{result.samples} answers each, " if several else ""
     on = f"{result.examples} held-out examples per task"
-    yield f"{result.model}, {result.policy}, {on}, {asked}{result.sampling}"
+    how = f"{asked}{result.sampling}, at most {result.max_tokens} tokens"
+    yield f"{result.model}, {result.policy}, {on}, {how}"
     ks = list(result.pass_at_mean) if several else []
     votes = ks[1:]
     if several:

@@ -286,8 +286,6 @@ def _names(
     kept = [name for name in defined if not name.startswith("__")]
     usable = [name for name in kept if (name in entries if entries else name not in refused)]
     names: dict[str, Any] = {name: RemoteObject(candidate, name) for name in usable}
-    if entry_point in names:
-        names["candidate"] = names[entry_point]
     for name in modules - names.keys():
         with suppress(ImportError):
             names[name] = import_module(name)

@@ -56,7 +56,7 @@ def evaluate_suites(
         local, checkpoint = load_checkpoint(
             settings, base=base, best=best, progress=shown.progress, apply=False
         )
-    config = with_room(settings.config, local, checkpoint)
+    config = with_room(settings.config, local)
     has_template = bool(local.base.tokenizer.chat_template) and not config.policy.raw_prompts
     prompting = Prompting(has_template, shots)
     asked = {name: suite.questions(prompting, limit) for name, suite in loaded.items()}

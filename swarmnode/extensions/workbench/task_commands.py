@@ -240,7 +240,7 @@ def _describe(report: TaskReport) -> Iterator[str]:
 
 def _let_through(report: TaskReport) -> str:
     if report.lets_through is None:
-        return "unknown (no right answer is known)"
+        return "unknown (no `answer` or demonstration of an example scores better than nonsense, as it is)"
     through = [f"{name} ({share:.0%})" for name, share in report.lets_through.items() if share > 0]
     return ", ".join(through) or "nothing besides the answer, of what was tried"
 

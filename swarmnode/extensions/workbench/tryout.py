@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from swarmnode.chat import Prompt, said_in_lines
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.task_processes import start_tasks
-from swarmnode.node.commands.offline import load_checkpoint, of_round, with_room
+from swarmnode.node.commands.offline import as_trained, load_checkpoint, of_round, with_room
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
@@ -88,8 +88,9 @@ def _open_policy(
     prompt; the base model where `base` says so, or where nothing was trained yet."""
     runs = runs_in(settings.paths.checkpoints)
     untrained = not best and not is_trained(runs, settings.model, named=settings.config.node.run)
+    settings = as_trained(settings)
     local, checkpoint = load_checkpoint(settings, base=base or untrained, best=best, progress=progress)
-    config = with_room(settings.config, local, checkpoint)
+    config = with_room(settings.config, local)
     longest_sequence(config, local.base.name, local.base.max_positions)
     if checkpoint is not None:
         return local, f"checkpoint {of_round(checkpoint)}", config

@@ -5,7 +5,7 @@ cli eval, api.py -> [evaluate_offline] -> [load_checkpoint] -> local_policy.py, 
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,11 +15,11 @@ from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.settings.config import Config, TasksConfig
-from swarmnode.settings.config_layers import Settings
+from swarmnode.settings.config_layers import ENV_PREFIX, Settings
 from swarmnode.tasks.judging.own_judge import OwnJudge
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
-from swarmnode.training.checkpoints.run_folders import STAGES, is_trained, runs_in
+from swarmnode.training.checkpoints.run_folders import STAGES, is_trained, runs_in, trained_run
 from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
 from swarmnode.training.records import Evaluation
 
@@ -53,6 +53,9 @@ NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
 NAMED_HERE = ("--set", "--config", "command line", "the script")
 """Beginnings of the origins of a setting that was said for this one evaluation."""
 
+AS_TRAINED = ("max_tokens", "temperature", "top_p")
+"""Settings of rollout that change what is measured, and that checkpoints note."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineEvaluation(Evaluation):
@@ -66,6 +69,8 @@ class OfflineEvaluation(Evaluation):
     """Examples that were asked; of several tasks, of the one with most."""
     samples: int
     """Answers to each example."""
+    max_tokens: int
+    """Longest answer in tokens."""
     passing_reward: float
 
 
@@ -84,17 +89,19 @@ def evaluate_offline(
     """Measure the newest or the best checkpoint, or the base model, where `base` says so.
 
     On `tasks`, where they are given; else on those that the node trained on, unless some were named for this
-    very evaluation (NAMED_HERE). Where there is nothing to measure, that is said before a model is loaded.
+    very evaluation (NAMED_HERE), and sampled `as_trained`. Where there is nothing to measure, that is said
+    before a model is loaded.
     """
     if greedy and samples > 1:
         raise ConfigError(
             "greedy gives one answer, however often it is asked", hint="leave out --samples (samples=)"
         )
+    settings = as_trained(settings)
     with screen or Screen() as shown:
         local, checkpoint = load_checkpoint(
             settings, base=base, best=best, progress=shown.progress, purpose=purpose
         )
-    config = with_room(settings.config, local, checkpoint)
+    config = with_room(settings.config, local)
     temperature = 0.0 if greedy else config.rollout.temperature
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
     with ExitStack() as stack:
@@ -121,6 +128,7 @@ def evaluate_offline(
         sampling="greedy" if greedy else f"sampled at temperature {temperature:g}",
         examples=max(result.asked.values(), default=0),
         samples=samples,
+        max_tokens=sampling.max_tokens,
         passing_reward=passing_reward,
         **{figure.name: getattr(result, figure.name) for figure in fields(result)},
     )
@@ -156,15 +164,32 @@ def load_checkpoint(
     return local, checkpoint
 
 
-def with_room(config: Config, local: "LocalPolicy", checkpoint: "Checkpoint | None") -> Config:
+def as_trained(settings: Settings) -> Settings:
+    """The settings with answers as the run had them that is measured or asked: their length and sampling,
+    unless named for this very command (NAMED_HERE, or the environment). Raises CheckpointError for
+    a run that is not there."""
+    run = trained_run(runs_in(settings.paths.checkpoints), settings.model, named=settings.config.node.run)
+    noted = {} if run is None or run.state is None else run.state.settings
+    taken = {
+        name: value
+        for name in AS_TRAINED
+        if isinstance(value := noted.get(key := f"rollout.{name}"), int | float)
+        and not settings.origins.get(key, "default").startswith((*NAMED_HERE, ENV_PREFIX))
+    }
+    return replace(settings, config=_rolled_out(settings.config, **taken))
+
+
+def with_room(config: Config, local: "LocalPolicy") -> Config:
     """The settings with answers that leave room for a prompt: as they are set; where those are too long for
-    the model, as the checkpoint was trained, or half of what the model takes."""
-    limit, wanted = local.base.max_positions, config.rollout.max_tokens
-    if limit is None or wanted < limit:
+    the model, half of what it takes."""
+    limit = local.base.max_positions
+    if limit is None or config.rollout.max_tokens < limit:
         return config
-    noted = None if checkpoint is None else checkpoint.state.settings.get("rollout.max_tokens")
-    tokens = noted if isinstance(noted, int) and 0 < noted < limit else limit // 2
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_tokens": tokens})})
+    return _rolled_out(config, max_tokens=limit // 2)
+
+
+def _rolled_out(config: Config, **changed: float) -> Config:
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update=changed)})
 
 
 def apply_checkpoint(local: "LocalPolicy", checkpoint: "Checkpoint") -> None:

@@ -152,14 +152,25 @@ def trained_model(known: Sequence[TrainingRun], model: str, *, named: str = "") 
 
 
 def is_trained(known: Sequence[TrainingRun], model: str, *, named: str = "") -> bool:
-    """Returns True if `newest_run` may find a run of this model, as far as can be told before it is loaded.
-    Raises CheckpointError if no run has the name."""
+    """Returns True if there is a `trained_run`. Raises CheckpointError if no run has the name."""
+    return trained_run(known, model, named=named) is not None
+
+
+def trained_run(known: Sequence[TrainingRun], model: str, *, named: str = "") -> TrainingRun | None:
+    """Returns the run that `newest_run` will find, as far as can be told before the model is loaded. Raises
+    CheckpointError if no run has the name."""
     if named and named not in {run.name for run in known}:
         raise no_such_run(named, known)
     # The tiny policy's folder has its digest in its name.
     wanted = Path(model).name
-    bases = (Path(run.state.base_model).name for run in known if run.state is not None and not run.put_aside)
-    return bool(named) or any(base == wanted or base.startswith(f"{wanted}-") for base in bases)
+
+    def fits(run: TrainingRun) -> bool:
+        if named or run.state is None or run.put_aside:
+            return run.name == named
+        base = Path(run.state.base_model).name
+        return base == wanted or base.startswith(f"{wanted}-")
+
+    return next(filter(fits, known), None)
 
 
 def no_such_run(name: str, known: Iterable[TrainingRun]) -> CheckpointError:

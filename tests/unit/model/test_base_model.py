@@ -1,5 +1,7 @@
 """Loading a base model: precision, 4 bits, and layers that are computed again."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,56 @@ def test_a_wide_model_is_loaded_as_the_units_of_this_cpu_suggest(quick_model: Pa
         load_base_model(str(tmp_path), PolicyConfig(device="cpu", dtype="float32")).model.dtype
         == torch.float32
     )
+
+
+@pytest.fixture
+def folder(quick_model: Path, tmp_path: Path) -> Path:
+    """A copy of the quick model that a test may spoil."""
+    return shutil.copytree(quick_model, tmp_path / "model")
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as raised:
+        load_base_model(str(folder), PolicyConfig(device="cpu"))
+    return raised.value.message
+
+
+def test_a_folder_without_a_tokenizer_says_so(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert refusal(folder) == f"{folder} has no tokenizer"  # Of Qwen 3 transformers builds an empty one,
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    reason = "has no tokenizer that can be read: Couldn't instantiate the backend tokenizer"
+    assert refusal(folder) == f"{folder} {reason}"  # and of Llama none.
+
+
+def test_a_tensor_of_another_shape_is_named_with_both(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    width = config["intermediate_size"]
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": width + 2}))
+    said = refusal(folder)
+    assert "model.layers.0.mlp.down_proj.weight has the shape" in said
+    assert str(width) in said and f"{width + 2}) is expected" in said
+
+
+def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused_at_once(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = Qwen3ForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(100)
+    model.config.pad_token_id = None
+    model.save_pretrained(folder)
+    last = max(set(tokenizer.get_vocab().values()) - tokenizer.added_tokens_decoder.keys())
+    assert f"ids up to {last}, and the model's embedding 100 rows" in refusal(folder)
+
+
+def test_an_added_token_that_no_text_uses_may_lie_beyond_the_embedding(folder: Path) -> None:
+    """Gemma 3's tokenizer has one for pictures, which its text models do not embed."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<picture {number}>" for number in range(500)])
+    tokenizer.save_pretrained(folder)
+    loaded = load_base_model(str(folder), PolicyConfig(device="cpu"))
+    assert len(loaded.tokenizer) > len(loaded.model.get_input_embeddings().weight)
 
 
 def test_a_model_that_does_not_fit_says_so_also_on_a_cpu(

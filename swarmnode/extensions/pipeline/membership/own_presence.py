@@ -22,7 +22,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.observations import is_broken
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
-from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
@@ -46,18 +46,12 @@ async def ask(
         return await streams.ask(peer_id, MemberService.MEMBERSHIP, message, Status, timeout_s=timeout_s)
 
     try:
-        try:
-            return await exchange(request)
-        except MemberRefused as refused:
-            if refused.refusal is not Refusal.UNKNOWN_MEMBER:
-                raise
-        await exchange(Introduce(sealed))
         return await exchange(request)
-    except MemberRefused:
-        raise
-    except Rejected as error:
-        # Its answer is none.
-        raise MemberRefused(Refused.of(error)) from error
+    except MemberRefused as refused:
+        if refused.refusal is not Refusal.UNKNOWN_MEMBER:
+            raise
+    await exchange(Introduce(sealed))
+    return await exchange(request)
 
 
 class OwnPresence:

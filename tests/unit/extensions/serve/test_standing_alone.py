@@ -11,21 +11,11 @@ from msgspec.structs import replace
 from swarmnode.cli.settings import of_policy
 from swarmnode.errors import CheckpointError, EngineError
 from swarmnode.extensions.serve.answering_socket import NOTE, SocketNote
-from swarmnode.extensions.serve.standing_alone import answering, longest_answer
+from swarmnode.extensions.serve.standing_alone import answering
 from swarmnode.node.building.node_process import RunningNode, write_running
 from swarmnode.node.showing.node_status import PipelineStatus
 from swarmnode.settings.config_layers import load_settings
 from tests.shown_page import STATUS, shown_page
-
-
-def test_answers_are_as_long_as_those_of_the_run_unless_somebody_says_otherwise(tmp_path: Path) -> None:
-    def longest(noted: dict[str, object], *assignments: str) -> int:
-        settings = load_settings(home=tmp_path, assignments=["policy.model=any", *assignments])
-        return longest_answer(settings, noted)
-
-    assert longest({"rollout.max_tokens": 77}) == 77
-    assert longest({"rollout.max_tokens": 77}, "rollout.max_tokens=9") == 9
-    assert longest({}, "rollout.max_tokens=9") == 9
 
 
 def test_a_node_answers_unless_another_run_or_model_than_its_own_is_named(tmp_path: Path) -> None:

@@ -147,8 +147,7 @@ def test_lists_of_assertions_are_run_as_mbpp_has_them() -> None:
 
 @needs_a_sandbox
 def test_without_tests_it_does_not_apply() -> None:
-    assert passes_tests(["?"], ["def f(): pass"], tests=["x = 1"]) == [None]
-    assert passes_tests(["?"], ["def f(): pass"], tests=[None]) == [None]
+    assert passes_tests(["?"] * 2, ["def f(): pass"] * 2, tests=[None, ""]) == [None] * 2
     with pytest.raises(TaskError, match="no tests"):
         passes_tests(["?"], ["def f(): pass"])
     with pytest.raises(TaskError, match="no Python"):
@@ -156,12 +155,54 @@ def test_without_tests_it_does_not_apply() -> None:
 
 
 def test_tests_are_split_into_what_is_counted_and_what_leads_there() -> None:
-    assert [is_test for _, is_test in steps_of(HUMAN_EVAL_TEST)] == [False, True, True, True, True]
+    steps = steps_of(HUMAN_EVAL_TEST, entry_point="has_close")
+    assert [is_test for _, is_test in steps] == [False, False, False, True, True, True, True]
     assert steps_of("def test_one():\n    assert f() == 1\n\ncheck(f)") == [
         ("def test_one():\n    assert f() == 1", False),
         ("test_one()", True),
     ]
     assert steps_of(["assert f()"], "import math") == [("import math", False), ("assert f()", True)]
+
+
+ADD = "def add(n): return n + 1"
+
+
+@needs_a_sandbox
+@pytest.mark.parametrize(
+    ("test", "entry_point"),
+    [
+        ("def check(f):\n    assert f(1) == 2\n    assert f(2) == 4", "add"),
+        ("def check(fn, /):\n    assert fn(1) == 2\n    assert fn(2) == 4\n\ncheck(add)", None),
+        ("check(add)\ndef check(add):\n    assert add(1) == 2\n    assert add(2) == 4", "add"),
+        (["assert candidate(1) == 2", "assert candidate(2) == 4"], "add"),
+    ],
+)
+def test_check_gets_the_function_whatever_it_calls_it(test: object, entry_point: str | None) -> None:
+    assert passes_tests(["?"], [ADD], test=[test], entry_point=[entry_point]) == [0.5]
+
+
+@needs_a_sandbox
+def test_check_gets_a_method_that_the_entry_point_is_a_path_to() -> None:
+    code, test = f"class Solution:\n    @staticmethod\n    {ADD}", "def check(f):\n    assert f(1) == 2"
+    assert passes_tests(["?"], [code], test=[test], entry_point=["Solution().add"]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("def check():\n    assert add(1) == 2", r"check\(\)"),
+        ("def check(f, g):\n    assert f(1) == 2", r"check\(f, g\)"),
+        ("def check(f=None):\n    assert f(1) == 2", r"check\(f=None\)"),
+        ("def check(*f):\n    assert f[0](1) == 2", r"check\(\*f\)"),
+        ("def check(f):\n    assert f(1) == 2\ncheck(add)\ncheck(sub)", "hand add, sub to check"),
+        ("def check(f):\n    assert f(1) == 2\ncheck()", "hand nothing to check"),
+        ("def test(candidate):\n    assert candidate(1) == 2", "assert nothing that is counted"),
+    ],
+)
+def test_tests_of_another_form_give_no_reward_and_the_reason(test: str, reason: str) -> None:
+    with pytest.raises(TaskError, match=reason) as raised:
+        passes_tests(["?"], [ADD], test=[test], entry_point=["add"])
+    assert "check(candidate)" in raised.value.hint
 
 
 def test_a_long_line_of_spaces_costs_no_more_than_it_is_long() -> None:

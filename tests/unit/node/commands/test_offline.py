@@ -14,7 +14,7 @@ from swarmnode.extensions.suites.eval_command import _lines
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.local_policy import load_policy
 from swarmnode.node.building.policies import with_trained_model
-from swarmnode.node.commands.offline import evaluate_offline
+from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings, load_config, load_settings
 from swarmnode.training.checkpoints.checkpoint import Waiting, take_snapshot
@@ -101,11 +101,37 @@ def reward(completions, **columns):
 """
 
 
-def trained_on(config: Config, model: str, home: Path, *specs: str) -> None:
+def trained_on(config: Config, model: str, home: Path, *specs: str, **noted: object) -> None:
     local = load_policy(config, model, resolve_paths(home), lambda *_: None)
     optimizer = torch.optim.AdamW(local.policy.trainable().values())
-    snapshot = take_snapshot(local.policy, optimizer, Counters(round=1), Waiting(), 0, task_specs=specs)
+    settings = {f"rollout.{name}": value for name, value in noted.items()}
+    snapshot = take_snapshot(
+        local.policy, optimizer, Counters(round=1), Waiting(), 0, task_specs=specs, settings=settings
+    )
     local.store.write(snapshot)
+
+
+def test_answers_are_as_long_as_the_run_had_them_unless_another_length_is_named(
+    config: Config, quick_model: Path, tmp_path: Path
+) -> None:
+    model, file = str(quick_model), tmp_path / "length.py"
+    file.write_text(ODD.replace("0.25", "1.0 * len(_)"))
+    trained_on(config, model, tmp_path / "home", str(file), max_tokens=3, temperature=0.5, top_p=None)
+
+    def measured(*assignments: str, base: bool = False) -> OfflineEvaluation:
+        settings = load_settings(
+            home=tmp_path / "home",
+            assignments=["tasks.eval_examples=4", *assignments],
+            flags={"policy.model": model},
+        )
+        return evaluate_offline(settings, base=base)
+
+    of_run = measured()
+    assert (of_run.max_tokens, of_run.sampling) == (3, "sampled at temperature 0.5")
+    assert 0 < of_run.per_task["length"] <= 3
+    assert "at most 3 tokens" in next(iter(_lines(of_run)))
+    assert measured(base=True).max_tokens == 3
+    assert measured("rollout.max_tokens=5").max_tokens == 5
 
 
 def test_what_is_measured_is_what_the_policy_trained_on(
