@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,9 +125,9 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
         raise ModelError(
             f"the tokenizer of {spec} has no end-of-sequence token", hint="choose another --model"
         )
-    _check_shapes(spec, model, tokenizer, found["mismatched_keys"])
     model.eval()
     loaded = LoadedModel(spec, model, tokenizer, _fingerprint(model))
+    _check_loaded(loaded, found)
     if loaded.is_quantized:  # Also one that was published so.
         from swarmnode.model.adapters.nf4 import keep_differentiable
 
@@ -156,18 +156,26 @@ def _ordinary_ids(tokenizer: Any) -> set[int]:
     return set(tokenizer.get_vocab().values()) - tokenizer.added_tokens_decoder.keys()
 
 
-def _check_shapes(spec: str, model: Any, tokenizer: Any, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
-    """Raise ModelError where a tensor or the tokenizer belongs to another model."""
-    for name, found, expected in sorted(mismatched):
+def _check_loaded(loaded: LoadedModel, found: Mapping[str, Any]) -> None:
+    """Raise ModelError where a tensor is missing or of another shape, or the tokenizer is another model's.
+    `found`: what transformers says of the load."""
+    wrong = [
+        *(
+            f"{name} has the shape {tuple(shape)}, and {tuple(expected)} is expected"
+            for name, shape, expected in found["mismatched_keys"]
+        ),
+        # Quantized weights have other names in files than in memory.
+        *(f"{name} is not in its files" for name in found["missing_keys"] if not loaded.is_quantized),
+    ]
+    if wrong:
         raise ModelError(
-            f"{spec} is not the model of its config.json: {name} has the shape {tuple(found)}, and"
-            f" {tuple(expected)} is expected",
-            hint="take the config.json and the weights of the same model",
+            f"{loaded.name} is not the model of its config.json: {min(wrong)}",
+            hint="take the config.json and all weights of the same model",
         )
-    rows = len(model.get_input_embeddings().weight)
-    if (last := max(_ordinary_ids(tokenizer))) >= rows:
+    rows = len(loaded.model.get_input_embeddings().weight)
+    if (last := max(_ordinary_ids(loaded.tokenizer))) >= rows:
         raise ModelError(
-            f"the tokenizer of {spec} has ids up to {last}, and the model's embedding {rows} rows",
+            f"the tokenizer of {loaded.name} has ids up to {last}, and the model's embedding {rows} rows",
             hint="take the tokenizer and the weights of the same model",
         )
 

@@ -95,15 +95,17 @@ class StopSignals:
                 self._asked_at = now
             request_stop, stopping = self._request_stop, self._stopping
         if first is None:
-            logger.info("%s; again stops at once", stopping)
             if request_stop is not None:
                 request_stop()
+            logger.info("%s; again stops at once", stopping)
         elif now - first > SAME_REQUEST_S:
             # The work in hand may take minutes. The network daemon goes down with us.
-            logger.warning("%s", ENDED_EARLY if request_stop is None else ENDED_AT_ONCE)
-            logging.shutdown()
-            sys.stdout.flush()
-            self._end(INTERRUPTED)
+            try:
+                logger.warning("%s", ENDED_EARLY if request_stop is None else ENDED_AT_ONCE)
+                logging.shutdown()
+                sys.stdout.flush()
+            finally:  # Also where nothing can be written any more.
+                self._end(INTERRUPTED)
 
 
 STOP_SIGNALS = StopSignals()

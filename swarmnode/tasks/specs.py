@@ -125,7 +125,7 @@ def names_a_task(text: str) -> bool:
         case TaskKind.FILE | TaskKind.DATA:
             return os.path.exists(os.path.expanduser(asked.name))
         case _:
-            return True
+            return ".py:" not in text or os.path.exists(os.path.expanduser(asked.path))
 
 
 def _is_ours(name: str) -> bool:

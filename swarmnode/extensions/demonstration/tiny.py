@@ -224,8 +224,8 @@ def _publish(model: Any, target: Path) -> None:
         try:
             staging.rename(target)
         except OSError:
-            # Another process was faster: its folder is as good as ours.
-            if not target.is_dir():
+            # Another process was faster: its folder is as good as ours, unless it is the damaged one.
+            if not (target.is_dir() and _is_sound(target)):
                 raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)

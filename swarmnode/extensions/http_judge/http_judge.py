@@ -49,6 +49,8 @@ READ_BYTES = 1 << 16
 
 TRIES = 5
 """Attempts at one request that finds the judge busy, broken or unclear."""
+TRIES_TO_REACH = 7
+"""Attempts at one that cannot be sent, some 20 seconds: a judge that is not there yet may be starting."""
 
 MOST_KEPT = 100_000
 """Judgements kept on disk."""
@@ -104,7 +106,11 @@ class Unanswered(Exception):
 
 
 class _Unreachable(Unanswered):
-    """Raised when there was no connection."""
+    """Raised when a request could not be sent."""
+
+
+class _NoTime(Unanswered):
+    """Raised when a request was not begun: it tells nothing of the judge."""
 
 
 @dataclass(slots=True)
@@ -123,8 +129,6 @@ class HttpJudge:
     _cache: JudgementCache = field(init=False)
     _opener: OpenerDirector = field(init=False)
     _misses: Iterator[int] = field(init=False, default_factory=itertools.count)
-    _unreachable: str = field(init=False, default="")
-    """Why the last request of this group that was given up had no connection. Empty: it had one."""
 
     def __post_init__(self) -> None:
         if not self.config.url:
@@ -167,27 +171,30 @@ class HttpJudge:
         """Returns a number for each completion, None for one that the judge did not answer in time. Raises
         TaskError if the judge refuses us or cannot be reached."""
         deadline = self.clock() + min(self.config.timeout_s, clock_of_work().left_s - SPARE_S)
-        self._unreachable = ""
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
+        missed: list[Unanswered] = []
         if self.config.model:
             asked = [
-                partial(self._one, _as_text(prompt), final_answer(said), row, deadline)
+                partial(self._one, _as_text(prompt), final_answer(said), row, deadline, missed)
                 for prompt, said, row in zip(prompts, completions, rows, strict=True)
             ]
             with ThreadPoolExecutor(self.config.concurrency) as threads:
                 scores = [future.result() for future in [threads.submit(ask) for ask in asked]]
         else:
-            scores = self._group(prompts[0], completions, rows[0], deadline) if completions else []
-        if self._unreachable and set(scores) == {None}:
+            scores = self._group(prompts[0], completions, rows[0], deadline, missed) if completions else []
+        tried = [one for one in missed if not isinstance(one, _NoTime)]
+        if tried and set(scores) == {None} and all(isinstance(one, _Unreachable) for one in tried):
             raise TaskError(
-                f"the judge at {self._shown_url} cannot be reached: {self._unreachable}",
+                f"the judge at {self._shown_url} cannot be reached: {tried[-1]}",
                 hint="start it, or correct tasks.judge.url",
             )
         return scores
 
     # ---- the two forms ----
 
-    def _one(self, prompt: str, said: str, row: Mapping[str, Any], deadline: float) -> float | None:
+    def _one(
+        self, prompt: str, said: str, row: Mapping[str, Any], deadline: float, missed: list[Unanswered]
+    ) -> float | None:
         words = {**{name: str(value) for name, value in row.items()}, "prompt": prompt, "completion": said}
         body = {
             "model": self.config.model,
@@ -195,16 +202,21 @@ class HttpJudge:
             "temperature": 0,
             "max_tokens": self.config.max_tokens,
         }
-        scores = self._asked(_encoded(body), self._read_chat, deadline)
+        scores = self._asked(_encoded(body), self._read_chat, deadline, missed)
         return None if scores is None else scores[0]
 
     def _group(
-        self, prompt: Any, completions: Sequence[Any], row: Mapping[str, Any], deadline: float
+        self,
+        prompt: Any,
+        completions: Sequence[Any],
+        row: Mapping[str, Any],
+        deadline: float,
+        missed: list[Unanswered],
     ) -> list[float | None]:
         columns = {name: value for name, value in row.items() if _is_json(value)}
         body = {"prompt": prompt, "completions": list(completions), "columns": columns}
         count = len(completions)
-        scores = self._asked(_encoded(body), partial(self._read_scores, count), deadline)
+        scores = self._asked(_encoded(body), partial(self._read_scores, count), deadline, missed)
         return [None] * count if scores is None else scores
 
     def _read_chat(self, reply: bytes) -> list[float | None]:
@@ -238,18 +250,23 @@ class HttpJudge:
     # ---- asking ----
 
     def _asked(
-        self, body: bytes, read: Callable[[bytes], list[float | None]], deadline: float
+        self,
+        body: bytes,
+        read: Callable[[bytes], list[float | None]],
+        deadline: float,
+        missed: list[Unanswered],
     ) -> list[float | None] | None:
         """Returns the judge's scores of this request, from the cache or by asking. None: it could not be
-        had."""
+        had, and the reason is added to `missed`."""
         key = hashlib.blake2b(self.identity.encode() + body, digest_size=16).digest()
         if (kept := self._cache.get(key)) is not None:
             return msgspec.json.decode(kept, type=list[float | None])
-        for attempt in range(TRIES):
+        for attempt in range(max(TRIES, TRIES_TO_REACH)):
             try:
                 scores = read(self._posted(body, deadline))
             except Unanswered as unanswered:
                 if not self._wait(attempt, unanswered, deadline):
+                    missed.append(unanswered)
                     break
             else:
                 self._cache.put(key, msgspec.json.encode(scores))
@@ -261,11 +278,10 @@ class HttpJudge:
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) * random.uniform(0.5, 1.0)
         if unanswered.wait_s is not None:
             wait_s = max(wait_s, unanswered.wait_s)
-        last = attempt + 1 >= TRIES or self.clock() + wait_s >= deadline
-        if not last:
+        tries = TRIES_TO_REACH if isinstance(unanswered, _Unreachable) else TRIES
+        if attempt + 1 < tries and self.clock() + wait_s < deadline:
             self.sleep(wait_s)
             return True
-        self._unreachable = str(unanswered) if isinstance(unanswered, _Unreachable) else ""
         if (missed := next(self._misses)) % MISSES_A_LINE == 0:
             so_far = f" (to {missed + 1} requests so far)" if missed else ""
             logger.warning("the judge at %s gave no score%s: %s", self._shown_url, so_far, unanswered)
@@ -274,7 +290,7 @@ class HttpJudge:
     def _posted(self, body: bytes, deadline: float) -> bytes:
         left_s = min(ONE_REPLY_S, deadline - self.clock())
         if left_s <= 0:
-            raise Unanswered("there is no time left")
+            raise _NoTime("there is no time left")
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self.config.key_env:
             headers["Authorization"] = f"Bearer {self._key()}"

@@ -104,7 +104,8 @@ def _of(found: Answering, asked: Question, model: str) -> Question:
         there = asyncio.run(models(found.find()))
     except QuestionRefused as refusal:
         raise SwarmnodeError(refusal.refused.message) from refusal
-    if model not in ("policy", *there):
+    # With several policies "policy" is the first one's name, too (answering_service.py).
+    if model != "policy" and not {model, model.replace("policy@", "policy-0@", 1)} & {*there}:
         raise SwarmnodeError(f"there is no model {model!r}: there are {', '.join(there)}")
     return _with(asked, model=model)
 

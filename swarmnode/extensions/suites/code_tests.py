@@ -135,8 +135,8 @@ def share_passed(
 
 def steps_of(tests: Any, setup: str = "", entry_point: str | None = None) -> list[Step]:
     """Returns the statements of tests in order; those that assert something, and functions test_*, are
-    counted. The parameter of `check` is what a call hands to it, else the entry point. Raises TaskError if a
-    text has none that can be read.
+    counted. The parameter of `check` is what its only call hands to it, else the entry point. Raises
+    TaskError where that is nothing, or `check` takes more.
 
     >>> steps_of(["assert f(1) == 2", "assert f(2) == 3"])
     [('assert f(1) == 2', True), ('assert f(2) == 3', True)]
@@ -147,11 +147,9 @@ def steps_of(tests: Any, setup: str = "", entry_point: str | None = None) -> lis
     if not isinstance(tests, str):
         return [*steps, *((str(one), True) for one in tests or ())]
     nodes = _parsed(tests).body
-    handed = {text for node in nodes if (text := _handed_to_check(node)) is not None}
-    found = [step for node in nodes for step in _steps_of(node, handed or {entry_point or ""})]
-    if nodes and not any(is_test for _, is_test in found):
-        raise TaskError("the tests of an example assert nothing that is counted", hint=READ_FORMS)
-    return [*steps, *found]
+    handed = {text for node in nodes for text in _handed_to_check(node) or ()}
+    function = handed.pop() if len(handed) == 1 else entry_point
+    return [*steps, *(step for node in nodes for step in _steps_of(node, function))]
 
 
 def _parsed(tests: str) -> ast.Module:
@@ -161,10 +159,10 @@ def _parsed(tests: str) -> ast.Module:
         raise TaskError(f"the tests of an example are no Python: {error.msg}") from error
 
 
-def _steps_of(node: ast.stmt, handed: set[str]) -> list[Step]:
+def _steps_of(node: ast.stmt, function: str | None) -> list[Step]:
     if isinstance(node, ast.FunctionDef) and node.name == "check":
-        bound = f"{_parameter_of(node)} = {_only(handed)}"
-        return [(bound, False), *(step for inner in node.body for step in _steps_of(inner, handed))]
+        body = [step for inner in node.body for step in _steps_of(inner, function)]
+        return [*_bound(node, function), *body]
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         is_test = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
         return [(ast.unparse(node), False), *([(f"{node.name}()", True)] if is_test else [])]
@@ -173,34 +171,34 @@ def _steps_of(node: ast.stmt, handed: set[str]) -> list[Step]:
     return [(ast.unparse(node), any(isinstance(inner, ast.Assert) for inner in ast.walk(node)))]
 
 
-def _handed_to_check(node: ast.stmt) -> str | None:
-    """Returns the arguments of a call of `check`, as they are written. None: the statement is none."""
+def _handed_to_check(node: ast.stmt) -> list[str] | None:
+    """Returns what a call of `check` hands to it, if it is one thing. None: the statement is no such call."""
     match node:
         case ast.Expr(ast.Call(ast.Name("check")) as call):
-            return ast.unparse(call).removeprefix("check(").removesuffix(")")
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            is_one = len(given) == 1 and not isinstance(given[0], ast.Starred)
+            return [ast.unparse(given[0])] if is_one else []
         case _:
             return None
 
 
-def _parameter_of(check: ast.FunctionDef) -> str:
-    match check.args:
-        case ast.arguments(
-            posonlyargs=positional, args=named, vararg=None, kwonlyargs=[], kwarg=None, defaults=[]
-        ) if len(both := positional + named) == 1:
-            return both[0].arg
-        case _:
-            found = f"check({ast.unparse(check.args)})"
-            raise TaskError(f"the tests of an example have {found}: it takes one function", hint=READ_FORMS)
-
-
-def _only(handed: set[str]) -> str:
-    """Returns the one function that `check` gets. Raises TaskError if none is named, or several are."""
-    if len(handed) > 1 or "" in handed:
-        named = ", ".join(sorted(handed)) or "nothing"
-        raise TaskError(
-            f"the tests of an example hand {named} to check: it takes one function", hint=READ_FORMS
-        )
-    return next(iter(handed))
+def _bound(check: ast.FunctionDef, function: str | None) -> list[Step]:
+    """Returns what binds the parameters of `check`, whose body stands alone: the function, and defaults."""
+    found = check.args
+    positional = [one.arg for one in (*found.posonlyargs, *found.args)]
+    defaults = dict(zip(reversed(positional), reversed(found.defaults), strict=False))
+    for one, default in zip(found.kwonlyargs, found.kw_defaults, strict=True):
+        defaults |= {one.arg: default} if default is not None else {}
+    names = [*positional, *(one.arg for one in found.kwonlyargs)]
+    required = [name for name in names if name not in defaults]
+    target = next(iter(required or names), None)
+    written = f"check({ast.unparse(found)})"
+    if len(required) > 1 or found.vararg is not None or found.kwarg is not None:
+        raise TaskError(f"the tests of an example have {written}: it takes one function", hint=READ_FORMS)
+    if target is not None and not function:
+        raise TaskError(f"the tests of an example hand nothing to {written}", hint=READ_FORMS)
+    others = [(f"{name} = {ast.unparse(value)}", False) for name, value in defaults.items() if name != target]
+    return others if target is None else [(f"{target} = {function}", False), *others]
 
 
 def _leading(source: str) -> list[Step]:

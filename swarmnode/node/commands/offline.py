@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import ValidationError
+
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.node.building.machine_memory import check_loadable
 from swarmnode.node.building.task_processes import start_tasks
@@ -166,8 +168,8 @@ def load_checkpoint(
 
 def as_trained(settings: Settings) -> Settings:
     """The settings with answers as the run had them that is measured or asked: their length and sampling,
-    unless named for this very command (NAMED_HERE, or the environment). Raises CheckpointError for
-    a run that is not there."""
+    unless named for this very command (NAMED_HERE, or the environment). Raises CheckpointError for a run that
+    is not there, or whose settings are none."""
     run = trained_run(runs_in(settings.paths.checkpoints), settings.model, named=settings.config.node.run)
     noted = {} if run is None or run.state is None else run.state.settings
     taken = {
@@ -176,7 +178,10 @@ def as_trained(settings: Settings) -> Settings:
         if isinstance(value := noted.get(key := f"rollout.{name}"), int | float)
         and not settings.origins.get(key, "default").startswith((*NAMED_HERE, ENV_PREFIX))
     }
-    return replace(settings, config=_rolled_out(settings.config, **taken))
+    try:
+        return replace(settings, config=_rolled_out(settings.config, **taken))
+    except ValidationError as error:
+        raise CheckpointError(f"the run was sampled in no way that there is: {error}") from error
 
 
 def with_room(config: Config, local: "LocalPolicy") -> Config:
@@ -189,7 +194,8 @@ def with_room(config: Config, local: "LocalPolicy") -> Config:
 
 
 def _rolled_out(config: Config, **changed: float) -> Config:
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update=changed)})
+    rollout = type(config.rollout).model_validate({**config.rollout.model_dump(), **changed})
+    return config.model_copy(update={"rollout": rollout})
 
 
 def apply_checkpoint(local: "LocalPolicy", checkpoint: "Checkpoint") -> None:

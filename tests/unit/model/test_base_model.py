@@ -126,6 +126,14 @@ def test_a_tensor_of_another_shape_is_named_with_both(folder: Path) -> None:
     assert str(width) in said and f"{width + 2}) is expected" in said
 
 
+def test_a_tensor_that_is_in_no_file_is_named(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["num_hidden_layers"] + 1
+    kinds = {"layer_types": ["full_attention"] * layers} if "layer_types" in config else {}
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers, **kinds}))
+    assert f"model.layers.{layers - 1}.input_layernorm.weight is not in its files" in refusal(folder)
+
+
 def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused_at_once(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = Qwen3ForCausalLM.from_pretrained(folder)

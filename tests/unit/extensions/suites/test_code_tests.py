@@ -175,6 +175,9 @@ ADD = "def add(n): return n + 1"
         ("def check(fn, /):\n    assert fn(1) == 2\n    assert fn(2) == 4\n\ncheck(add)", None),
         ("check(add)\ndef check(add):\n    assert add(1) == 2\n    assert add(2) == 4", "add"),
         (["assert candidate(1) == 2", "assert candidate(2) == 4"], "add"),
+        ("def check():\n    assert add(1) == 2\n    assert add(2) == 4\n\ncheck()", None),
+        ("def check(f, tol=1, *, n=2):\n    assert f(1) - n < tol\n    assert f(1) == 3\ncheck(f=add)", None),
+        ("def check(f=None):\n    assert f(1) == 2\n    assert f(2) == 4\ncheck(add)\ncheck(sub)", "add"),
     ],
 )
 def test_check_gets_the_function_whatever_it_calls_it(test: object, entry_point: str | None) -> None:
@@ -190,19 +193,22 @@ def test_check_gets_a_method_that_the_entry_point_is_a_path_to() -> None:
 @pytest.mark.parametrize(
     ("test", "reason"),
     [
-        ("def check():\n    assert add(1) == 2", r"check\(\)"),
-        ("def check(f, g):\n    assert f(1) == 2", r"check\(f, g\)"),
-        ("def check(f=None):\n    assert f(1) == 2", r"check\(f=None\)"),
-        ("def check(*f):\n    assert f[0](1) == 2", r"check\(\*f\)"),
-        ("def check(f):\n    assert f(1) == 2\ncheck(add)\ncheck(sub)", "hand add, sub to check"),
-        ("def check(f):\n    assert f(1) == 2\ncheck()", "hand nothing to check"),
-        ("def test(candidate):\n    assert candidate(1) == 2", "assert nothing that is counted"),
+        ("def check(f, g):\n    assert f(1) == 2\ncheck(add)", r"check\(f, g\): it takes one"),
+        ("def check(*f):\n    assert f[0](1) == 2\ncheck(add)", r"check\(\*f\): it takes one"),
+        ("def check(f):\n    assert f(1) == 2\ncheck(add)\ncheck(sub)", r"hand nothing to check\(f\)"),
+        ("def check(f):\n    assert f(1) == 2\ncheck()", r"hand nothing to check\(f\)"),
+        ("def check(f):\n    assert f(1) == 2\ncheck(*functions)", r"hand nothing to check\(f\)"),
     ],
 )
-def test_tests_of_another_form_give_no_reward_and_the_reason(test: str, reason: str) -> None:
+def test_a_check_that_gets_no_single_function_is_an_error(test: str, reason: str) -> None:
     with pytest.raises(TaskError, match=reason) as raised:
-        passes_tests(["?"], [ADD], test=[test], entry_point=["add"])
+        passes_tests(["?"], [ADD], test=[test])
     assert "check(candidate)" in raised.value.hint
+
+
+def test_a_text_without_a_test_gives_no_reward() -> None:
+    test = "def test(candidate):\n    assert candidate(1) == 2"
+    assert passes_tests(["?"], [ADD], test=[test], entry_point=["add"]) == [None]
 
 
 def test_a_long_line_of_spaces_costs_no_more_than_it_is_long() -> None:
